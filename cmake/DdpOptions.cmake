@@ -1,0 +1,27 @@
+# What the user may choose, and the flags that every target of the project is built with.
+
+if(PROJECT_IS_TOP_LEVEL)
+  set(_ddp_extras ON)
+else()
+  set(_ddp_extras OFF)
+endif()
+
+set(DDP_WITH_MPI AUTO CACHE STRING "Start under MPI: AUTO (if found), ON (required) or OFF")
+set_property(CACHE DDP_WITH_MPI PROPERTY STRINGS AUTO ON OFF)
+option(BUILD_SHARED_LIBS "Build libddp as a shared library" OFF)
+option(DDP_BUILD_TESTS "Build the tests" ${_ddp_extras})
+option(DDP_BUILD_BENCH "Build the benchmarks" ${_ddp_extras})
+option(DDP_BUILD_EXAMPLES "Build the example trainers" ${_ddp_extras})
+option(DDP_WERROR "Treat warnings as errors" OFF)
+set(DDP_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+
+# The flags of our own targets; never handed on to those who link the library.
+add_library(ddp_build_flags INTERFACE)
+# -ffp-contract=off: the bits of a sum may not depend on whether the target has fused multiply-add.
+target_compile_options(ddp_build_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -ffp-contract=off
+                                                 $<$<BOOL:${DDP_WERROR}>:-Werror>)
+if(DDP_SANITIZE)
+  target_compile_options(ddp_build_flags INTERFACE -fsanitize=${DDP_SANITIZE} -fno-omit-frame-pointer
+                                                   -fno-sanitize-recover=all)
+  target_link_options(ddp_build_flags INTERFACE -fsanitize=${DDP_SANITIZE})
+endif()

@@ -1,0 +1,62 @@
+// What one process (or one thread that plays a rank) has once: who it is, and the group of all ranks.
+#ifndef DDP_CONTEXT_H_
+#define DDP_CONTEXT_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "ddp/store.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+struct ContextOptions {
+  // Who we are. Left unset, it is taken from the launcher (Open MPI's mpirun); without a launcher it is a world of one rank. Either all of rank,
+  // world_size and store are given, or none. local_rank and local_world_size default to rank and world_size.
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::optional<int> local_rank;
+  std::optional<int> local_world_size;
+  std::shared_ptr<Store> store;
+
+  // "auto", "hierarchical" or "local" (a world of one only). Unset: DDP_BACKEND, else "auto".
+  std::optional<std::string> backend;
+
+  // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT (seconds), else 10 minutes.
+  std::optional<absl::Duration> timeout;
+};
+
+// Entry point of the library. Several may exist in one process only as ranks that are threads.
+//
+//   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
+//   if (!context.ok()) { std::cerr << context.status().message() << "\n"; return 1; }
+//   ddp::ProcessGroup& world = (*context)->world();
+//
+// Create is collective: it returns when all ranks have come, or fails on each of them within the time-out with an error that names who is
+// missing or what contradicts. Everything made from a Context is destroyed before it. Where MPI was not initialised before Create, the
+// Context initialises it and finalizes it at the end.
+class DDP_EXPORT Context {
+ public:
+  static absl::StatusOr<std::unique_ptr<Context>> Create(ContextOptions options = {});
+
+  virtual ~Context() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual int local_rank() const = 0;        // among the ranks of this host
+  virtual int local_world_size() const = 0;
+  virtual absl::string_view launcher() const = 0;  // "mpirun", "none", "options"
+  virtual absl::Duration timeout() const = 0;
+
+  // All ranks.
+  virtual ProcessGroup& world() = 0;
+};
+
+}  // namespace ddp
+
+#endif  // DDP_CONTEXT_H_

@@ -1,0 +1,11 @@
+// All of libddp's public interface.
+#ifndef DDP_DDP_H_
+#define DDP_DDP_H_
+
+#include "ddp/context.h"                    // IWYU pragma: export
+#include "ddp/distributed_data_parallel.h"  // IWYU pragma: export
+#include "ddp/process_group.h"              // IWYU pragma: export
+#include "ddp/store.h"                      // IWYU pragma: export
+#include "ddp/types.h"                      // IWYU pragma: export
+
+#endif  // DDP_DDP_H_

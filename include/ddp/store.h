@@ -1,0 +1,54 @@
+// Key-value stores by which ranks find each other when no launcher carries messages for them.
+#ifndef DDP_STORE_H_
+#define DDP_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+// A small shared dictionary used for rendezvous, never for data.
+//
+// Every call has a deadline and returns DeadlineExceeded, naming the key, when it passes. A key is set once by one rank and then read by
+// others; setting it again replaces the value. Thread-safe: any thread of any rank may call at any time.
+class DDP_EXPORT Store {
+ public:
+  virtual ~Store() = default;
+
+  // Makes `value` (any bytes) visible under `key` to all ranks.
+  virtual absl::Status Set(absl::string_view key, absl::string_view value, absl::Time deadline) = 0;
+
+  // The value of `key`; waits until some rank has set it.
+  virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) = 0;
+
+  // Adds `delta` to the integer at `key` (0 at first) as one indivisible step and returns the new value. Keys used with Add are not used with
+  // Set or Get.
+  virtual absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time deadline) = 0;
+};
+
+// A store for ranks that are threads of one process. Share one object among them.
+DDP_EXPORT std::shared_ptr<Store> CreateMemoryStore();
+
+struct FileStoreOptions {
+  // The file; created if missing, in a folder that exists and that all ranks see. Not on NFS: it relies on flock.
+  std::string path;
+  // Tells one run from the next: keys of other runs found in the file are not seen. The same on all ranks.
+  std::string run_id;
+  // When so many stores have opened the file, its name is removed, so that nothing is left behind whatever becomes of the ranks; those
+  // stores go on using it. 0: the name is left in place.
+  int world_size = 0;
+};
+
+// A store in one append-only file, for ranks of one host. InvalidArgument or PermissionDenied (naming the path) if the file cannot be used.
+DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
+
+}  // namespace ddp
+
+#endif  // DDP_STORE_H_

@@ -1,0 +1,31 @@
+// The process's use of MPI: initialised if nobody did, finalized only by whoever initialised it.
+#ifndef LIBDDP_LAUNCH_MPI_SESSION_H_
+#define LIBDDP_LAUNCH_MPI_SESSION_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "libddp/launch/launch_info.h"
+#include "libddp/launch/rendezvous.h"
+
+namespace ddp {
+
+class MpiSession {
+ public:
+  // Whether this build can use MPI.
+  static bool Available();
+
+  // Initialises MPI (asking for MPI_THREAD_SERIALIZED) unless the program did, and duplicates MPI_COMM_WORLD. Unimplemented, with the remedy, in a
+  // build without MPI. FailedPrecondition if MPI is already finalized, or its world contradicts `info` (names both).
+  static absl::StatusOr<std::unique_ptr<MpiSession>> Open(const LaunchInfo& info);
+
+  // Finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must live on and MPI_Finalize could hang.
+  virtual ~MpiSession() = default;
+
+  // Over the duplicated world; borrowed. Calls poll with a deadline and never block inside MPI. A call that times out poisons the session.
+  virtual Rendezvous& rendezvous() = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_LAUNCH_MPI_SESSION_H_

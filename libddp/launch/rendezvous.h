@@ -1,0 +1,36 @@
+// The first meeting of the ranks of a group, before it has memory in common: an all-gather of short strings.
+#ifndef LIBDDP_LAUNCH_RENDEZVOUS_H_
+#define LIBDDP_LAUNCH_RENDEZVOUS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "ddp/store.h"
+
+namespace ddp {
+
+// Used by one thread at a time. Calls match by their order.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Everybody's `mine`, by rank. `what` names the step in errors: DeadlineExceeded says which ranks did not come (over a store) or how many there
+  // should be (over MPI).
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view mine, absl::string_view what,
+                                                             absl::Time deadline) = 0;
+};
+
+// Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on `size` and that no two
+// have the same rank (FailedPrecondition, naming the ranks and both values).
+std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_LAUNCH_RENDEZVOUS_H_

@@ -1,0 +1,103 @@
+// Optimizers over flat memory, with PyTorch's formulas.
+#ifndef EXAMPLES_NN_OPTIMIZER_H_
+#define EXAMPLES_NN_OPTIMIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace nn {
+
+// A part of an optimizer's memory, to be saved in a checkpoint and written back. Borrowed; `count` floats as the values
+// are laid out.
+struct NamedState {
+  std::string name;
+  absl::Span<float> data;
+};
+
+// Changes parameters by their gradients. Values and gradients are one flat range each, in equal layout; padding whose
+// value and gradient are zero stays zero.
+//
+//   nn::Sgd optimizer(value.size(), {.lr = 0.1f, .momentum = 0.9f});
+//   optimizer.Step(value, grad);
+//
+// To resume, write the saved floats into state() and the saved number into set_steps(). Thread-safety: one thread at a
+// time.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  virtual void Step(absl::Span<float> value, absl::Span<const float> grad) = 0;
+
+  // Empty for one that remembers nothing.
+  virtual std::vector<NamedState> state() = 0;
+
+  // For schedules.
+  virtual float lr() const = 0;
+  virtual void set_lr(float lr) = 0;
+
+  // Steps taken so far.
+  int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+
+ protected:
+  int64_t steps_ = 0;
+};
+
+struct SgdOptions {
+  float lr = 0.01f;
+  float momentum = 0;
+  float weight_decay = 0;
+};
+
+// torch.optim.SGD without dampening or Nesterov:
+//   g = grad + weight_decay * value;  m = steps == 0 ? g : momentum * m + g;  value -= lr * m
+class Sgd final : public Optimizer {
+ public:
+  Sgd(size_t count, const SgdOptions& options);
+
+  void Step(absl::Span<float> value, absl::Span<const float> grad) override;
+  std::vector<NamedState> state() override;  // "momentum", unless that is 0
+  float lr() const override { return options_.lr; }
+  void set_lr(float lr) override { options_.lr = lr; }
+
+ private:
+  SgdOptions options_;
+  size_t count_;
+  std::vector<float> momentum_;
+};
+
+struct AdamOptions {
+  float lr = 1e-3f;
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float eps = 1e-8f;
+  float weight_decay = 0;  // added to the gradient, as torch.optim.Adam does
+};
+
+// torch.optim.Adam: with t the number of this step, from 1,
+//   g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
+//   value -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+class Adam final : public Optimizer {
+ public:
+  Adam(size_t count, const AdamOptions& options);
+
+  void Step(absl::Span<float> value, absl::Span<const float> grad) override;
+  std::vector<NamedState> state() override;  // "exp_avg", "exp_avg_sq"
+  float lr() const override { return options_.lr; }
+  void set_lr(float lr) override { options_.lr = lr; }
+
+ private:
+  AdamOptions options_;
+  size_t count_;
+  std::vector<float> mean_;
+  std::vector<float> square_;
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_OPTIMIZER_H_

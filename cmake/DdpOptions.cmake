@@ -12,8 +12,18 @@ option(BUILD_SHARED_LIBS "Build libddp as a shared library" OFF)
 option(DDP_BUILD_TESTS "Build the tests" ${_ddp_extras})
 option(DDP_BUILD_BENCH "Build the benchmarks" ${_ddp_extras})
 option(DDP_BUILD_EXAMPLES "Build the example trainers" ${_ddp_extras})
+option(DDP_INSTALL "Make install rules" ${_ddp_extras})
 option(DDP_WERROR "Treat warnings as errors" OFF)
 set(DDP_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+
+string(TOUPPER "${DDP_WITH_MPI}" _ddp_with_mpi)
+if(NOT _ddp_with_mpi MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "DDP_WITH_MPI is \"${DDP_WITH_MPI}\": it may be AUTO, ON or OFF")
+endif()
+set(DDP_WITH_MPI ${_ddp_with_mpi})
+if(NOT DDP_SANITIZE MATCHES "^(|address|undefined|address,undefined|thread)$")
+  message(FATAL_ERROR "DDP_SANITIZE is \"${DDP_SANITIZE}\": it may be empty, address,undefined or thread")
+endif()
 
 # The flags of our own targets; never handed on to those who link the library.
 add_library(ddp_build_flags INTERFACE)

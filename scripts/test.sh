@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds the project and runs its tests. See --help.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<END
+Usage: bash scripts/test.sh [--preset NAME] [--no-setup] [-DVARIABLE=VALUE...] [ctest flags]
+
+Installs what is missing (apt-get), builds everything in build/NAME, and runs the whole test suite.
+
+  --preset NAME  dev (the default), release, asan, tsan or clang
+  --no-setup     installs nothing
+  -DVAR=VALUE    is handed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
+  ctest flags    for example -R bucket (tests whose name has "bucket"), -L unit (tests of that label), -j 2
+END
+}
+
+main() {
+  local preset=dev setup=1 packages=("${ddp_packages[@]}")
+  local -a ctest_flags=() cmake_flags=()
+  local -a given=("$@")
+  while (($#)); do
+    case $1 in
+      -h | --help)
+        usage
+        return
+        ;;
+      --preset)
+        (($# > 1)) || die "--preset needs a name: dev, release, asan, tsan or clang"
+        preset=$2
+        shift
+        ;;
+      --preset=*) preset=${1#*=} ;;
+      --no-setup) setup=0 ;;
+      -D?*=*) cmake_flags+=("$1") ;;
+      *) ctest_flags+=("$1") ;;
+    esac
+    shift
+  done
+
+  case $preset in
+    dev | release) ;;
+    clang) packages+=(clang) ;;
+    asan | tsan)
+      # The sanitizers of this generation of compilers lose their shadow memory where the kernel spreads addresses widely
+      # (vm.mmap_rnd_bits above 28), so tests, and the programs that the build runs to list them, go without that.
+      if [[ -z ${DDP_TEST_FIXED_ADDRESSES-} ]] && setarch "$(uname -m)" -R true 2>/dev/null; then
+        DDP_TEST_FIXED_ADDRESSES=1 exec setarch "$(uname -m)" -R bash "${BASH_SOURCE[0]}" "${given[@]}"
+      fi
+      ;;
+    *) die "there is no preset \"$preset\": use dev, release, asan, tsan or clang" ;;
+  esac
+
+  ((!setup)) || require_packages "${packages[@]}"
+  configure "$preset" "${cmake_flags[@]}"
+  build "$preset"
+  allow_mpirun 1
+  say "Testing $preset"
+  cd "$repo"
+  exec ctest --preset "$preset" "${ctest_flags[@]}" </dev/null
+}
+
+main "$@"

@@ -1,0 +1,108 @@
+# How tests are declared: ddp_add_unit_test for one process, ddp_add_distributed_test for several ranks.
+#
+# Labels: unit, distributed, fault, slow (not part of a quick run: ctest -LE slow), gpu.
+include_guard(GLOBAL)
+
+set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
+                         "DDP_LOG_LEVEL=error")
+# Under sanitizers everything takes several times longer.
+if(DDP_SANITIZE)
+  set(DDP_TEST_TIMEOUT 240)
+else()
+  set(DDP_TEST_TIMEOUT 120)
+endif()
+
+# Ranks under mpirun: with an Open MPI only, whose variables libddp reads, and not under ThreadSanitizer, which cannot see across processes.
+set(DDP_TEST_MPIRUN OFF)
+if(DDP_HAVE_MPI AND NOT DDP_SANITIZE STREQUAL "thread")
+  execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE _ddp_mpiexec_version ERROR_QUIET)
+  if(_ddp_mpiexec_version MATCHES "Open MPI|OpenRTE|Open Run-Time")
+    set(DDP_TEST_MPIRUN ON)
+  else()
+    message(STATUS "${MPIEXEC_EXECUTABLE} is not Open MPI's: distributed tests run on threads only")
+  endif()
+endif()
+
+# Keeps the sources that exist already, so that a test can be declared before it is written. Relative to the caller's folder.
+function(_ddp_existing_sources out)
+  set(found)
+  foreach(source IN LISTS ARGN)
+    get_filename_component(path ${source} ABSOLUTE)
+    if(EXISTS ${path})
+      list(APPEND found ${path})
+    endif()
+  endforeach()
+  set(${out} "${found}" PARENT_SCOPE)
+endfunction()
+
+# A test program. Public and internal headers and every symbol of libddp can be used.
+function(_ddp_test_executable target main sources libs)
+  add_executable(${target} ${sources})
+  target_link_libraries(${target} PRIVATE ${main} ${libs})
+endfunction()
+
+# ddp_add_unit_test(name source... [LIBS library...] [ARGS argument...] [LABELS label...])
+#
+# Builds bin/<name>_test from Catch2 test cases and runs it as the test unit.<name>. Nothing is done while the first source does not exist.
+function(ddp_add_unit_test name)
+  cmake_parse_arguments(arg "" "" "LIBS;ARGS;LABELS" ${ARGN})
+  _ddp_existing_sources(sources ${arg_UNPARSED_ARGUMENTS})
+  if(NOT sources)
+    return()
+  endif()
+  _ddp_test_executable(${name}_test ddp_test_main "${sources}" "${arg_LIBS}")
+  add_test(NAME unit.${name} COMMAND ${name}_test ${arg_ARGS})
+  set_tests_properties(unit.${name} PROPERTIES LABELS "unit;${arg_LABELS}" TIMEOUT ${DDP_TEST_TIMEOUT}
+                                               ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
+endfunction()
+
+# Registers `command...` run by mpirun on so many ranks, as the test <test>.
+function(ddp_add_mpirun_test test ranks timeout labels)
+  math(EXPR patience "${timeout} + 10")  # mpirun ends its ranks itself; killing mpirun could leave them behind
+  add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} --oversubscribe --bind-to none
+                                --timeout ${timeout} ${ARGN})
+  set_tests_properties(
+    ${test} PROPERTIES LABELS "${labels}" TIMEOUT ${patience} PROCESSORS ${ranks}
+    ENVIRONMENT "${DDP_TEST_ENVIRONMENT};OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0;\
+OMPI_MCA_btl_vader_single_copy_mechanism=none;DDP_TIMEOUT=60")
+endfunction()
+
+# ddp_add_distributed_test(NAME name SOURCES source... | TARGET target [RANKS 1 2 3 4] [LIBS library...] [ARGS argument...] [LABELS label...]
+#                          [TIMEOUT seconds] [THREADS_OFF] [PROCESSES_OFF])
+#
+# Builds bin/<name>_test from test cases made with tests/support/ranks.h, or takes a program that is built already, and runs it for each number of
+# ranks K twice: <name>.tK with ranks as threads of one process, <name>.nK with ranks as processes under mpirun. The second is left out where
+# there is no Open MPI or under ThreadSanitizer. A program that starts its own world needs THREADS_OFF. ARGS go to Catch2: "[slow]" selects.
+function(ddp_add_distributed_test)
+  cmake_parse_arguments(arg "THREADS_OFF;PROCESSES_OFF" "NAME;TARGET;TIMEOUT" "SOURCES;RANKS;LIBS;ARGS;LABELS" ${ARGN})
+  if(NOT arg_TARGET)
+    _ddp_existing_sources(sources ${arg_SOURCES})
+    if(NOT sources)
+      return()
+    endif()
+    set(arg_TARGET ${arg_NAME}_test)
+    _ddp_test_executable(${arg_TARGET} ddp_test_ranks_main "${sources}" "${arg_LIBS}")
+  elseif(NOT TARGET ${arg_TARGET})
+    return()
+  endif()
+  if(NOT arg_RANKS)
+    set(arg_RANKS 1 2 3 4)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT ${DDP_TEST_TIMEOUT})
+  endif()
+
+  foreach(ranks IN LISTS arg_RANKS)
+    if(NOT arg_THREADS_OFF)
+      set(test ${arg_NAME}.t${ranks})
+      add_test(NAME ${test} COMMAND ${arg_TARGET} ${arg_ARGS})
+      set_tests_properties(
+        ${test} PROPERTIES LABELS "distributed;${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${ranks}
+        ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60")
+    endif()
+    if(DDP_TEST_MPIRUN AND NOT arg_PROCESSES_OFF)
+      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "distributed;${arg_LABELS}"
+                          $<TARGET_FILE:${arg_TARGET}> ${arg_ARGS})
+    endif()
+  endforeach()
+endfunction()

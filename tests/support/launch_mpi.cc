@@ -1,0 +1,52 @@
+#include <mpi.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "tests/support/launch.h"
+
+namespace ddp::testing {
+namespace {
+
+bool Usable() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+int Number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+bool started = false;
+
+}  // namespace
+
+bool UnderMpi() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
+
+int MpiRank() { return Number("OMPI_COMM_WORLD_RANK", 0); }
+
+int MpiSize() { return Number("OMPI_COMM_WORLD_SIZE", 1); }
+
+void StartMpi() {
+  if (Usable()) return;
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+  started = true;
+}
+
+void FinishMpi() {
+  if (started && Usable()) MPI_Finalize();
+}
+
+void MpiBarrier() { MPI_Barrier(MPI_COMM_WORLD); }
+
+void EndJob() {
+  if (Usable()) MPI_Abort(MPI_COMM_WORLD, 1);
+  _exit(1);  // mpirun ends the other ranks when one fails before MPI_Init
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,5 @@
+// main() of a test in one process. Version 2 of Catch2 is compiled here.
+#define CATCH_CONFIG_RUNNER
+#include "tests/support/catch.h"
+
+int main(int argc, char** argv) { return Catch::Session().run(argc, argv); }

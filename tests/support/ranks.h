@@ -1,0 +1,53 @@
+// Runs the same test on ranks that are processes under mpirun or threads of one process.
+//
+//   TEST_CASE("the barrier ends") {
+//     RunOnRanks([](Rank& rank) { RANK_CHECK_OK(rank.Finish(rank.group().Barrier())); });
+//   }
+#ifndef TESTS_SUPPORT_RANKS_H_
+#define TESTS_SUPPORT_RANKS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/context.h"
+#include "ddp/process_group.h"
+#include "tests/support/check.h"
+
+namespace ddp::testing {
+
+// One rank, as its test body sees it. Used by that rank's thread only.
+class Rank {
+ public:
+  Rank(Context& context, std::function<void()> meet) : context_(context), meet_(std::move(meet)) {}
+
+  Context& context() { return context_; }
+  ProcessGroup& group() { return context_.world(); }
+  int rank() const { return context_.rank(); }
+  int size() const { return context_.world_size(); }
+
+  // Waits until all ranks are here, without the library under test.
+  void Meet() { meet_(); }
+
+  // The outcome of an operation: that of the call if it failed, else of waiting.
+  static absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
+
+ private:
+  Context& context_;
+  std::function<void()> meet_;
+};
+
+// The world's size here: mpirun's, or DDP_TEST_RANKS (2 if unset).
+int RankCount();
+
+// Whether the ranks of this run are threads of one process.
+bool RanksAreThreads();
+
+// Makes a new world of RankCount() ranks, runs `body` on each of them, and fails the Catch2 test case with every rank's
+// failures. When a rank fails, its group is aborted so that the others end too. `options` may leave out who the ranks
+// are.
+void RunOnRanks(const std::function<void(Rank&)>& body, const ContextOptions& options = {});
+
+}  // namespace ddp::testing
+
+#endif  // TESTS_SUPPORT_RANKS_H_

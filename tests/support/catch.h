@@ -18,7 +18,7 @@ using AssertionEndedResult = void;
 
 namespace ddp::testing {
 using Catch::Approx;
-#ifdef CATCH_CONFIG_RUNNER
+#ifdef CATCH_CONFIG_EXTERNAL_INTERFACES
 using ListenerBase = Catch::TestEventListenerBase;
 using AssertionEndedResult = bool;
 #endif

@@ -1,5 +1,6 @@
 // main() of a test on several ranks. Version 2 of Catch2 is compiled here.
 #define CATCH_CONFIG_RUNNER
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cstdio>
 #include <string>
 

@@ -1,36 +1,36 @@
 // main() of a test on several ranks. Version 2 of Catch2 is compiled here.
 #define CATCH_CONFIG_RUNNER
-#define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <cstdio>
 #include <string>
 
 #include "tests/support/catch.h"
 #include "tests/support/launch.h"
 
+namespace ddp::testing {
 namespace {
 
 // Ends the whole job at a rank's first failed assertion. Without it the other ranks would wait for this one until a
 // time-out, and mpirun for them.
-class JobEnder : public ddp::testing::ListenerBase {
+class JobEnder : public ListenerBase {
  public:
   using ListenerBase::ListenerBase;
 
   void testCaseStarting(const Catch::TestCaseInfo& test) override { test_ = test.name; }
 
-  ddp::testing::AssertionEndedResult assertionEnded(const Catch::AssertionStats& stats) override {
+  AssertionEndedResult assertionEnded(const Catch::AssertionStats& stats) override {
     const Catch::AssertionResult& result = stats.assertionResult;
-    if (!result.isOk() && ddp::testing::UnderMpi()) {
+    if (!result.isOk() && UnderMpi()) {
       std::string text =
           result.hasExpression() ? result.getExpressionInMacro() + " with " + result.getExpandedExpression() : "";
       if (result.hasMessage()) text += std::string(result.getMessage());
       for (const Catch::MessageInfo& info : stats.infoMessages) text += "\n  " + info.message;
       std::fflush(stdout);
-      std::fprintf(stderr, "\nrank %d failed in \"%s\"\n%s:%zu: %s\n", ddp::testing::MpiRank(), test_.c_str(),
+      std::fprintf(stderr, "\nrank %d failed in \"%s\"\n%s:%zu: %s\n", MpiRank(), test_.c_str(),
                    result.getSourceInfo().file, result.getSourceInfo().line, text.c_str());
       std::fflush(stderr);
-      ddp::testing::EndJob();
+      EndJob();
     }
-    return ddp::testing::AssertionEndedResult(true);
+    return AssertionEndedResult(true);
   }
 
  private:
@@ -40,6 +40,7 @@ class JobEnder : public ddp::testing::ListenerBase {
 CATCH_REGISTER_LISTENER(JobEnder)
 
 }  // namespace
+}  // namespace ddp::testing
 
 int main(int argc, char** argv) {
   const int result = Catch::Session().run(argc, argv);

@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_NN_LINEAR_H_
 #define EXAMPLES_NN_LINEAR_H_
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -10,16 +11,12 @@
 
 namespace nn {
 
-namespace onednn {
-class LinearForward;
-}
-
-// What is applied to each output of a layer. It belongs to the layer, not to a layer of its own, because its forward
+// What is applied to each output of a layer. It belongs to the layer, and is not one of its own, because its forward
 // rides on the product's last store, and its backward on the pass that sums the bias gradient: neither reads the
 // activations once more.
 enum class Activation { kNone, kRelu };
 
-// y = activation(x W^T + b), with W "weight" [outputs, inputs] and b "bias" [outputs], both float32 on the CPU.
+// y = activation(x W^T + b), with W "weight" [outputs, inputs] and b "bias" [outputs], in float32 on the CPU.
 class Linear final : public Layer {
  public:
   Linear(int inputs, int outputs, Activation activation, int max_batch);
@@ -34,11 +31,15 @@ class Linear final : public Layer {
                 GradReadyFn grad_ready) override;
 
  private:
+  struct Products;
+  Products& ProductsFor(int rows);
+
   int inputs_;
   int outputs_;
   Activation activation_;
+  int max_batch_;
   std::vector<ParameterSpec> parameters_;
-  std::unique_ptr<onednn::LinearForward> forward_;
+  std::map<int, std::unique_ptr<Products>> products_;  // by number of rows: full batches and a smaller last one
   const float* weight_ = nullptr;
   const float* bias_ = nullptr;
   float* weight_grad_ = nullptr;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "examples/nn/activations.h"
 #include "examples/nn/layer.h"
+#include "hwy/aligned_allocator.h"
 
 namespace nn {
 
@@ -68,6 +68,8 @@ class Model {
   void Backward(GradReadyFn grad_ready, bool accumulate = false);
 
  private:
+  using FloatArray = hwy::AlignedFreeUniquePtr<float[]>;
+
   std::vector<NamedLayer> layers_;
   int max_batch_;
   int rows_ = 0;
@@ -75,8 +77,8 @@ class Model {
   std::vector<size_t> first_parameter_;  // per layer, and one past the last
   std::vector<float*> values_;
   const float* input_ = nullptr;
-  std::vector<ActivationBuffer> outputs_;  // one per layer
-  ActivationBuffer grads_[2];              // of one layer's output and of its input, taking turns
+  std::vector<FloatArray> outputs_;  // one per layer
+  FloatArray grads_[2];              // of one layer's output and of its input, taking turns
 };
 
 // A multi-layer perceptron: linear layers with ReLU between them. `hidden` may be empty. Parameters have the names and
@@ -84,8 +86,8 @@ class Model {
 // "3.weight", ...
 std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch);
 
-// How many threads a layer's arithmetic may use, in the whole process. Left alone, it is every core that the process
-// may run on: two ranks would get in each other's way.
+// How many threads the arithmetic of models made and used by the calling thread may take. Before MakeMlp: products are
+// planned for it. Left alone, it is every core that the process may run on, so that two ranks get in each other's way.
 void SetThreads(int threads);
 
 }  // namespace nn

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "hwy/aligned_allocator.h"
 
 namespace nn {
 
@@ -22,7 +23,7 @@ struct NamedState {
 // Changes parameters by their gradients. Values and gradients are one flat range each, in equal layout; padding whose
 // value and gradient are zero stays zero.
 //
-//   nn::Sgd optimizer(value.size(), {.lr = 0.1f, .momentum = 0.9f});
+//   nn::Sgd optimizer(value.size(), {.lr = 0.1, .momentum = 0.9});
 //   optimizer.Step(value, grad);
 //
 // To resume, write the saved floats into state() and the saved number into set_steps(). Thread-safety: one thread at a
@@ -37,8 +38,8 @@ class Optimizer {
   virtual std::vector<NamedState> state() = 0;
 
   // For schedules.
-  virtual float lr() const = 0;
-  virtual void set_lr(float lr) = 0;
+  virtual double lr() const = 0;
+  virtual void set_lr(double lr) = 0;
 
   // Steps taken so far.
   int64_t steps() const { return steps_; }
@@ -49,34 +50,34 @@ class Optimizer {
 };
 
 struct SgdOptions {
-  float lr = 0.01f;
-  float momentum = 0;
-  float weight_decay = 0;
+  double lr = 0.01;
+  double momentum = 0;
+  double weight_decay = 0;
 };
 
 // torch.optim.SGD without dampening or Nesterov:
-//   g = grad + weight_decay * value;  m = steps == 0 ? g : momentum * m + g;  value -= lr * m
+//   g = grad + weight_decay * value;  m = momentum * m + g, m being 0 at first;  value -= lr * m
 class Sgd final : public Optimizer {
  public:
   Sgd(size_t count, const SgdOptions& options);
 
   void Step(absl::Span<float> value, absl::Span<const float> grad) override;
   std::vector<NamedState> state() override;  // "momentum", unless that is 0
-  float lr() const override { return options_.lr; }
-  void set_lr(float lr) override { options_.lr = lr; }
+  double lr() const override { return options_.lr; }
+  void set_lr(double lr) override { options_.lr = lr; }
 
  private:
   SgdOptions options_;
   size_t count_;
-  std::vector<float> momentum_;
+  hwy::AlignedFreeUniquePtr<float[]> momentum_;  // null without momentum
 };
 
 struct AdamOptions {
-  float lr = 1e-3f;
-  float beta1 = 0.9f;
-  float beta2 = 0.999f;
-  float eps = 1e-8f;
-  float weight_decay = 0;  // added to the gradient, as torch.optim.Adam does
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;  // added to the gradient, as torch.optim.Adam does
 };
 
 // torch.optim.Adam: with t the number of this step, from 1,
@@ -88,14 +89,14 @@ class Adam final : public Optimizer {
 
   void Step(absl::Span<float> value, absl::Span<const float> grad) override;
   std::vector<NamedState> state() override;  // "exp_avg", "exp_avg_sq"
-  float lr() const override { return options_.lr; }
-  void set_lr(float lr) override { options_.lr = lr; }
+  double lr() const override { return options_.lr; }
+  void set_lr(double lr) override { options_.lr = lr; }
 
  private:
   AdamOptions options_;
   size_t count_;
-  std::vector<float> mean_;
-  std::vector<float> square_;
+  hwy::AlignedFreeUniquePtr<float[]> mean_;
+  hwy::AlignedFreeUniquePtr<float[]> square_;
 };
 
 }  // namespace nn

@@ -1,0 +1,39 @@
+// The element-wise passes of the CPU layers and optimizers, for the widest vectors that the processor has.
+#ifndef EXAMPLES_NN_KERNELS_H_
+#define EXAMPLES_NN_KERNELS_H_
+
+#include <cstddef>
+
+namespace nn {
+
+// sums[j] += dy[i][j] over all rows i of the row-major dy [rows, width].
+void SumRows(const float* dy, size_t rows, size_t width, float* sums);
+
+// The same after dy[i][j] = y[i][j] > 0 ? dy[i][j] : 0, in the same pass. y has dy's shape.
+void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float* sums);
+
+struct SgdCoefficients {
+  float lr, momentum, weight_decay;
+};
+
+// value -= lr * (grad + weight_decay * value). `momentum` is not read.
+void SgdPass(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value);
+
+// m = momentum * m + grad + weight_decay * value;  value -= lr * m.
+void MomentumPass(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m);
+
+struct AdamCoefficients {
+  float step_size;         // lr / (1 - beta1^t)
+  float rsqrt_correction;  // 1 / sqrt(1 - beta2^t)
+  float beta1, one_minus_beta1;
+  float beta2, one_minus_beta2;
+  float eps, weight_decay;
+};
+
+// g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
+// value -= step_size * m / (sqrt(v) * rsqrt_correction + eps).
+void AdamPass(const AdamCoefficients& coefficients, size_t count, const float* grad, float* value, float* m, float* v);
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_KERNELS_H_

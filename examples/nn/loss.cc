@@ -1,0 +1,50 @@
+#include "examples/nn/loss.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "examples/nn/check.h"
+
+namespace nn {
+namespace {
+
+size_t Classes(absl::Span<const float> logits, absl::Span<const int32_t> labels) {
+  NN_CHECK(!labels.empty() && !logits.empty() && logits.size() % labels.size() == 0);
+  return logits.size() / labels.size();
+}
+
+}  // namespace
+
+double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int32_t> labels,
+                           absl::Span<float> dlogits) {
+  const size_t classes = Classes(logits, labels);
+  NN_CHECK(dlogits.size() == logits.size());
+  const float per_row = 1.0f / static_cast<float>(labels.size());
+  double loss = 0;
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const auto label = static_cast<size_t>(labels[i]);
+    NN_CHECK(label < classes);
+    const absl::Span<const float> row = logits.subspan(i * classes, classes);
+    const absl::Span<float> grad = dlogits.subspan(i * classes, classes);
+    const float largest = *std::max_element(row.begin(), row.end());
+    float sum = 0;  // at least 1, for the largest contributes exp(0)
+    for (size_t j = 0; j < classes; ++j) sum += grad[j] = std::exp(row[j] - largest);
+    for (float& g : grad) g *= per_row / sum;
+    grad[label] -= per_row;
+    loss += std::log(sum) + (static_cast<double>(largest) - static_cast<double>(row[label]));
+  }
+  return loss / static_cast<double>(labels.size());
+}
+
+int64_t CountCorrect(absl::Span<const float> logits, absl::Span<const int32_t> labels) {
+  if (labels.empty()) return 0;
+  const size_t classes = Classes(logits, labels);
+  int64_t correct = 0;
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * classes);
+    correct += std::max_element(row, row + static_cast<std::ptrdiff_t>(classes)) - row == labels[i];
+  }
+  return correct;
+}
+
+}  // namespace nn

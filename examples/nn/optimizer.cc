@@ -1,0 +1,64 @@
+#include "examples/nn/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "examples/nn/check.h"
+#include "examples/nn/kernels.h"
+
+namespace nn {
+namespace {
+
+hwy::AlignedFreeUniquePtr<float[]> Zeros(size_t count) {
+  auto floats = hwy::AllocateAligned<float>(count);
+  std::fill_n(floats.get(), count, 0.0f);
+  return floats;
+}
+
+}  // namespace
+
+Sgd::Sgd(size_t count, const SgdOptions& options)
+    : options_(options), count_(count), momentum_(options.momentum == 0 ? nullptr : Zeros(count)) {}
+
+void Sgd::Step(absl::Span<float> value, absl::Span<const float> grad) {
+  NN_CHECK(value.size() == count_ && grad.size() == count_);
+  const SgdCoefficients coefficients{.lr = static_cast<float>(options_.lr),
+                                     .momentum = static_cast<float>(options_.momentum),
+                                     .weight_decay = static_cast<float>(options_.weight_decay)};
+  if (momentum_ != nullptr) {
+    MomentumPass(coefficients, count_, grad.data(), value.data(), momentum_.get());
+  } else {
+    SgdPass(coefficients, count_, grad.data(), value.data());
+  }
+  ++steps_;
+}
+
+std::vector<NamedState> Sgd::state() {
+  if (momentum_ == nullptr) return {};
+  return {{"momentum", absl::MakeSpan(momentum_.get(), count_)}};
+}
+
+Adam::Adam(size_t count, const AdamOptions& options)
+    : options_(options), count_(count), mean_(Zeros(count)), square_(Zeros(count)) {}
+
+void Adam::Step(absl::Span<float> value, absl::Span<const float> grad) {
+  NN_CHECK(value.size() == count_ && grad.size() == count_);
+  ++steps_;
+  const auto t = static_cast<double>(steps_);
+  const AdamCoefficients coefficients{
+      .step_size = static_cast<float>(options_.lr / (1 - std::pow(options_.beta1, t))),
+      .rsqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
+      .beta1 = static_cast<float>(options_.beta1),
+      .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
+      .beta2 = static_cast<float>(options_.beta2),
+      .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
+      .eps = static_cast<float>(options_.eps),
+      .weight_decay = static_cast<float>(options_.weight_decay)};
+  AdamPass(coefficients, count_, grad.data(), value.data(), mean_.get(), square_.get());
+}
+
+std::vector<NamedState> Adam::state() {
+  return {{"exp_avg", absl::MakeSpan(mean_.get(), count_)}, {"exp_avg_sq", absl::MakeSpan(square_.get(), count_)}};
+}
+
+}  // namespace nn

@@ -11,14 +11,14 @@
 namespace ddp {
 
 enum class Env {
-  kBackend,         // DDP_BACKEND
-  kTimeout,         // DDP_TIMEOUT
-  kLogLevel,        // DDP_LOG_LEVEL
-  kSharedMemory,    // DDP_SHARED_MEMORY
-  kOmpiRank,        // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
-  kOmpiSize,        // OMPI_COMM_WORLD_SIZE
-  kOmpiLocalRank,   // OMPI_COMM_WORLD_LOCAL_RANK
-  kOmpiLocalSize,   // OMPI_COMM_WORLD_LOCAL_SIZE
+  kBackend,        // DDP_BACKEND
+  kTimeout,        // DDP_TIMEOUT
+  kLogLevel,       // DDP_LOG_LEVEL
+  kSharedMemory,   // DDP_SHARED_MEMORY
+  kOmpiRank,       // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
+  kOmpiSize,       // OMPI_COMM_WORLD_SIZE
+  kOmpiLocalRank,  // OMPI_COMM_WORLD_LOCAL_RANK
+  kOmpiLocalSize,  // OMPI_COMM_WORLD_LOCAL_SIZE
 };
 
 struct EnvInfo {

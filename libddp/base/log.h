@@ -1,4 +1,5 @@
-// The library's log: a spdlog logger of its own, named "ddp", on standard error. Level by DDP_LOG_LEVEL, default "warn".
+// The library's log: a spdlog logger of its own, named "ddp", on standard error. Level by DDP_LOG_LEVEL, default
+// "warn".
 #ifndef LIBDDP_BASE_LOG_H_
 #define LIBDDP_BASE_LOG_H_
 

@@ -17,8 +17,8 @@ struct LaunchInfo {
   std::string launcher = "none";  // "mpirun", "none", "options"
 };
 
-// From `options` if they say it, else from Open MPI's variables, else a world of one. InvalidArgument names the option or variable
-// that is missing, not a number, out of range, or contradicts another, and what to do.
+// From `options` if they say it, else from Open MPI's variables, else a world of one. InvalidArgument names the option
+// or variable that is missing, not a number, out of range, or contradicts another, and what to do.
 absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options);
 
 }  // namespace ddp

@@ -15,15 +15,21 @@ class MpiSession {
   // Whether this build can use MPI.
   static bool Available();
 
-  // Initialises MPI (asking for MPI_THREAD_SERIALIZED) unless the program did, and duplicates MPI_COMM_WORLD. Unimplemented, with the remedy, in a
+  // Initialises MPI (asking for MPI_THREAD_SERIALIZED) unless the program did. Unimplemented, with the remedy, in a
   // build without MPI. FailedPrecondition if MPI is already finalized, or its world contradicts `info` (names both).
   static absl::StatusOr<std::unique_ptr<MpiSession>> Open(const LaunchInfo& info);
 
-  // Finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must live on and MPI_Finalize could hang.
+  // Finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must live on and
+  // MPI_Finalize could hang.
   virtual ~MpiSession() = default;
 
-  // Over the duplicated world; borrowed. Calls poll with a deadline and never block inside MPI. A call that times out poisons the session.
+  // Over a duplicate of MPI_COMM_WORLD, made by the first AllGather; borrowed. Calls poll with a deadline and never
+  // block inside MPI. A call that times out poisons the session: later ones return the same error.
   virtual Rendezvous& rendezvous() = 0;
+
+  // To be called before destruction when the world has failed, as then a peer may be stuck: the destructor waits a few
+  // seconds for all ranks to leave too, and without them it leaves MPI unfinalized (mpirun then ends the job).
+  virtual void MarkFailed() = 0;
 };
 
 }  // namespace ddp

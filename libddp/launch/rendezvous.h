@@ -21,14 +21,14 @@ class Rendezvous {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Everybody's `mine`, by rank. `what` names the step in errors: DeadlineExceeded says which ranks did not come (over a store) or how many there
-  // should be (over MPI).
+  // Everybody's `mine`, by rank. `what` names the step in errors: DeadlineExceeded says which ranks did not come (over
+  // a store) or how many there should be (over MPI).
   virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view mine, absl::string_view what,
                                                              absl::Time deadline) = 0;
 };
 
-// Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on `size` and that no two
-// have the same rank (FailedPrecondition, naming the ranks and both values).
+// Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on
+// `size` and that no two have the same rank (FailedPrecondition, naming the ranks and both values).
 std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name);
 
 }  // namespace ddp

@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-// The indices (operating system's numbers) of the logical processors that the calling thread is bound to, ascending. hwloc where present, else
-// sched_getaffinity.
+// The indices (operating system's numbers) of the logical processors that the calling thread is bound to, ascending.
+// hwloc where present, else sched_getaffinity.
 std::vector<int> BoundCpus();
 
 }  // namespace ddp

@@ -1,0 +1,54 @@
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/store.h"
+
+namespace ddp {
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  absl::Status Set(absl::string_view key, absl::string_view value, absl::Time /*deadline*/) override {
+    {
+      std::lock_guard lock(mutex_);
+      values_[std::string(key)] = std::string(value);
+    }
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) override {
+    std::unique_lock lock(mutex_);
+    // On the system clock, which absl::Time is of anyway: a wait on the steady clock is one that ThreadSanitizer does
+    // not know.
+    while (true) {
+      const auto it = values_.find(key);
+      if (it != values_.end()) return it->second;
+      if (absl::Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("no rank has set key '", key, "' of the in-memory store in time; is every rank started?"));
+      }
+      changed_.wait_until(lock, absl::ToChronoTime(deadline));
+    }
+  }
+
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time /*deadline*/) override {
+    std::lock_guard lock(mutex_);
+    return counters_[std::string(key)] += delta;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string, std::less<>> values_;
+  std::map<std::string, int64_t> counters_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> CreateMemoryStore() { return std::make_shared<MemoryStore>(); }
+
+}  // namespace ddp

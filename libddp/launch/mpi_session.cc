@@ -1,0 +1,236 @@
+#include "libddp/launch/mpi_session.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "libddp/base/log.h"
+
+namespace ddp {
+namespace {
+
+// How long a session of a failed world waits for the peers before it leaves without MPI_Finalize.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+
+absl::Status Check(int code, absl::string_view call) {
+  if (code == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  return absl::UnavailableError(absl::StrCat(call, " failed: ", absl::string_view(text, length),
+                                             "; restart the job, and see mpirun's own messages"));
+}
+
+// Below MPI_THREAD_SERIALIZED only the thread that initialised MPI may use it.
+absl::Status CheckThread() {
+  int level = MPI_THREAD_SINGLE;
+  int is_main = 0;
+  if (absl::Status s = Check(MPI_Query_thread(&level), "MPI_Query_thread"); !s.ok()) return s;
+  if (level >= MPI_THREAD_SERIALIZED) return absl::OkStatus();
+  if (absl::Status s = Check(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main"); !s.ok()) return s;
+  if (is_main) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "MPI was initialised for use by one thread, and this is another one; initialise it with MPI_Init_thread and "
+      "MPI_THREAD_SERIALIZED, or create and destroy the Context in the thread that did");
+}
+
+// All that MPI may still read or write after a time-out.
+struct Pending {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  int64_t my_size = 0;
+  std::vector<int64_t> sizes;
+  std::string mine;
+  std::vector<int> counts, offsets;
+  std::string all;
+};
+
+class MpiRendezvous final : public Rendezvous {
+ public:
+  MpiRendezvous(int rank, int size) : rank_(rank), size_(size), pending_(std::make_unique<Pending>()) {}
+
+  // Pending buffers are given up, not freed, if MPI may still use them.
+  ~MpiRendezvous() override {
+    if (!status_.ok()) (void)pending_.release();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const absl::Status& status() const { return status_; }
+  MPI_Comm& comm() { return pending_->comm; }
+
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view mine, absl::string_view what,
+                                                     absl::Time deadline) override {
+    if (!status_.ok()) return status_;
+    if (absl::Status s = CheckThread(); !s.ok()) return Describe(s, what);
+    absl::Status s = Duplicate(deadline);
+    if (s.ok()) s = GatherSizes(mine.size(), deadline);
+    if (s.ok() && !LaysOut()) {
+      // The same on all ranks, and nothing is under way: the session stays good.
+      return Describe(absl::InvalidArgumentError("the strings of all ranks have more than 2 GiB; send less"), what);
+    }
+    if (s.ok()) s = GatherStrings(mine, deadline);
+    if (!s.ok()) return status_ = Describe(s, what);
+    std::vector<std::string> result(size_);
+    for (int i = 0; i < size_; ++i) result[i] = pending_->all.substr(pending_->offsets[i], pending_->counts[i]);
+    return result;
+  }
+
+  // Whether all ranks come to this point in time.
+  absl::Status Meet(absl::Time deadline) {
+    if (absl::Status s = Duplicate(deadline); !s.ok()) return status_ = s;
+    absl::Status s = Check(MPI_Ibarrier(pending_->comm, &pending_->request), "MPI_Ibarrier");
+    if (s.ok()) s = Finish(deadline);
+    return status_ = s;
+  }
+
+ private:
+  absl::Status Describe(const absl::Status& s, absl::string_view what) const {
+    return absl::Status(s.code(), absl::StrCat("rank ", rank_, ": ", what, ": ", s.message()));
+  }
+
+  // Here and not in MpiSession::Open, because it waits for the peers and only AllGather has a deadline.
+  absl::Status Duplicate(absl::Time deadline) {
+    if (pending_->comm != MPI_COMM_NULL) return absl::OkStatus();
+    absl::Status s = Check(MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request), "MPI_Comm_idup");
+    if (s.ok()) s = Finish(deadline);
+    if (s.ok()) s = Check(MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    return s;
+  }
+
+  absl::Status GatherSizes(size_t mine, absl::Time deadline) {
+    pending_->my_size = static_cast<int64_t>(mine);
+    pending_->sizes.resize(size_);
+    absl::Status s = Check(MPI_Iallgather(&pending_->my_size, 1, MPI_INT64_T, pending_->sizes.data(), 1, MPI_INT64_T,
+                                          pending_->comm, &pending_->request),
+                           "MPI_Iallgather");
+    return s.ok() ? Finish(deadline) : s;
+  }
+
+  // False if MPI's int offsets cannot tell where each rank's string goes.
+  bool LaysOut() {
+    pending_->counts.resize(size_);
+    pending_->offsets.resize(size_);
+    int64_t offset = 0;
+    for (int i = 0; i < size_; ++i) {
+      if (pending_->sizes[i] > INT_MAX - offset) return false;
+      pending_->offsets[i] = static_cast<int>(offset);
+      pending_->counts[i] = static_cast<int>(pending_->sizes[i]);
+      offset += pending_->sizes[i];
+    }
+    pending_->all.resize(static_cast<size_t>(offset));
+    return true;
+  }
+
+  absl::Status GatherStrings(absl::string_view mine, absl::Time deadline) {
+    pending_->mine = std::string(mine);
+    absl::Status s = Check(MPI_Iallgatherv(pending_->mine.data(), static_cast<int>(pending_->mine.size()), MPI_CHAR,
+                                           pending_->all.data(), pending_->counts.data(), pending_->offsets.data(),
+                                           MPI_CHAR, pending_->comm, &pending_->request),
+                           "MPI_Iallgatherv");
+    return s.ok() ? Finish(deadline) : s;
+  }
+
+  // Polls, for MPI_Wait knows no deadline. First with no pause, as peers that are here answer in microseconds; then
+  // ever more rarely, as ranks may outnumber cores.
+  absl::Status Finish(absl::Time deadline) {
+    const absl::Time start = absl::Now();
+    for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, absl::Milliseconds(2))) {
+      int done = 0;
+      if (absl::Status s = Check(MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE), "MPI_Test"); !s.ok()) return s;
+      if (done) return absl::OkStatus();
+      const absl::Time now = absl::Now();
+      if (now >= deadline) {
+        const absl::Duration allowed = absl::Floor(deadline - start + absl::Microseconds(500), absl::Milliseconds(1));
+        return absl::DeadlineExceededError(
+            absl::StrCat("not all of the ", size_, " ranks came within ", absl::FormatDuration(allowed),
+                         "; does every rank run the same program, and is none stuck before this point?"));
+      }
+      absl::SleepFor(std::min(pause, deadline - now));
+    }
+  }
+
+  const int rank_;
+  const int size_;
+  std::unique_ptr<Pending> pending_;
+  absl::Status status_;
+};
+
+class MpiSessionImpl final : public MpiSession {
+ public:
+  MpiSessionImpl(const LaunchInfo& info, bool owner) : rendezvous_(info.rank, info.world_size), owner_(owner) {}
+
+  ~MpiSessionImpl() override {
+    int finalized = 0;
+    if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
+    absl::Status s = rendezvous_.status();
+    if (s.ok()) s = CheckThread();
+    if (s.ok() && failed_ && owner_) s = rendezvous_.Meet(absl::Now() + kLeaveTimeout);
+    if (!s.ok()) {
+      if (owner_) Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
+      return;
+    }
+    if (rendezvous_.comm() != MPI_COMM_NULL) MPI_Comm_free(&rendezvous_.comm());
+    if (owner_) MPI_Finalize();
+  }
+
+  Rendezvous& rendezvous() override { return rendezvous_; }
+  void MarkFailed() override { failed_ = true; }
+
+ private:
+  MpiRendezvous rendezvous_;
+  const bool owner_;
+  bool failed_ = false;
+};
+
+absl::Status CheckWorld(const LaunchInfo& info) {
+  int rank = -1;
+  int size = -1;
+  absl::Status s = Check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  s.Update(Check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size"));
+  if (!s.ok()) return s;
+  if (rank == info.rank && size == info.world_size) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "MPI says rank ", rank, " of ", size, " but ", info.launcher, " says rank ", info.rank, " of ", info.world_size,
+      "; start the program with the mpirun of the MPI that libddp was built with, and leave MPI_COMM_WORLD whole"));
+}
+
+}  // namespace
+
+bool MpiSession::Available() { return true; }
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& info) {
+  int finalized = 0;
+  int initialized = 0;
+  absl::Status s = Check(MPI_Finalized(&finalized), "MPI_Finalized");
+  s.Update(Check(MPI_Initialized(&initialized), "MPI_Initialized"));
+  if (!s.ok()) return s;
+  if (finalized) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", info.rank,
+                     ": MPI is already finalized, and starts only once in a process; create the "
+                     "Context before MPI_Finalize"));
+  }
+  if (!initialized) {
+    int provided = MPI_THREAD_SINGLE;
+    s = Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    if (!s.ok()) return s;
+    // The program does not use MPI itself: errors shall come to us, not end the process.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  }
+  auto session = std::make_unique<MpiSessionImpl>(info, !initialized);
+  if (s = CheckThread(); s.ok()) s = CheckWorld(info);
+  if (!s.ok()) return absl::Status(s.code(), absl::StrCat("rank ", info.rank, ": ", s.message()));
+  return session;
+}
+
+}  // namespace ddp

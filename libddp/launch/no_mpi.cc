@@ -1,0 +1,14 @@
+#include "absl/status/status.h"
+#include "libddp/launch/mpi_session.h"
+
+namespace ddp {
+
+bool MpiSession::Available() { return false; }
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& /*info*/) {
+  return absl::UnimplementedError(
+      "this build of libddp has no MPI; install libopenmpi-dev and configure with -DDDP_WITH_MPI=ON, or set rank, "
+      "world_size and store in ContextOptions");
+}
+
+}  // namespace ddp

@@ -1,0 +1,146 @@
+#include "libddp/launch/rendezvous.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+
+namespace ddp {
+namespace {
+
+// How long one look at the store may block: bounds how late a rank learns that another one has failed.
+constexpr absl::Duration kSlice = absl::Milliseconds(20);
+// Enough for a store to answer about a key that is there.
+constexpr absl::Duration kLook = absl::Milliseconds(2);
+
+std::string ListRanks(const std::vector<int>& ranks) {
+  constexpr size_t kMost = 16;
+  const size_t shown = std::min(ranks.size(), kMost);
+  std::string list = absl::StrJoin(ranks.begin(), ranks.begin() + shown, ", ");
+  if (shown < ranks.size()) absl::StrAppend(&list, " and ", ranks.size() - shown, " more");
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", list);
+}
+
+// Every rank sets "<name>/<round>/<rank>" and reads the others'. Whoever finds an error also sets "<name>/failed", at
+// which everybody looks while waiting, so that all ranks fail at once and with the first cause.
+class StoreRendezvous final : public Rendezvous {
+ public:
+  StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name)
+      : store_(std::move(store)), rank_(rank), size_(size), name_(std::move(name)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view mine, absl::string_view what,
+                                                     absl::Time deadline) override {
+    std::vector<std::string> all(size_);
+    all[rank_] = std::string(mine);
+    if (size_ == 1) return all;
+    // To the millisecond, so that ten seconds read "10s" and not "9.999998s".
+    const absl::Duration allowed = absl::Floor(deadline - absl::Now() + absl::Microseconds(500), absl::Milliseconds(1));
+    absl::Status s = Failed();
+    if (s.ok() && round_ == 0) s = Claim(deadline);
+    if (s.ok()) s = store_->Set(Key(round_, rank_), mine, deadline);
+    if (s.ok()) s = Collect(all, allowed, deadline);
+    ++round_;
+    if (s.ok()) return all;
+    return Describe(s, what);
+  }
+
+ private:
+  std::string Key(absl::string_view step) const { return absl::StrCat(name_, "/", step); }
+  std::string Key(int64_t round, int rank) const { return absl::StrCat(name_, "/", round, "/", rank); }
+
+  absl::Status Describe(const absl::Status& s, absl::string_view what) const {
+    return absl::Status(s.code(), absl::StrCat("rank ", rank_, ": ", what, ": ", s.message()));
+  }
+
+  // Tells the others, then returns the error. That they cannot be told is no news: they will time out.
+  absl::Status Fail(absl::StatusCode code, absl::string_view message) {
+    (void)store_->Set(Key("failed"), absl::StrCat(static_cast<int>(code), " rank ", rank_, " reports: ", message),
+                      absl::Now() + absl::Seconds(1));
+    return absl::Status(code, message);
+  }
+
+  // What another rank reported, if any did.
+  absl::Status Failed() {
+    const absl::StatusOr<std::string> report = store_->Get(Key("failed"), absl::Now() + kLook);
+    if (!report.ok()) return absl::IsDeadlineExceeded(report.status()) ? absl::OkStatus() : report.status();
+    const size_t space = report->find(' ');
+    int code = 0;
+    if (space == std::string::npos || !absl::SimpleAtoi(report->substr(0, space), &code)) {
+      return absl::InternalError(absl::StrCat("key '", Key("failed"), "' of the store holds no report"));
+    }
+    return absl::Status(static_cast<absl::StatusCode>(code), report->substr(space + 1));
+  }
+
+  // Nobody else may have this rank, and the first to come says how large the world is.
+  absl::Status Claim(absl::Time deadline) {
+    const absl::StatusOr<int64_t> claims = store_->Add(Key(absl::StrCat("claim/", rank_)), 1, deadline);
+    if (!claims.ok()) return claims.status();
+    if (*claims > 1) {
+      return Fail(
+          absl::StatusCode::kFailedPrecondition,
+          absl::StrCat("another process has come as rank ", rank_, " of ", size_,
+                       " before; give each process a rank of its own, and each run a store or run_id of its own"));
+    }
+    const absl::StatusOr<int64_t> place = store_->Add(Key("arrivals"), 1, deadline);
+    if (!place.ok()) return place.status();
+    if (*place == 1) return store_->Set(Key("size"), absl::StrCat(size_, " ", rank_), deadline);
+    const absl::StatusOr<std::string> first = store_->Get(Key("size"), deadline);
+    if (!first.ok()) return first.status();
+    if (const size_t space = first->find(' '); first->substr(0, space) != absl::StrCat(size_)) {
+      return Fail(absl::StatusCode::kFailedPrecondition,
+                  absl::StrCat("rank ", rank_, " has world size ", size_, " but rank ", first->substr(space + 1),
+                               " has world size ", first->substr(0, space), "; start all ranks with the same one"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Waits for the ranks in order, in slices, and asks between two slices whether somebody failed. At the deadline, a
+  // last look tells who did not come: those after the one we waited for may well be there.
+  absl::Status Collect(std::vector<std::string>& all, absl::Duration allowed, absl::Time deadline) {
+    for (int rank = 0; rank < size_; ++rank) {
+      while (rank != rank_) {
+        absl::StatusOr<std::string> value = store_->Get(Key(round_, rank), std::min(deadline, absl::Now() + kSlice));
+        if (value.ok()) {
+          all[rank] = *std::move(value);
+          break;
+        }
+        if (!absl::IsDeadlineExceeded(value.status())) return value.status();
+        if (absl::Status s = Failed(); !s.ok()) return s;
+        if (absl::Now() >= deadline) return TimedOut(rank, allowed);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TimedOut(int first, absl::Duration allowed) {
+    std::vector<int> missing;
+    for (int rank = first; rank < size_; ++rank) {
+      if (rank != rank_ && !store_->Get(Key(round_, rank), absl::Now() + kLook).ok()) missing.push_back(rank);
+    }
+    if (missing.empty()) missing.push_back(first);  // It came while we looked: too late.
+    return Fail(absl::StatusCode::kDeadlineExceeded,
+                absl::StrCat(ListRanks(missing), " of ", size_, " did not come within ", absl::FormatDuration(allowed),
+                             "; is every rank started, and with the same store?"));
+  }
+
+  const std::shared_ptr<Store> store_;
+  const int rank_;
+  const int size_;
+  const std::string name_;
+  int64_t round_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name) {
+  return std::make_unique<StoreRendezvous>(std::move(store), rank, size, std::move(name));
+}
+
+}  // namespace ddp

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Checks layout (clang-format 14), the scripts (shellcheck) and the library's sources (clang-tidy 14). Changes nothing. See --help.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<END
+Usage: bash scripts/lint.sh [--no-setup] [FILE...]
+
+Checks the layout of all sources and scripts, and runs clang-tidy on FILEs, else on everything in libddp. Each check that fails says what to change.
+
+  --no-setup  installs nothing
+END
+}
+
+# The tracked files that match the patterns; without Git, as in an unpacked archive, all of them.
+files_like() {
+  if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git ls-files -z -- "$@"
+  else
+    local pattern names=()
+    for pattern in "$@"; do names+=(-o -path "./$pattern"); done
+    find . -path ./build -prune -o -type f \( "${names[@]:1}" \) -print0
+  fi
+}
+
+main() {
+  local setup=1 failed=0
+  local -a files=()
+  while (($#)); do
+    case $1 in
+      -h | --help)
+        usage
+        return
+        ;;
+      --no-setup) setup=0 ;;
+      *) files+=("$(realpath -- "$1")") ;;
+    esac
+    shift
+  done
+  ((!setup)) || require_packages "${ddp_packages[@]}" clang clang-format-14 clang-tidy-14 shellcheck
+  cd "$repo"
+
+  say "clang-format"
+  files_like '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror || failed=1
+  say "shellcheck"
+  files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
+
+  # clang-tidy needs to know how each file is compiled: a configured build folder says so, nothing needs to be built.
+  [[ -f build/clang/compile_commands.json ]] || configure clang
+  if ((${#files[@]} == 0)); then
+    mapfile -d '' -t files < <(files_like 'libddp/*.cc')
+  fi
+  # A backend that this build leaves out has no entry, and clang-tidy could only guess.
+  local file known=()
+  for file in "${files[@]}"; do
+    if grep -qF "$(realpath -- "$file")\"" build/clang/compile_commands.json; then known+=("$file"); fi
+  done
+  say "clang-tidy on ${#known[@]} files"
+  printf '%s\0' "${known[@]}" |
+    xargs -0 -n 1 -P "$(build_jobs)" clang-tidy-14 -p build/clang --quiet --warnings-as-errors='*' 2> >(grep -v 'warnings generated' >&2) ||
+    failed=1
+  ((!failed)) || die "lint found something to change"
+  say "lint found nothing"
+}
+
+main "$@"

@@ -43,7 +43,7 @@ struct Head {
 absl::Status ErrnoError(int error, absl::string_view call, absl::string_view path, absl::string_view remedy) {
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
   if (error == EACCES || error == EPERM || error == EROFS) code = absl::StatusCode::kPermissionDenied;
-  if (error == ENOSPC || error == EDQUOT || error == EMFILE || error == ENFILE || error == ENOMEM) {
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EMFILE || error == ENFILE || error == ENOMEM) {
     code = absl::StatusCode::kResourceExhausted;
   }
   return absl::Status(code, absl::StrCat("file store '", path, "': ", call, ": ", std::strerror(error), "; ", remedy));

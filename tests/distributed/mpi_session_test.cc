@@ -1,0 +1,134 @@
+// The cases tagged [owner] and [single] need a process of their own each, for MPI starts only once in it.
+#include "libddp/launch/mpi_session.h"
+
+#include <mpi.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+#include "tests/support/launch.h"
+
+namespace ddp {
+namespace {
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+LaunchInfo Launch() {
+  const absl::StatusOr<LaunchInfo> info = DetectLaunch({});
+  REQUIRE(info.ok());
+  return *info;
+}
+
+std::unique_ptr<MpiSession> Open() {
+  absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(Launch());
+  INFO(session.status().ToString());
+  REQUIRE(session.ok());
+  return *std::move(session);
+}
+
+bool IsFinalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+// As long as the rank and the round say, so that lengths differ and some are empty.
+std::string Said(int rank, int round) {
+  return std::string(static_cast<size_t>(rank * round * 1000), static_cast<char>('a' + (rank + round) % 26));
+}
+
+void CheckGather(Rendezvous& rendezvous, int round) {
+  const auto all = rendezvous.AllGather(Said(rendezvous.rank(), round), absl::StrCat("round ", round), Soon());
+  INFO(all.status().ToString());
+  REQUIRE(all.ok());
+  REQUIRE(static_cast<int>(all->size()) == rendezvous.size());
+  for (int i = 0; i < rendezvous.size(); ++i) CHECK((*all)[i] == Said(i, round));
+}
+
+TEST_CASE("ranks gather strings of any length over MPI, in several sessions one after the other") {
+  testing::StartMpi();
+  for (int i = 0; i < 3; ++i) {
+    const auto session = Open();
+    CHECK(session->rendezvous().rank() == testing::MpiRank());
+    CHECK(session->rendezvous().size() == testing::MpiSize());
+    for (int round = 0; round < 20; ++round) CheckGather(session->rendezvous(), round);
+  }
+  CHECK_FALSE(IsFinalized());
+}
+
+TEST_CASE("a world that is not MPI's is refused with both") {
+  testing::StartMpi();
+  LaunchInfo info = Launch();
+  info.world_size += 1;
+  const absl::Status s = MpiSession::Open(info).status();
+  INFO(s.ToString());
+  CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(absl::StrContains(s.message(), absl::StrCat("MPI says rank ", info.rank, " of ", testing::MpiSize())));
+  CHECK(absl::StrContains(s.message(), absl::StrCat("mpirun says rank ", info.rank, " of ", info.world_size)));
+}
+
+TEST_CASE("a rank whose peers do not come times out, and the session stays failed") {
+  testing::StartMpi();
+  const auto session = Open();
+  CheckGather(session->rendezvous(), 0);
+  if (testing::MpiRank() == 0 && testing::MpiSize() > 1) {
+    const absl::Time start = absl::Now();
+    const auto late = session->rendezvous().AllGather("x", "exchange of memory", start + absl::Milliseconds(200));
+    INFO(late.status().ToString());
+    CHECK(late.status().code() == absl::StatusCode::kDeadlineExceeded);
+    CHECK(absl::StrContains(late.status().message(), "rank 0: exchange of memory: "));
+    CHECK(absl::StrContains(late.status().message(), absl::StrCat("the ", testing::MpiSize(), " ranks")));
+    CHECK(absl::StrContains(late.status().message(), "within 200ms"));
+    CHECK(absl::Now() - start >= absl::Milliseconds(200));
+    CHECK(session->rendezvous().AllGather("x", "another step", Soon()).status() == late.status());
+  }
+  testing::MpiBarrier();
+}
+
+TEST_CASE("a session that started MPI ends it", "[.][owner]") {
+  int initialized = 1;
+  MPI_Initialized(&initialized);
+  REQUIRE(initialized == 0);
+  {
+    const auto session = Open();
+    CheckGather(session->rendezvous(), 1);
+    session->MarkFailed();  // all ranks leave in time: MPI ends in order
+  }
+  CHECK(IsFinalized());
+  const absl::Status s = MpiSession::Open(Launch()).status();
+  CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(absl::StrContains(s.message(), "already finalized"));
+}
+
+TEST_CASE("MPI started for one thread is used by that thread only", "[.][single]") {
+  MPI_Init(nullptr, nullptr);
+  int level = MPI_THREAD_MULTIPLE;
+  MPI_Query_thread(&level);
+  REQUIRE(level < MPI_THREAD_SERIALIZED);
+  absl::Status opened, gathered;
+  {
+    const auto session = Open();
+    CheckGather(session->rendezvous(), 1);
+    std::thread other([&] {
+      opened = MpiSession::Open(Launch()).status();
+      gathered = session->rendezvous().AllGather("x", "start", Soon()).status();
+    });
+    other.join();
+    CheckGather(session->rendezvous(), 2);
+  }
+  for (const absl::Status& s : {opened, gathered}) {
+    INFO(s.ToString());
+    CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
+    CHECK(absl::StrContains(s.message(), "MPI_THREAD_SERIALIZED"));
+  }
+  CHECK_FALSE(IsFinalized());
+  MPI_Finalize();
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,185 @@
+#include "libddp/launch/rendezvous.h"
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+using Gathered = absl::StatusOr<std::vector<std::string>>;
+
+// What one rank thinks it is, and when it comes.
+struct Player {
+  int rank;
+  int size;
+  absl::Duration delay = absl::ZeroDuration();
+};
+
+// Each player on its own thread meets the others once; the outcomes in the order of `players`.
+std::vector<Gathered> Meet(const std::function<std::shared_ptr<Store>()>& store, const std::vector<Player>& players,
+                           absl::Duration timeout) {
+  std::vector<Gathered> outcomes(players.size(), absl::UnknownError("did not run"));
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < players.size(); ++i) {
+    threads.emplace_back([&, i] {
+      absl::SleepFor(players[i].delay);
+      const auto rendezvous = CreateStoreRendezvous(store(), players[i].rank, players[i].size, "world");
+      outcomes[i] =
+          rendezvous->AllGather(absl::StrCat("I am ", players[i].rank), "start of the world", absl::Now() + timeout);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+std::vector<Gathered> MeetInMemory(const std::vector<Player>& players, absl::Duration timeout) {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  return Meet([store] { return store; }, players, timeout);
+}
+
+void CheckFailed(const Gathered& outcome, absl::StatusCode code, const std::vector<std::string>& parts) {
+  INFO(outcome.status().ToString());
+  CHECK(outcome.status().code() == code);
+  for (const std::string& part : parts) {
+    INFO("lacks " << part);
+    CHECK(absl::StrContains(outcome.status().message(), part));
+  }
+}
+
+TEST_CASE("a world of one meets itself without a store") {
+  const auto rendezvous = CreateStoreRendezvous(nullptr, 0, 1, "world");
+  const Gathered outcome = rendezvous->AllGather("alone", "start", absl::InfinitePast());
+  REQUIRE(outcome.ok());
+  CHECK(*outcome == std::vector<std::string>{"alone"});
+}
+
+TEST_CASE("ranks meet again and again, whatever the bytes and whoever is late") {
+  constexpr int kSize = 4;
+  constexpr int kRounds = 20;
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const auto said = [](int rank, int round) {
+    return std::string(static_cast<size_t>(rank * round), static_cast<char>(rank + round));
+  };
+  int good[kSize] = {};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto rendezvous = CreateStoreRendezvous(store, rank, kSize, "world");
+      for (int round = 0; round < kRounds; ++round) {
+        if (round % kSize == rank) absl::SleepFor(absl::Milliseconds(3));
+        const Gathered all =
+            rendezvous->AllGather(said(rank, round), absl::StrCat("round ", round), absl::Now() + absl::Seconds(30));
+        if (!all.ok()) return;
+        bool right = all->size() == kSize;
+        for (int i = 0; right && i < kSize; ++i) right = (*all)[i] == said(i, round);
+        good[rank] += right;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < kSize; ++rank) CHECK(good[rank] == kRounds);
+}
+
+TEST_CASE("groups of other names do not meet") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const auto meet = [&](int rank, const std::string& name) {
+    return CreateStoreRendezvous(store, rank, 2, name)->AllGather("", "start", absl::Now() + absl::Milliseconds(60));
+  };
+  Gathered first = absl::UnknownError("");
+  std::thread other([&] { first = meet(0, "a"); });
+  CheckFailed(meet(1, "b"), absl::StatusCode::kDeadlineExceeded, {"rank 0 of 2"});
+  other.join();
+  CheckFailed(first, absl::StatusCode::kDeadlineExceeded, {"rank 1 of 2"});
+}
+
+TEST_CASE("a time-out names exactly the ranks that did not come, on every rank that did") {
+  const auto outcomes = MeetInMemory({{0, 5}, {2, 5}, {4, 5}}, absl::Milliseconds(300));
+  CheckFailed(outcomes[0], absl::StatusCode::kDeadlineExceeded,
+              {"rank 0: start of the world: ", "ranks 1, 3 of 5 did not come within 300ms; is every rank started"});
+  CheckFailed(outcomes[1], absl::StatusCode::kDeadlineExceeded, {"rank 2: start of the world: ", "ranks 1, 3 of 5"});
+  CheckFailed(outcomes[2], absl::StatusCode::kDeadlineExceeded, {"rank 4: start of the world: ", "ranks 1, 3 of 5"});
+}
+
+TEST_CASE("one who comes after the others gave up fails at once") {
+  const absl::Time start = absl::Now();
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const auto get = [store] { return store; };
+  CheckFailed(Meet(get, {{0, 2}}, absl::Milliseconds(50))[0], absl::StatusCode::kDeadlineExceeded, {"rank 1 of 2"});
+  CheckFailed(Meet(get, {{1, 2}}, absl::Minutes(1))[0], absl::StatusCode::kDeadlineExceeded,
+              {"rank 1: start of the world: rank 0 reports: rank 1 of 2 did not come within 50ms"});
+  CHECK(absl::Now() - start < absl::Seconds(20));
+}
+
+TEST_CASE("a time-out in a later round names the round's step") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  Gathered second = absl::UnknownError("did not run");
+  std::thread other([&] {
+    const auto rendezvous = CreateStoreRendezvous(store, 0, 2, "world");
+    if (!rendezvous->AllGather("", "start", absl::Now() + absl::Seconds(30)).ok()) return;
+    second = rendezvous->AllGather("", "exchange of memory", absl::Now() + absl::Milliseconds(60));
+  });
+  CHECK(CreateStoreRendezvous(store, 1, 2, "world")->AllGather("", "start", absl::Now() + absl::Seconds(30)).ok());
+  other.join();
+  CheckFailed(second, absl::StatusCode::kDeadlineExceeded, {"rank 0: exchange of memory: rank 1 of 2"});
+}
+
+TEST_CASE("other world sizes are found at once and told to everybody") {
+  const absl::Time start = absl::Now();
+  SECTION("the odd one comes last") {
+    const auto outcomes = MeetInMemory({{0, 3}, {1, 3}, {2, 4, absl::Milliseconds(50)}}, absl::Minutes(1));
+    for (const Gathered& outcome : outcomes) {
+      CheckFailed(outcome, absl::StatusCode::kFailedPrecondition,
+                  {"start of the world", "rank 2 has world size 4", "has world size 3", "same one"});
+    }
+    CheckFailed(outcomes[0], absl::StatusCode::kFailedPrecondition, {"rank 0: ", "rank 2 reports"});
+  }
+  SECTION("the odd one comes first, and is not part of the others' world") {
+    const auto outcomes =
+        MeetInMemory({{0, 2, absl::Milliseconds(50)}, {1, 2, absl::Milliseconds(50)}, {3, 4}}, absl::Minutes(1));
+    for (const Gathered& outcome : outcomes) {
+      CheckFailed(outcome, absl::StatusCode::kFailedPrecondition, {"rank 3 has world size 4", "has world size 2"});
+    }
+  }
+  CHECK(absl::Now() - start < absl::Seconds(20));
+}
+
+TEST_CASE("two processes of one rank are found at once and told to everybody") {
+  const absl::Time start = absl::Now();
+  const auto outcomes = MeetInMemory({{0, 3}, {1, 3}, {1, 3, absl::Milliseconds(50)}}, absl::Minutes(1));
+  for (const Gathered& outcome : outcomes) {
+    CheckFailed(outcome, absl::StatusCode::kFailedPrecondition, {"as rank 1 of 3 before", "a rank of its own"});
+  }
+  CHECK(absl::Now() - start < absl::Seconds(20));
+}
+
+TEST_CASE("over a file store too, each rank with a store of its own") {
+  const std::string path = absl::StrCat(std::filesystem::temp_directory_path().string(), "/ddp_rendezvous_test.",
+                                        absl::ToUnixNanos(absl::Now()));
+  const auto open = [&] { return *CreateFileStore({path, "run", 3}); };
+  SECTION("all come") {
+    const auto outcomes = Meet(open, {{0, 3}, {1, 3}, {2, 3, absl::Milliseconds(20)}}, absl::Minutes(1));
+    for (const Gathered& outcome : outcomes) {
+      REQUIRE(outcome.ok());
+      CHECK(*outcome == std::vector<std::string>{"I am 0", "I am 1", "I am 2"});
+    }
+    CHECK_FALSE(std::filesystem::exists(path));
+  }
+  SECTION("one does not") {
+    const auto outcomes = Meet(open, {{0, 3}, {1, 3}}, absl::Milliseconds(300));
+    for (const Gathered& outcome : outcomes) {
+      CheckFailed(outcome, absl::StatusCode::kDeadlineExceeded, {"rank 2 of 3 did not come within 300ms"});
+    }
+    std::filesystem::remove(path);
+  }
+}
+
+}  // namespace
+}  // namespace ddp

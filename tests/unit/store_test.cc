@@ -1,0 +1,409 @@
+#include "ddp/store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+// A new folder, removed with all that is in it.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "ddp_store_test.XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string File(const std::string& name = "store") const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::shared_ptr<Store> OpenOrNull(const std::string& path, const std::string& run_id = "run", int world_size = 0) {
+  auto store = CreateFileStore({path, run_id, world_size});
+  return store.ok() ? *store : nullptr;
+}
+
+std::shared_ptr<Store> Open(const std::string& path, const std::string& run_id = "run", int world_size = 0) {
+  auto store = CreateFileStore({path, run_id, world_size});
+  INFO(store.status().ToString());
+  REQUIRE(store.ok());
+  return *store;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+void Write(const std::string& path, const std::string& contents) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
+}
+
+// Runs `body` in a child process; it may not use Catch2.
+pid_t Spawn(const std::function<bool()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body() ? 0 : 1);
+  REQUIRE(child > 0);
+  return child;
+}
+
+bool Succeeded(pid_t child) {
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void CheckStatus(const absl::Status& status, absl::StatusCode code, const std::vector<std::string>& parts) {
+  INFO(status.ToString());
+  CHECK(status.code() == code);
+  for (const std::string& part : parts) {
+    INFO("lacks " << part);
+    CHECK(absl::StrContains(status.message(), part));
+  }
+}
+
+// The contract, for every kind. `open` gives what one rank uses.
+void CheckContract(const std::function<std::shared_ptr<Store>()>& open) {
+  const std::shared_ptr<Store> a = open();
+  const std::shared_ptr<Store> b = open();
+
+  // Any bytes, and the last value counts.
+  const std::string bytes("\0\n\xff", 3);
+  CHECK(a->Set("key", "old", Soon()).ok());
+  CHECK(a->Set("key", bytes, Soon()).ok());
+  CHECK(a->Set(bytes, "", Soon()).ok());
+  CHECK(b->Get("key", Soon()).value() == bytes);
+  CHECK(b->Get(bytes, Soon()).value().empty());
+
+  // Counters start at 0, go down too, and are no values.
+  CHECK(a->Add("count", 5, Soon()).value() == 5);
+  CHECK(b->Add("count", -7, Soon()).value() == -2);
+  CHECK(a->Add("count", 0, Soon()).value() == -2);
+
+  // What is there is given even when the deadline has passed; what is not costs no time then.
+  CHECK(b->Get("key", absl::InfinitePast()).ok());
+  CheckStatus(a->Get("nobody", absl::InfinitePast()).status(), absl::StatusCode::kDeadlineExceeded, {"'nobody'"});
+  const absl::Time start = absl::Now();
+  CheckStatus(a->Get("nobody", start + absl::Milliseconds(50)).status(), absl::StatusCode::kDeadlineExceeded,
+              {"'nobody'"});
+  CHECK(absl::Now() - start >= absl::Milliseconds(50));
+
+  // A Get that waits sees a later Set, with no deadline too.
+  absl::StatusOr<std::string> late = absl::UnknownError("did not run");
+  std::thread reader([&] { late = b->Get("late", absl::InfiniteFuture()); });
+  absl::SleepFor(absl::Milliseconds(20));
+  CHECK(a->Set("late", "came", Soon()).ok());
+  reader.join();
+  CHECK(late.value() == "came");
+}
+
+// Threads add at once, some through the same object: every total appears exactly once.
+void CheckThreads(const std::function<std::shared_ptr<Store>()>& open) {
+  constexpr int kThreads = 4;
+  constexpr int kAdds = 100;
+  const std::shared_ptr<Store> stores[2] = {open(), open()};
+  std::vector<int64_t> totals[kThreads];
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Store& store = *stores[t % 2];
+      for (int i = 0; i < kAdds; ++i) totals[t].push_back(store.Add("hits", 1, Soon()).value_or(-1));
+      (void)store.Set(absl::StrCat("done/", t), "", Soon());
+      for (int other = 0; other < kThreads; ++other) {
+        if (!store.Get(absl::StrCat("done/", other), Soon()).ok()) totals[t].push_back(-1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::set<int64_t> all;
+  for (const auto& mine : totals) all.insert(mine.begin(), mine.end());
+  CHECK(all.size() == kThreads * kAdds);
+  CHECK(*all.begin() == 1);
+  CHECK(*all.rbegin() == kThreads * kAdds);
+}
+
+TEST_CASE("the in-memory store keeps the contract") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  CheckContract([&] { return store; });
+  CheckThreads([&] { return store; });
+}
+
+TEST_CASE("the file store keeps the contract") {
+  const Folder folder;
+  SECTION("through one object") {
+    const std::shared_ptr<Store> store = Open(folder.File());
+    CheckContract([&] { return store; });
+    CheckThreads([&] { return store; });
+  }
+  SECTION("through several") {
+    CheckContract([&] { return Open(folder.File()); });
+    CheckThreads([&] { return Open(folder.File()); });
+  }
+}
+
+TEST_CASE("processes add at once: every total appears exactly once") {
+  constexpr int kProcesses = 8;
+  constexpr int kAdds = 150;
+  const Folder folder;
+  std::vector<pid_t> children;
+  for (int p = 0; p < kProcesses; ++p) {
+    children.push_back(Spawn([&] {
+      const auto store = OpenOrNull(folder.File());
+      if (store == nullptr) return false;
+      for (int i = 0; i < kAdds; ++i) {
+        const auto total = store->Add("count", 1, Soon());
+        // A total that another process got too would be set twice; the key tells by its own counter.
+        if (!total.ok() || store->Add(absl::StrCat("total/", *total), 1, Soon()).value_or(0) != 1) return false;
+      }
+      return true;
+    }));
+  }
+  for (pid_t child : children) CHECK(Succeeded(child));
+  CHECK(Open(folder.File())->Add("count", 0, Soon()).value() == kProcesses * kAdds);
+}
+
+TEST_CASE("writers killed at any moment leave a store that works, with all that they finished") {
+  const Folder folder;
+  const std::string big(size_t{16} << 20, 'x');
+  const auto reader = Open(folder.File());
+  int torn = 0;
+  for (int round = 0; round < 12; ++round) {
+    const off_t before = static_cast<off_t>(std::filesystem::file_size(folder.File()));
+    const pid_t child = Spawn([&] {
+      const auto store = OpenOrNull(folder.File());
+      for (int i = 0; store != nullptr; ++i) {
+        if (!store->Set(absl::StrCat("big/", round), big, Soon()).ok()) return false;
+        if (!store->Set(absl::StrCat("small/", round), absl::StrCat(i), Soon()).ok()) return false;
+      }
+      return false;
+    });
+    while (static_cast<off_t>(std::filesystem::file_size(folder.File())) < before + (round % 4) * 5'000'000 + 100) {
+      absl::SleepFor(absl::Microseconds(200));
+    }
+    kill(child, SIGKILL);
+    CHECK_FALSE(Succeeded(child));
+    torn += (std::filesystem::file_size(folder.File()) - static_cast<uintmax_t>(before)) % big.size() > 10'000;
+
+    CHECK(reader->Set(absl::StrCat("after/", round), "fine", Soon()).ok());
+    for (const auto& store : {reader, Open(folder.File())}) {
+      CHECK(store->Get(absl::StrCat("after/", round), Soon()).value() == "fine");
+      const auto complete = store->Get(absl::StrCat("big/", round), absl::InfinitePast());
+      CHECK((!complete.ok() || *complete == big));
+      if (store->Get(absl::StrCat("small/", round), absl::InfinitePast()).ok()) CHECK(complete.ok());
+    }
+  }
+  CHECK(torn > 0);  // else this test has tested nothing
+}
+
+TEST_CASE("a record cut off anywhere does not count, and the next writer removes it") {
+  const Folder folder;
+  const auto writer = Open(folder.File());
+  CHECK(writer->Set("first", "1", Soon()).ok());
+  const size_t whole = Contents(folder.File()).size();
+  CHECK(writer->Set("second", "a value that is longer than the third", Soon()).ok());
+  const std::string contents = Contents(folder.File());
+  for (size_t length = whole; length < contents.size(); ++length) {
+    INFO("cut to " << length << " of " << contents.size());
+    Write(folder.File(), contents.substr(0, whole));
+    const auto early = Open(folder.File());  // appends its opening
+    const std::string prefix = Contents(folder.File());
+    Write(folder.File(), prefix + contents.substr(whole, length - whole));
+    CHECK(early->Get("first", Soon()).ok());
+    CHECK(early->Get("second", absl::InfinitePast()).status().code() == absl::StatusCode::kDeadlineExceeded);
+    const auto late = Open(folder.File());
+    CHECK(late->Set("third", "3", Soon()).ok());
+    CHECK(early->Get("third", Soon()).value() == "3");
+    CHECK(early->Get("second", absl::InfinitePast()).status().code() == absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+TEST_CASE("a store in which an earlier run left keys is as good as new") {
+  const Folder folder;
+  {
+    const auto earlier = Open(folder.File(), "monday", 3);
+    CHECK(earlier->Set("key", "stale", Soon()).ok());
+    CHECK(earlier->Add("count", 7, Soon()).ok());
+  }
+  const auto a = Open(folder.File(), "tuesday", 2);
+  CHECK(a->Get("key", absl::InfinitePast()).status().code() == absl::StatusCode::kDeadlineExceeded);
+  CHECK(a->Add("count", 1, Soon()).value() == 1);
+  CHECK(std::filesystem::exists(folder.File()));
+  const auto b = Open(folder.File(), "tuesday", 2);
+  CHECK_FALSE(std::filesystem::exists(folder.File()));
+  CHECK(b->Set("key", "fresh", Soon()).ok());
+  CHECK(a->Get("key", Soon()).value() == "fresh");
+}
+
+TEST_CASE("the last of world_size processes to open removes the name, run after run") {
+  constexpr int kWorld = 4;
+  const Folder folder;
+  for (int run = 0; run < 15; ++run) {
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < kWorld; ++rank) {
+      children.push_back(Spawn([&] {
+        const auto store = OpenOrNull(folder.File(), absl::StrCat("run ", run), kWorld);
+        if (store == nullptr || !store->Set(absl::StrCat(rank), absl::StrCat(run), Soon()).ok()) return false;
+        for (int other = 0; other < kWorld; ++other) {
+          if (store->Get(absl::StrCat(other), Soon()).value_or("") != absl::StrCat(run)) return false;
+        }
+        return true;
+      }));
+    }
+    for (pid_t child : children) CHECK(Succeeded(child));
+    CHECK(std::filesystem::is_empty(folder.path()));
+  }
+}
+
+TEST_CASE("what is no store is refused by name and left alone") {
+  const Folder folder;
+  const std::string path = folder.File();
+  const auto foreign = [&](const std::string& contents) {
+    Write(path, contents);
+    CheckStatus(CreateFileStore({path, "run", 0}).status(), absl::StatusCode::kDataLoss, {path, "delete it"});
+    CHECK(Contents(path) == contents);
+  };
+  SECTION("text") { foreign("These are my notes, not a store.\n"); }
+  SECTION("a few bytes") { foreign("hi"); }
+  SECTION("zeros") { foreign(std::string(100, '\0')); }
+  SECTION("sizes out of bounds") {
+    (void)Open(path);
+    std::string contents = Contents(path);
+    for (size_t at : {4, 8, 12, 16}) {
+      std::string bad = contents;
+      bad[at + 3] = '\x7f';
+      foreign(bad);
+    }
+  }
+  SECTION("garbage after good records") {
+    (void)Open(path);
+    foreign(Contents(path) + "garbage that nobody wrote as a record");
+  }
+  SECTION("a file cut while in use") {
+    const auto store = Open(path);
+    Write(path, "");
+    CheckStatus(store->Set("key", "value", Soon()), absl::StatusCode::kDataLoss, {path, "delete it"});
+    CheckStatus(store->Get("key", Soon()).status(), absl::StatusCode::kDataLoss, {path, "delete it"});
+  }
+}
+
+TEST_CASE("a path that cannot be used is refused by name") {
+  const Folder folder;
+  const auto refused = [](const std::string& path, absl::StatusCode code) {
+    CheckStatus(CreateFileStore({path, "run", 0}).status(), code, {"'" + path + "'", "name a"});
+  };
+  SECTION("a folder") { refused(folder.path(), absl::StatusCode::kInvalidArgument); }
+  SECTION("in no folder") { refused(folder.path() + "/none/store", absl::StatusCode::kInvalidArgument); }
+  SECTION("no name") { refused("", absl::StatusCode::kInvalidArgument); }
+  SECTION("a pipe") {
+    REQUIRE(mkfifo(folder.File().c_str(), 0600) == 0);
+    refused(folder.File(), absl::StatusCode::kInvalidArgument);
+  }
+  SECTION("not ours") {
+    (void)Open(folder.File());
+    CHECK(Succeeded(Spawn([&] {
+      // Permissions do not bind root: become nobody, who may pass through the folder.
+      if (chmod(folder.path().c_str(), 0755) != 0 || (geteuid() == 0 && setuid(65534) != 0)) return false;
+      if (geteuid() != 65534 && chmod(folder.File().c_str(), 0) != 0) return false;
+      const auto store = CreateFileStore({folder.File(), "run", 0});
+      return absl::IsPermissionDenied(store.status()) && absl::StrContains(store.status().message(), folder.File());
+    })));
+  }
+}
+
+TEST_CASE("keys and values have bounds") {
+  const Folder folder;
+  const auto store = Open(folder.File());
+  const std::string key(1024, 'k');
+  const std::string value(size_t{16} << 20, 'v');
+  CHECK(store->Set(key, value, Soon()).ok());
+  CHECK(Open(folder.File())->Get(key, Soon()).value() == value);
+  CheckStatus(store->Set(key + "k", "", Soon()), absl::StatusCode::kInvalidArgument, {"1025", "1024"});
+  CheckStatus(store->Set("k", value + "v", Soon()), absl::StatusCode::kInvalidArgument, {"16777217", "16777216"});
+  CheckStatus(store->Add(key + "k", 1, Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
+  CheckStatus(CreateFileStore({folder.File(), key + "k", 0}).status(), absl::StatusCode::kInvalidArgument, {"run id"});
+}
+
+TEST_CASE("a deadline holds while somebody keeps the file locked") {
+  const Folder folder;
+  const auto store = Open(folder.File());
+  const int fd = open(folder.File().c_str(), O_RDWR | O_CLOEXEC);
+  REQUIRE(flock(fd, LOCK_EX) == 0);
+  const absl::Time start = absl::Now();
+  const absl::Time deadline = start + absl::Milliseconds(50);
+  CheckStatus(store->Set("key", "", deadline), absl::StatusCode::kDeadlineExceeded, {folder.File(), "'key'", "locked"});
+  CheckStatus(store->Add("n", 1, deadline).status(), absl::StatusCode::kDeadlineExceeded, {"'n'", "locked"});
+  CheckStatus(store->Get("key", deadline).status(), absl::StatusCode::kDeadlineExceeded, {"'key'"});
+  CHECK(absl::Now() - start < absl::Seconds(20));
+  std::thread release([&] {
+    absl::SleepFor(absl::Milliseconds(30));
+    close(fd);
+  });
+  CHECK(store->Set("key", "", Soon()).ok());
+  release.join();
+}
+
+TEST_CASE("a write that finds no room fails, and a later one that fits succeeds") {
+  const Folder folder;
+  CHECK(Succeeded(Spawn([&] {
+    const auto store = OpenOrNull(folder.File());
+    const rlimit limit = {10'000, 10'000};
+    signal(SIGXFSZ, SIG_IGN);
+    if (store == nullptr || setrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
+    const absl::Status s = store->Set("big", std::string(20'000, 'x'), Soon());
+    return absl::IsResourceExhausted(s) && absl::StrContains(s.message(), folder.File()) &&
+           store->Set("small", "y", Soon()).ok();
+  })));
+  const auto store = Open(folder.File());
+  CHECK(store->Get("small", Soon()).value() == "y");
+  CHECK(store->Get("big", absl::InfinitePast()).status().code() == absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_CASE("a store opened before fork is refused after it, in the child only") {
+  const Folder folder;
+  const auto store = Open(folder.File());
+  CHECK(Succeeded(Spawn([&] {
+    const absl::Status s = store->Set("key", "child", Soon());
+    return absl::IsFailedPrecondition(s) && absl::StrContains(s.message(), "open one in each process");
+  })));
+  CHECK(store->Set("key", "parent", Soon()).ok());
+}
+
+TEST_CASE("programs that this one executes do not inherit the file") {
+  const Folder folder;
+  const auto store = Open(folder.File());
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (std::filesystem::read_symlink(entry.path(), error).string() != folder.File()) continue;
+    ++found;
+    CHECK((fcntl(std::stoi(entry.path().filename().string()), F_GETFD) & FD_CLOEXEC) != 0);
+  }
+  CHECK(found == 1);
+}
+
+}  // namespace
+}  // namespace ddp

@@ -32,6 +32,7 @@ Linear::Linear(int inputs, int outputs, Activation activation, int max_batch)
   NN_CHECK(inputs > 0 && outputs > 0 && max_batch > 0);
   parameters_ = {{"weight", {outputs, inputs}, inputs}, {"bias", {outputs}, inputs}};
   ProductsFor(max_batch);
+  onednn::WarmUp();
 }
 
 Linear::~Linear() = default;

@@ -9,8 +9,9 @@
 namespace nn {
 
 // The mean over the rows of -log softmax(row)[label]. Also writes the gradient of that mean with respect to the logits:
-// (softmax - one_hot) / rows. `logits` and `dlogits` are row-major [labels.size(), classes]; every label is in 0 ..
-// classes - 1. Finite for every finite input: each row's largest logit is subtracted before exponentials are taken.
+// (softmax - one_hot) / rows. `logits` and `dlogits` (which may have room for more) are row-major [labels.size(),
+// classes]; every label is in 0 .. classes - 1. Finite for every finite input: each row's largest logit is subtracted
+// before exponentials are taken.
 double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int32_t> labels, absl::Span<float> dlogits);
 
 // In how many rows the largest logit (the first of equals) is the label's.

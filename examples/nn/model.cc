@@ -37,7 +37,6 @@ Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(
   }
   first_parameter_.push_back(parameters_.size());
   for (FloatArray& grad : grads_) grad = hwy::AllocateAligned<float>(batch * widest);
-  onednn::WarmUp();
 }
 
 void Model::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
@@ -76,7 +75,7 @@ absl::Span<const float> Model::Forward(const float* x, int rows) {
 }
 
 absl::Span<float> Model::output_grad() {
-  return {grads_[0].get(), static_cast<size_t>(rows_) * static_cast<size_t>(output_size())};
+  return {grads_[0].get(), static_cast<size_t>(max_batch_) * static_cast<size_t>(output_size())};
 }
 
 void Model::Backward(GradReadyFn grad_ready, bool accumulate) {
@@ -92,6 +91,8 @@ void Model::Backward(GradReadyFn grad_ready, bool accumulate) {
     std::swap(dy, dx);
   }
 }
+
+void SetThreads(int threads) { onednn::SetThreads(threads); }
 
 std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch) {
   // A linear layer and its ReLU are one layer here, and two in the PyTorch model whose names we use; layer 0 there

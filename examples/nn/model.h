@@ -59,12 +59,13 @@ class Model {
   // x is borrowed until Backward; the outputs are valid until the next Forward.
   absl::Span<const float> Forward(const float* x, int rows);
 
-  // Where the loss writes its gradient with respect to the outputs of the last Forward, in their shape.
+  // Where the loss writes its gradient with respect to the outputs of the last Forward, row by row as they are; it has
+  // room for the largest batch.
   absl::Span<float> output_grad();
 
   // Computes the gradients of the last Forward's rows, from the last parameter to the first, and calls grad_ready(i) as
-  // soon as that of parameter i is complete. With `accumulate` they are added to what is there. output_grad() is used
-  // up.
+  // soon as that of parameter i is complete. With `accumulate` they are added to what is there. Overwrites
+  // output_grad().
   void Backward(GradReadyFn grad_ready, bool accumulate = false);
 
  private:

@@ -5,13 +5,11 @@
 #include <vector>
 
 #include "examples/nn/check.h"
-#include "examples/nn/model.h"
 
 // The OpenMP runtime that oneDNN's packages use, whatever compiler we are built with.
 extern "C" void omp_set_num_threads(int);
 
-namespace nn {
-namespace onednn {
+namespace nn::onednn {
 namespace {
 
 using dnnl::memory;
@@ -33,6 +31,8 @@ dnnl::primitive_attr Attributes(const Epilogue& epilogue) {
   }
   dnnl::primitive_attr attributes;
   attributes.set_post_ops(ops);
+  // Left to the library, a product could only be run by the thread that planned it.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   return attributes;
 }
 
@@ -63,7 +63,10 @@ MatMul::MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue) :
   const memory::desc b_desc = Matrix(shape.k, shape.n, b);
   const memory::desc c_desc = Matrix(shape.m, shape.n, Order::kByRows);
   const memory::desc bias_desc = epilogue.bias ? Matrix(1, shape.n, Order::kByRows) : memory::desc();
-  plan.matmul = dnnl::matmul(Describe(a_desc, b_desc, bias_desc, c_desc, Attributes(epilogue), plan.engine));
+  const dnnl::matmul::primitive_desc description =
+      Describe(a_desc, b_desc, bias_desc, c_desc, Attributes(epilogue), plan.engine);
+  plan.matmul = dnnl::matmul(description);
+  plan.arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(description.scratchpad_desc(), plan.engine));
 
   const auto operand = [&plan](int key, const memory::desc& desc) {
     memory result(desc, plan.engine, DNNL_MEMORY_NONE);
@@ -103,11 +106,9 @@ void WarmUp() {
   Multiply({.m = kSide, .n = kSide, .k = kSide}, ones.data(), ones.data(), product.data());
 }
 
-}  // namespace onednn
-
 void SetThreads(int threads) {
   NN_CHECK(threads > 0);
   omp_set_num_threads(threads);
 }
 
-}  // namespace nn
+}  // namespace nn::onednn

@@ -46,6 +46,9 @@ void Multiply(const Shape& shape, const float* a, const float* b, float* c);
 // Compiles what Multiply needs.
 void WarmUp();
 
+// For products planned and run by the calling thread from now on.
+void SetThreads(int threads);
+
 }  // namespace nn::onednn
 
 #endif  // EXAMPLES_NN_ONEDNN_H_

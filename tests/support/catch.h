@@ -17,7 +17,7 @@ using AssertionEndedResult = void;
 #include <catch2/catch.hpp>
 
 namespace ddp::testing {
-using Catch::Approx;
+using Approx = Catch::Detail::Approx;
 #ifdef CATCH_CONFIG_EXTERNAL_INTERFACES
 using ListenerBase = Catch::TestEventListenerBase;
 using AssertionEndedResult = bool;

@@ -37,8 +37,8 @@ require_packages() {
   ((${#missing[@]})) || return 0
   if ((EUID != 0)); then
     if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
-      die "packages are missing, and installing them needs root. Run this, then try again:
-  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
+      die "packages are missing, and neither root nor sudo without a password is at hand. Run this as root, then try again:
+  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
     fi
     sudo=(sudo)
   fi

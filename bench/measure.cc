@@ -1,0 +1,128 @@
+#include "bench/measure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace bench {
+namespace {
+
+constexpr double kGroupSeconds = 0.002;
+
+int Clamp(double value, int least, int most) {
+  return static_cast<int>(std::max<double>(least, std::min<double>(most, value)));
+}
+
+// Seconds of one call, after some calls nobody counts. The same on all ranks.
+absl::StatusOr<double> WarmUp(Meeting& meeting, const Contender& contender, int iters) {
+  meeting.Barrier();
+  int64_t begin = NowNs();
+  if (absl::Status s = contender.call(); !s.ok()) return s;
+  double seconds = static_cast<double>(meeting.Max(NowNs() - begin)) * 1e-9;
+  const int calls = iters > 0 ? iters : Clamp(0.02 / seconds, 2, 200);
+  meeting.Barrier();
+  begin = NowNs();
+  for (int i = 0; i < calls; ++i) {
+    if (absl::Status s = contender.call(); !s.ok()) return s;
+  }
+  return static_cast<double>(meeting.Max(NowNs() - begin)) * 1e-9 / calls;
+}
+
+// Calls in a group, and how many groups.
+struct Shape {
+  int calls;
+  int groups;
+};
+
+Shape Plan(double seconds, const MeasureOptions& o) {
+  Shape shape;
+  shape.calls = o.fresh ? 1 : Clamp(kGroupSeconds / seconds, 1, 100);
+  if (o.iters > 0) {
+    shape.calls = std::min(shape.calls, o.iters);
+    shape.groups = Clamp(o.iters / shape.calls, 1, kMaxGroups);
+    return shape;
+  }
+  shape.groups = Clamp(o.budget_s / (shape.calls * seconds), 10, o.fresh ? 200 : 50);
+  if (10 * seconds > 4) shape.groups = Clamp(4 / seconds, 3, 10);
+  return shape;
+}
+
+class Timer {
+ public:
+  Timer(Meeting& meeting, const Contender& contender, bool fresh)
+      : meeting_(meeting), contender_(contender), fresh_(fresh) {}
+
+  absl::Status Group(int index, int calls) {
+    if (fresh_) {
+      contender_.rewrite();
+    } else {
+      // The other contender has had the caches since: bring the data back.
+      if (absl::Status s = contender_.call(); !s.ok()) return s;
+    }
+    meeting_.Barrier();
+    const int64_t begin = NowNs();
+    for (int i = 0; i < calls; ++i) {
+      if (absl::Status s = contender_.call(); !s.ok()) return s;
+    }
+    const int64_t end = NowNs();
+    meeting_.Record(index, begin, end);
+    if (fresh_) {
+      contender_.verify();
+      meeting_.Barrier();
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  Meeting& meeting_;
+  const Contender& contender_;
+  const bool fresh_;
+};
+
+// The groups of the two take turns; even indices are the first one's.
+absl::StatusOr<Measured> TakeTurns(Meeting& meeting, const Contender& first, const Contender& second, bool fresh,
+                                   const Shape& shape, int second_calls) {
+  Timer one(meeting, first, fresh), two(meeting, second, fresh);
+  for (int g = 0; g < shape.groups; ++g) {
+    if (absl::Status s = one.Group(2 * g, shape.calls); !s.ok()) return s;
+    if (absl::Status s = two.Group(2 * g + 1, second_calls); !s.ok()) return s;
+  }
+  std::vector<double> times[2];
+  const std::vector<double> all = meeting.Durations(2 * shape.groups);
+  for (size_t i = 0; i < all.size(); ++i) times[i % 2].push_back(all[i]);
+  Measured measured;
+  measured.first_us = Median(times[0]) / shape.calls * 1e-3;
+  measured.second_us = Median(times[1]) / second_calls * 1e-3;
+  return measured;
+}
+
+}  // namespace
+
+absl::StatusOr<Measured> Measure(Meeting& meeting, const Contender& first, const Contender& second,
+                                 const MeasureOptions& options) {
+  const absl::StatusOr<double> first_seconds = WarmUp(meeting, first, options.warmup_iters);
+  if (!first_seconds.ok()) return first_seconds.status();
+  const absl::StatusOr<double> second_seconds = WarmUp(meeting, second, options.warmup_iters);
+  if (!second_seconds.ok()) return second_seconds.status();
+  const Shape shape = Plan(*first_seconds, options);
+  const int second_calls = Plan(*second_seconds, options).calls;
+
+  // A virtual machine's processors may be moved while we look: wait for them to be near each other, and repeat what was
+  // disturbed.
+  const int64_t give_up = NowNs() + static_cast<int64_t>(options.near_wait_s * 1e9);
+  for (;;) {
+    const double before = meeting.LinkNs();
+    const bool late = options.near_ns <= 0 || meeting.Max(NowNs() - give_up) > 0;
+    if (before > options.near_ns && !late) {
+      usleep(50000);
+      continue;
+    }
+    absl::StatusOr<Measured> measured = TakeTurns(meeting, first, second, options.fresh, shape, second_calls);
+    if (!measured.ok()) return measured;
+    measured->link_ns = std::max(before, meeting.LinkNs());
+    if (late || measured->link_ns <= options.near_ns) return measured;
+  }
+}
+
+}  // namespace bench

@@ -16,8 +16,9 @@
 namespace ddp {
 
 struct ContextOptions {
-  // Who we are. Left unset, it is taken from the launcher (Open MPI's mpirun); without a launcher it is a world of one rank. Either all of rank,
-  // world_size and store are given, or none. local_rank and local_world_size default to rank and world_size.
+  // Who we are. Left unset, it is taken from the launcher (Open MPI's mpirun); without a launcher it is a world of one
+  // rank. Either all of rank, world_size and store are given, or none. local_rank and local_world_size default to rank
+  // and world_size.
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<int> local_rank;
@@ -27,7 +28,8 @@ struct ContextOptions {
   // "auto", "hierarchical" or "local" (a world of one only). Unset: DDP_BACKEND, else "auto".
   std::optional<std::string> backend;
 
-  // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT (seconds), else 10 minutes.
+  // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT
+  // (seconds), else 10 minutes.
   std::optional<absl::Duration> timeout;
 };
 
@@ -37,9 +39,9 @@ struct ContextOptions {
 //   if (!context.ok()) { std::cerr << context.status().message() << "\n"; return 1; }
 //   ddp::ProcessGroup& world = (*context)->world();
 //
-// Create is collective: it returns when all ranks have come, or fails on each of them within the time-out with an error that names who is
-// missing or what contradicts. Everything made from a Context is destroyed before it. Where MPI was not initialised before Create, the
-// Context initialises it and finalizes it at the end.
+// Create is collective: it returns when all ranks have come, or fails on each of them within the time-out with an error
+// that names who is missing or what contradicts. Everything made from a Context is destroyed before it. Where MPI was
+// not initialised before Create, the Context initialises it and finalizes it at the end.
 class DDP_EXPORT Context {
  public:
   static absl::StatusOr<std::unique_ptr<Context>> Create(ContextOptions options = {});
@@ -48,7 +50,7 @@ class DDP_EXPORT Context {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual int local_rank() const = 0;        // among the ranks of this host
+  virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_world_size() const = 0;
   virtual absl::string_view launcher() const = 0;  // "mpirun", "none", "options"
   virtual absl::Duration timeout() const = 0;

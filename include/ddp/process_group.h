@@ -30,8 +30,9 @@ class DDP_EXPORT WorkState {
 };
 }  // namespace internal
 
-// A handle to one asynchronous operation. Copies refer to the same operation. Dropping the last one neither cancels nor waits: the operation
-// goes on, and its buffers must stay valid until the group is idle. A default-made Work is an operation that has succeeded.
+// A handle to one asynchronous operation. Copies refer to the same operation. Dropping the last one neither cancels nor
+// waits: the operation goes on, and its buffers must stay valid until the group is idle. A default-made Work is an
+// operation that has succeeded.
 //
 // Thread-safe: any thread may call any method; each copy is used by one thread at a time.
 class DDP_EXPORT Work {
@@ -53,21 +54,23 @@ class DDP_EXPORT Work {
   // True once the result is in place or the operation has failed. Never blocks.
   bool Done() const { return state_ == nullptr || state_->Done(); }
 
-  // Blocks until Done and returns the outcome; meanwhile the calling thread does the group's work. When `deadline` passes first, returns
-  // DeadlineExceeded and the operation goes on (its own time-out, see GroupOptions, is another matter and aborts the group).
+  // Blocks until Done and returns the outcome; meanwhile the calling thread does the group's work. When `deadline`
+  // passes first, returns DeadlineExceeded and the operation goes on (its own time-out, see GroupOptions, is another
+  // matter and aborts the group).
   absl::Status Wait(absl::Time deadline = absl::InfiniteFuture()) {
     return state_ == nullptr ? absl::OkStatus() : state_->Wait(deadline);
   }
 
-  // Orders everything submitted to `stream` from now on after this operation; the host goes on at once. On CPU streams: waits.
+  // Orders everything submitted to `stream` from now on after this operation; the host goes on at once. On CPU streams:
+  // waits.
   absl::Status BlockStream(Stream stream) { return state_ == nullptr ? absl::OkStatus() : state_->BlockStream(stream); }
 
  private:
   internal::WorkState* state_ = nullptr;
 };
 
-// Memory that a group can reduce without copying it in or out. Owns the memory: it stays valid after the group is gone, until the last
-// copy of the Allocation is. Zero at first.
+// Memory that a group can reduce without copying it in or out. Owns the memory: it stays valid after the group is gone,
+// until the last copy of the Allocation is. Zero at first.
 class DDP_EXPORT Allocation {
  public:
   Allocation() = default;
@@ -94,27 +97,31 @@ struct ReduceOptions {
   // result = postscale * reduce(prescale * input). Floating-point types only. kAvg multiplies postscale by 1 / size().
   double prescale = 1;
   double postscale = 1;
-  // If set, 1 is stored there before the Work is done where the reduced result (after scaling, in the accumulation type) has an infinity or a
-  // NaN; otherwise it is left alone. Equal on all ranks for AllReduce. Floating-point types only.
+  // If set, 1 is stored there before the Work is done where the reduced result (after scaling, in the accumulation
+  // type) has an infinity or a NaN; otherwise it is left alone. Equal on all ranks for AllReduce. Floating-point types
+  // only.
   uint32_t* nonfinite = nullptr;
 };
 
 // A fixed set of ranks, 0 to size() - 1, that do collective operations together. Made by Context.
 //
-// Contract of every operation. All ranks make the same calls in the same order, with equal counts, dtypes and options. The call returns at
-// once with a Work; inputs may not be changed and outputs not be read until it is done. `out` may be `in` (in place, as described) but may not
-// overlap it otherwise. Operations of one group take effect in the order of the calls. `after`: the operation begins when the work submitted to
-// that stream so far has finished (no meaning on CPU).
+// Contract of every operation. All ranks make the same calls in the same order, with equal counts, dtypes and options.
+// The call returns at once with a Work; inputs may not be changed and outputs not be read until it is done. `out` may
+// be `in` (in place, as described) but may not overlap it otherwise. Operations of one group take effect in the order
+// of the calls. `after`: the operation begins when the work submitted to that stream so far has finished (no meaning on
+// CPU).
 //
-// Arithmetic. 16-bit floats are accumulated in float32 and rounded once. On the hierarchical backend contributions are added in rank order and
-// scaled after the sum: all ranks get the same bits, whatever the split into calls, the timing, and the processor's vector width.
+// Arithmetic. 16-bit floats are accumulated in float32 and rounded once. On the hierarchical backend contributions are
+// added in rank order and scaled after the sum: all ranks get the same bits, whatever the split into calls, the timing,
+// and the processor's vector width.
 //
-// Errors. InvalidArgument at the call: the caller's mistake, nothing has happened. From Work::Wait, and then from every later call, since a failed
-// group stays failed: DeadlineExceeded (the operation's time-out; names the operation and the ranks that did not arrive), Unavailable (a
-// peer has died; names it), FailedPrecondition (ranks disagree about the operation; names both sides), Aborted (carries the cause).
+// Errors. InvalidArgument at the call: the caller's mistake, nothing has happened. From Work::Wait, and then from every
+// later call, since a failed group stays failed: DeadlineExceeded (the operation's time-out; names the operation and
+// the ranks that did not arrive), Unavailable (a peer has died; names it), FailedPrecondition (ranks disagree about the
+// operation; names both sides), Aborted (carries the cause).
 //
-// Thread-safety: all methods may be called from any thread; concurrent operations on one group are serialised inside, in an order that is the
-// caller's duty to keep equal on all ranks.
+// Thread-safety: all methods may be called from any thread; concurrent operations on one group are serialised inside,
+// in an order that is the caller's duty to keep equal on all ranks.
 //
 //   auto buffer = group.Allocate(bytes, Device{});
 //   auto work = group.AllReduce({buffer->View(DType::kFloat32, 0, n)}, {...same...}, {.op = ReduceOp::kAvg});
@@ -127,35 +134,39 @@ class DDP_EXPORT ProcessGroup {
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "hierarchical", "local"
 
-  // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another floating-point type than in
-  // (float32 and the 16-bit types convert to each other).
-  virtual absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {}, Stream after = {}) = 0;
+  // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another
+  // floating-point type than in (float32 and the 16-bit types convert to each other).
+  virtual absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {},
+                                         Stream after = {}) = 0;
 
   // Copies root's buffers to all ranks.
   virtual absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after = {}) = 0;
 
-  // out = the inputs of all ranks, end to end, in rank order: count(out) = size() * count(in). In place: in lies at its own place in out.
+  // out = the inputs of all ranks, end to end, in rank order: count(out) = size() * count(in). In place: in lies at its
+  // own place in out.
   virtual absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after = {}) = 0;
 
-  // out = this rank's part of the reduction of in: count(in) = size() * count(out). In place: out lies at its own place in in.
-  virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {}, Stream after = {}) = 0;
+  // out = this rank's part of the reduction of in: count(in) = size() * count(out). In place: out lies at its own place
+  // in in.
+  virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
+                                             Stream after = {}) = 0;
 
   // Done when all ranks have made the call.
   virtual absl::StatusOr<Work> Barrier() = 0;
 
-  // Memory of `bytes` bytes (> 0) on every rank, zeroed and page-aligned. Collective: all ranks ask for the same size in the same order.
-  // ResourceExhausted where memory is short (on every rank).
+  // Memory of `bytes` bytes (> 0) on every rank, zeroed and page-aligned. Collective: all ranks ask for the same size
+  // in the same order. ResourceExhausted where memory is short (on every rank).
   virtual absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) = 0;
 
-  // Fails the group on all ranks: every Work that is not done, here and on the peers, ends with Aborted carrying `why`. Any thread, at any time.
-  // Only the first cause counts.
+  // Fails the group on all ranks: every Work that is not done, here and on the peers, ends with Aborted carrying `why`.
+  // Any thread, at any time. Only the first cause counts.
   virtual void Abort(absl::Status why) = 0;
 
   // OK, or the first cause of failure.
   virtual absl::Status status() const = 0;
 
-  // Does whatever part of the group's pending operations this rank can do now without waiting, so that a program that is busy
-  // elsewhere keeps its peers from waiting. Cheap when nothing is pending.
+  // Does whatever part of the group's pending operations this rank can do now without waiting, so that a program that
+  // is busy elsewhere keeps its peers from waiting. Cheap when nothing is pending.
   virtual void Progress() = 0;
 };
 

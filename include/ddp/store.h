@@ -16,8 +16,9 @@ namespace ddp {
 
 // A small shared dictionary used for rendezvous, never for data.
 //
-// Every call has a deadline and returns DeadlineExceeded, naming the key, when it passes. A key is set once by one rank and then read by
-// others; setting it again replaces the value. Thread-safe: any thread of any rank may call at any time.
+// Every call has a deadline and returns DeadlineExceeded, naming the key, when it passes. A key is set once by one rank
+// and then read by others; setting it again replaces the value. Thread-safe: any thread of any rank may call at any
+// time.
 class DDP_EXPORT Store {
  public:
   virtual ~Store() = default;
@@ -28,8 +29,8 @@ class DDP_EXPORT Store {
   // The value of `key`; waits until some rank has set it.
   virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) = 0;
 
-  // Adds `delta` to the integer at `key` (0 at first) as one indivisible step and returns the new value. Keys used with Add are not used with
-  // Set or Get.
+  // Adds `delta` to the integer at `key` (0 at first) as one indivisible step and returns the new value. Keys used with
+  // Add are not used with Set or Get.
   virtual absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time deadline) = 0;
 };
 
@@ -41,12 +42,13 @@ struct FileStoreOptions {
   std::string path;
   // Tells one run from the next: keys of other runs found in the file are not seen. The same on all ranks.
   std::string run_id;
-  // When so many stores have opened the file, its name is removed, so that nothing is left behind whatever becomes of the ranks; those
-  // stores go on using it. 0: the name is left in place.
+  // When so many stores have opened the file, its name is removed, so that nothing is left behind whatever becomes of
+  // the ranks; those stores go on using it. 0: the name is left in place.
   int world_size = 0;
 };
 
-// A store in one append-only file, for ranks of one host. InvalidArgument or PermissionDenied (naming the path) if the file cannot be used.
+// A store in one append-only file, for ranks of one host. InvalidArgument or PermissionDenied (naming the path) if the
+// file cannot be used.
 DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
 
 }  // namespace ddp

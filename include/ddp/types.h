@@ -38,8 +38,8 @@ struct Stream {
   void* native = nullptr;
 };
 
-// `count` elements of `dtype` at `data`, borrowed: the memory belongs to the caller and must stay valid, and for inputs unchanged, until the
-// Work of the operation is done. `data` may be null only if `count` is 0.
+// `count` elements of `dtype` at `data`, borrowed: the memory belongs to the caller and must stay valid, and for inputs
+// unchanged, until the Work of the operation is done. `data` may be null only if `count` is 0.
 struct Buffer {
   void* data = nullptr;
   size_t count = 0;

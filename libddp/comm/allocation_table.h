@@ -1,0 +1,65 @@
+// Which memory all ranks of a group can reach, and where this process sees each rank's part of it.
+#ifndef LIBDDP_COMM_ALLOCATION_TABLE_H_
+#define LIBDDP_COMM_ALLOCATION_TABLE_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "libddp/comm/control_block.h"
+
+namespace ddp {
+
+// One call of Allocate: a segment with one part per rank. Speaks of the memory but does not own it.
+struct SharedAllocation {
+  uint64_t id = 0;
+  char* base = nullptr;
+  size_t stride = 0;                               // from one rank's part to the next
+  size_t bytes = 0;                                // of one part
+  std::shared_ptr<const std::atomic<bool>> freed;  // by this rank's user: the addresses may mean something else by now
+
+  char* part(int rank) const { return base + stride * static_cast<size_t>(rank); }
+  bool gone() const { return freed->load(std::memory_order_acquire); }
+};
+
+// Not thread-safe, but for the freed flags.
+class AllocationTable {
+ public:
+  void Add(SharedAllocation allocation) {
+    live_.erase(std::remove_if(live_.begin(), live_.end(), [](const SharedAllocation& a) { return a.gone(); }),
+                live_.end());
+    live_.push_back(std::move(allocation));
+  }
+
+  // The address of [data, data + bytes), if it lies in this rank's part of an allocation.
+  bool Find(int rank, const char* data, size_t bytes, uint64_t* address) const {
+    for (const SharedAllocation& a : live_) {
+      const char* const part = a.part(rank);
+      if (data < part || data + bytes > part + a.bytes || a.gone()) continue;
+      *address = Address::Make(a.id, static_cast<uint64_t>(data - part));
+      return true;
+    }
+    return false;
+  }
+
+  // Where this process sees what `rank` calls `address`; null if it is not (or no longer) known here.
+  char* Resolve(int rank, uint64_t address, size_t bytes) const {
+    for (const SharedAllocation& a : live_) {
+      if (a.id != Address::Allocation(address)) continue;
+      if (Address::Offset(address) + bytes > a.bytes || a.gone()) return nullptr;
+      return a.part(rank) + Address::Offset(address);
+    }
+    return nullptr;
+  }
+
+ private:
+  std::vector<SharedAllocation> live_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_ALLOCATION_TABLE_H_

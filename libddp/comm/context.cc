@@ -1,0 +1,114 @@
+#include "ddp/context.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "libddp/base/env.h"
+#include "libddp/comm/hierarchical_group.h"
+#include "libddp/comm/local_group.h"
+#include "libddp/comm/progress_thread.h"
+#include "libddp/launch/launch_info.h"
+#include "libddp/launch/mpi_session.h"
+#include "libddp/launch/rendezvous.h"
+
+namespace ddp {
+namespace {
+
+class ContextImpl final : public Context {
+ public:
+  int rank() const override { return info_.rank; }
+  int world_size() const override { return info_.world_size; }
+  int local_rank() const override { return info_.local_rank; }
+  int local_world_size() const override { return info_.local_world_size; }
+  absl::string_view launcher() const override { return info_.launcher; }
+  absl::Duration timeout() const override { return timeout_; }
+  ProcessGroup& world() override { return *world_; }
+
+  absl::Status Start(const ContextOptions& options);
+
+ private:
+  absl::Status ReadTimeout(const ContextOptions& options);
+  absl::Status ReadBackend(const ContextOptions& options);
+  absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
+
+  // Destroyed in reverse order: the group first, MPI last.
+  LaunchInfo info_;
+  absl::Duration timeout_ = absl::Minutes(10);
+  std::string backend_;
+  std::unique_ptr<MpiSession> mpi_;
+  std::unique_ptr<Rendezvous> over_store_;
+  ProgressThread progress_;
+  std::unique_ptr<ProcessGroup> world_;
+};
+
+absl::Status ContextImpl::Start(const ContextOptions& options) {
+  absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
+  if (!info.ok()) return info.status();
+  info_ = *std::move(info);
+  if (absl::Status s = ReadTimeout(options); !s.ok()) return s;
+  if (absl::Status s = ReadBackend(options); !s.ok()) return s;
+  if (backend_ == "local") {
+    world_ = CreateLocalGroup();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
+  if (!rendezvous.ok()) return rendezvous.status();
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = CreateHierarchicalGroup(**rendezvous, timeout_, &progress_);
+  if (!world.ok()) return world.status();
+  world_ = *std::move(world);
+  return absl::OkStatus();
+}
+
+absl::Status ContextImpl::ReadTimeout(const ContextOptions& options) {
+  if (options.timeout.has_value()) {
+    timeout_ = *options.timeout;
+  } else if (const std::optional<std::string> text = ReadEnv(Env::kTimeout)) {
+    double seconds = 0;
+    if (!absl::SimpleAtod(*text, &seconds)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", info_.rank, ": DDP_TIMEOUT is '", *text, "'; it must be a number of seconds"));
+    }
+    timeout_ = absl::Seconds(seconds);
+  }
+  if (timeout_ > absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", info_.rank, ": the time-out must be above 0 s, not ", absl::FormatDuration(timeout_)));
+}
+
+// Decides between the backends that this build has.
+absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
+  backend_ = options.backend.value_or(ReadEnv(Env::kBackend).value_or("auto"));
+  if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : "hierarchical";
+  if (backend_ == "hierarchical") return absl::OkStatus();
+  if (backend_ != "local") {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": no backend is called '", backend_,
+                                                   "'; there are auto, hierarchical and local"));
+  }
+  if (info_.world_size == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank,
+                                                 ": the local backend is for a world of 1, not of ", info_.world_size,
+                                                 "; use auto or hierarchical"));
+}
+
+absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
+  if (info_.launcher == "mpirun") {
+    absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
+    if (!session.ok()) return session.status();
+    mpi_ = *std::move(session);
+    return &mpi_->rendezvous();
+  }
+  over_store_ = CreateStoreRendezvous(options.store != nullptr ? options.store : CreateMemoryStore(), info_.rank,
+                                      info_.world_size, "world");
+  return over_store_.get();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Context>> Context::Create(ContextOptions options) {
+  auto context = std::make_unique<ContextImpl>();
+  if (absl::Status s = context->Start(options); !s.ok()) return s;
+  return std::unique_ptr<Context>(std::move(context));
+}
+
+}  // namespace ddp

@@ -1,0 +1,113 @@
+// What the ranks of a hierarchical group on one host have in common: a segment of shared memory, laid out here.
+//
+//   Failure            why the group has failed, once it has
+//   PeerLine[n]        one per rank: how far it is
+//   Slot[kSlots][n]    a ring of operations: operation number q uses row q % kSlots. Each rank announces its part of an
+//   operation in its own
+//                      column; nobody else writes there but to claim work.
+//   inline[kSlots][n]  kInlineBytes each: the data of a small operation, or the list of its ranges
+//   stage[n][2]        kStageBytes each: where ranks pass on data that does not lie in shared memory
+//
+// Words written by different ranks lie in different cache lines: a line that bounces between cores costs 50 to 200 ns
+// each way.
+#ifndef LIBDDP_COMM_CONTROL_BLOCK_H_
+#define LIBDDP_COMM_CONTROL_BLOCK_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace ddp {
+
+inline constexpr size_t kCacheLine = 64;
+inline constexpr uint64_t kSlots = 32;
+inline constexpr size_t kInlineBytes = 8192;
+inline constexpr size_t kStageBytes = size_t{512} << 10;
+
+struct alignas(kCacheLine) Failure {
+  enum : uint32_t { kNone, kBeingWritten, kWritten };
+  std::atomic<uint32_t> state;
+  int32_t code;  // absl::StatusCode
+  char message[1016];
+};
+
+struct alignas(kCacheLine) PeerLine {
+  std::atomic<uint64_t> retired;   // operations 0 .. retired - 1 are finished here: their slots may be used again
+  std::atomic<uint64_t> copied;    // staging rounds (counted over the group's life) whose input this rank has laid out
+  std::atomic<uint64_t> reduced;   // ... and whose share it has reduced
+  std::atomic<uint32_t> departed;  // the rank has left in good order
+};
+
+// One rank's part of one operation. Everything but `sequence` is written before it.
+struct alignas(kCacheLine) Announcement {
+  std::atomic<uint64_t> sequence;  // the operation's number + 1
+  uint64_t what;                   // see OperationKey
+  uint64_t count;
+  uint64_t scales;     // a hash of prescale and postscale
+  uint64_t in, out;    // Address of the one range, or the number of ranges (see placement)
+  uint32_t placement;  // Placement
+};
+
+// Where a rank's data lies, as it tells its peers.
+enum Placement : uint32_t {
+  kPrivate,      // out of their reach
+  kSharedRange,  // one range each for in and out
+  kSharedList,   // inline: `in` entries, then `out` entries
+};
+
+// A place in memory that the whole group can reach: allocation number and offset in it.
+struct Address {
+  static constexpr int kOffsetBits = 44;
+  static uint64_t Make(uint64_t allocation, uint64_t offset) { return allocation << kOffsetBits | offset; }
+  static uint64_t Allocation(uint64_t a) { return a >> kOffsetBits; }
+  static uint64_t Offset(uint64_t a) { return a & ((uint64_t{1} << kOffsetBits) - 1); }
+};
+
+struct ListedRange {
+  uint64_t address;
+  uint64_t bytes;
+};
+inline constexpr size_t kMaxListedRanges = kInlineBytes / sizeof(ListedRange);
+
+struct Slot {
+  Announcement announcement;
+  // The chunks of this rank's slice: how many have been claimed, and how many are done. By whoever has time, first of
+  // all by this rank.
+  alignas(kCacheLine) std::atomic<uint32_t> claimed;
+  alignas(kCacheLine) std::atomic<uint32_t> done;
+  std::atomic<uint32_t> nonfinite;
+};
+
+// Computes where everything lies for a group of `ranks`.
+class ControlBlock {
+ public:
+  ControlBlock() = default;
+  ControlBlock(char* base, int ranks) : base_(base), ranks_(static_cast<size_t>(ranks)) {}
+
+  static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
+
+  Failure& failure() const { return *reinterpret_cast<Failure*>(base_); }
+  PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + sizeof(Failure))[rank]; }
+  Slot& slot(uint64_t sequence, int rank) const {
+    return reinterpret_cast<Slot*>(base_ + SlotOffset())[sequence % kSlots * ranks_ + static_cast<size_t>(rank)];
+  }
+  char* inlined(uint64_t sequence, int rank) const {
+    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineBytes;
+  }
+  char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
+
+ private:
+  size_t SlotOffset() const { return sizeof(Failure) + ranks_ * sizeof(PeerLine); }
+  size_t InlineOffset() const { return (SlotOffset() + kSlots * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
+  // A page between the stages keeps them from being a large power of two apart.
+  size_t StageOffset(size_t rank, uint64_t parity) const {
+    return InlineOffset() + kSlots * ranks_ * kInlineBytes + (rank * 2 + parity) * (kStageBytes + 4096);
+  }
+
+  char* base_ = nullptr;
+  size_t ranks_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_CONTROL_BLOCK_H_

@@ -1,0 +1,474 @@
+#include "libddp/comm/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kLookEveryNs = 1'000'000;
+// How long the progress thread stays with a staged operation that makes no progress: its peers are in the middle of a
+// round.
+constexpr int64_t kStayNs = 200'000;
+
+bool GoesInline(const Operation& operation) {
+  return operation.key().kind == OperationKey::Kind::kBarrier || operation.in_bytes() <= kInlineLimit;
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::move(options)), progress_(progress) {
+  progress_->Add(this);
+}
+
+Engine::~Engine() {
+  progress_->Remove(this);
+  Lock lock(mutex_);
+  control_.peer(options_.rank).departed.store(1, std::memory_order_release);
+  for (Operation* operation : queue_) {
+    if (!operation->Done()) {
+      operation->Finish(absl::AbortedError(
+          absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+    }
+    operation->Unref();
+  }
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<Work> Engine::Launch(Operation* operation) {
+  Work work(operation);
+  {
+    Lock lock(mutex_);
+    if (control_.failure().state.load(std::memory_order_relaxed) != Failure::kNone) LookAround(lock);
+    if (!failure_.ok()) return failure_;
+    operation->sequence = first_sequence_ + queue_.size();
+    operation->Ref();
+    queue_.push_back(operation);
+    Announce();
+  }
+  progress_->Notify();
+  return work;
+}
+
+// Tells the peers of every operation that has a slot and waits for no earlier one, in order.
+void Engine::Announce() {
+  while (announced_ < first_sequence_ + queue_.size()) {
+    if (announced_ >= slots_free_until_) {
+      uint64_t retired = control_.peer(0).retired.load(std::memory_order_acquire);
+      for (int r = 1; r < options_.size; ++r) {
+        retired = std::min(retired, control_.peer(r).retired.load(std::memory_order_acquire));
+      }
+      slots_free_until_ = retired + kSlots;
+      if (announced_ >= slots_free_until_) return;
+    }
+    Operation* const operation = At(announced_);
+    if (MustWaitForEarlier(*operation)) return;
+    AnnounceOne(operation);
+    ++announced_;
+  }
+}
+
+// Operations take effect in the order of the calls. Those that share no memory may overlap in time; one that does is
+// held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
+// is.
+bool Engine::MustWaitForEarlier(const Operation& operation) {
+  for (uint64_t s = first_sequence_; s < operation.sequence; ++s) {
+    const Operation& earlier = *At(s);
+    if (earlier.Done()) continue;
+    if (operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
+        operation.in.Overlaps(earlier.out)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::AnnounceOne(Operation* operation) {
+  Slot& slot = control_.slot(operation->sequence, options_.rank);
+  // Nobody looks at these before everybody has announced the operation.
+  slot.claimed.store(0, std::memory_order_relaxed);
+  slot.done.store(0, std::memory_order_relaxed);
+  slot.nonfinite.store(0, std::memory_order_relaxed);
+  Announcement& a = slot.announcement;
+  a.what = operation->key().Pack();
+  a.count = operation->count;
+  a.scales = operation->scales;
+  a.placement = kPrivate;
+  if (GoesInline(*operation)) {
+    operation->PutInline(control_, options_.rank);
+  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
+    if (Describe(operation->in, &a.in, nullptr) && Describe(operation->out, &a.out, nullptr))
+      a.placement = kSharedRange;
+  } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
+    auto* entries = reinterpret_cast<ListedRange*>(control_.inlined(operation->sequence, options_.rank));
+    a.in = operation->in.ranges();
+    a.out = operation->out.ranges();
+    if (Describe(operation->in, nullptr, entries) && Describe(operation->out, nullptr, entries + a.in)) {
+      a.placement = kSharedList;
+    }
+  }
+  a.sequence.store(operation->sequence + 1, std::memory_order_release);
+}
+
+// Writes the group-wide addresses of the list's ranges; false if one is private.
+bool Engine::Describe(const RangeList& list, uint64_t* single, ListedRange* entries) const {
+  return list.ForEach([&](char* data, size_t bytes) {
+    uint64_t address = 0;
+    if (!allocations_.Find(options_.rank, data, bytes, &address)) return false;
+    if (single != nullptr) {
+      *single = address;
+    } else {
+      *entries++ = {address, bytes};
+    }
+    return true;
+  });
+}
+
+// --- driving --------------------------------------------------------------------------------------------------------
+
+absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
+  const bool bounded = deadline != absl::InfiniteFuture();
+  Backoff backoff(options_.oversubscribed);
+  while (true) {
+    bool progressed = false;
+    {
+      Lock lock(mutex_);
+      if (operation->Done()) return operation->status();
+      ++driven_;
+      progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
+      if (operation->Done()) return operation->status();
+      if (!progressed && backoff.TimeToLook()) LookAround(lock);
+    }
+    if (bounded && absl::Now() >= deadline && !operation->Done()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": ", operation->key().Describe(operation->count), " is not done yet; it goes on"));
+    }
+    if (progressed) {
+      backoff = Backoff(options_.oversubscribed);
+    } else {
+      backoff.Pause();
+    }
+  }
+}
+
+void Engine::Progress() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || queue_.empty()) return;
+  ++driven_;
+  Drive(lock, first_sequence_ + queue_.size(), Share::kOwn);
+}
+
+bool Engine::Tick() {
+  Lock lock(mutex_);
+  if (queue_.empty()) return false;
+  // Somebody of the user's threads was at it since the last look: leave it to them.
+  int64_t stay_until = NowNs() + kStayNs;
+  while (driven_ == driven_at_tick_ && !queue_.empty()) {
+    if (Drive(lock, first_sequence_ + queue_.size(), Share::kAll)) {
+      stay_until = NowNs() + kStayNs;
+      continue;
+    }
+    const bool in_a_round =
+        !queue_.empty() && queue_.front()->ready && queue_.front()->mode == Operation::Mode::kStaged;
+    if (!in_a_round || NowNs() > stay_until) break;
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+  }
+  driven_at_tick_ = driven_;
+  if (!queue_.empty()) LookAround(lock);
+  return true;
+}
+
+// One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
+// does a chunk at a time. Returns whether anything was done.
+bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
+  bool progressed = false, staged_pending = false;
+  Announce();
+  for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
+    Operation* const operation = At(s);
+    if (operation->Done()) continue;
+    if (!operation->ready) {
+      int& arrived = operation->arrived;
+      while (arrived < options_.size &&
+             control_.slot(s, arrived).announcement.sequence.load(std::memory_order_acquire) == s + 1) {
+        ++arrived;
+      }
+      // In order, so that all ranks number the staging rounds alike.
+      if (arrived < options_.size) break;
+      MakeReady(operation);
+      if (!failure_.ok()) break;
+      progressed = true;
+    }
+    if (operation->mode == Operation::Mode::kStaged) {
+      if (staged_pending || operation->workers > 0) continue;
+      staged_pending = true;
+    }
+    progressed |= Step(lock, operation, share, s <= up_to ? 1 << 30 : 1);
+    staged_pending = staged_pending && !operation->Done();
+  }
+  Retire();
+  return progressed;
+}
+
+// All ranks have announced it: do they agree, and how is it done?
+void Engine::MakeReady(Operation* operation) {
+  if (!Agrees(*operation)) return;
+  operation->ready = true;
+  if (GoesInline(*operation)) {
+    operation->mode = Operation::Mode::kInline;
+    return;
+  }
+  bool shared = true;
+  for (int r = 0; r < options_.size; ++r) {
+    shared &= control_.slot(operation->sequence, r).announcement.placement != kPrivate;
+  }
+  if (!shared) {
+    operation->mode = Operation::Mode::kStaged;
+    operation->first_round = staged_rounds_;
+    staged_rounds_ += operation->Rounds(options_.size);
+    return;
+  }
+  operation->mode = Operation::Mode::kDirect;
+  operation->ins.resize(static_cast<size_t>(options_.size));
+  operation->outs.resize(static_cast<size_t>(options_.size));
+  for (int r = 0; r < options_.size; ++r) {
+    if (!Resolve(operation, r)) {
+      FailLocked(absl::FailedPreconditionError(
+          absl::StrCat("operation ", operation->sequence, ", ", operation->key().Describe(operation->count), ": rank ",
+                       r, " uses an Allocation that rank ", options_.rank,
+                       " has freed; all ranks must keep an Allocation while one of them uses it")));
+      return;
+    }
+  }
+  operation->CountChunks(options_.size);
+}
+
+bool Engine::Agrees(const Operation& operation) {
+  const Announcement& first = control_.slot(operation.sequence, 0).announcement;
+  for (int r = 1; r < options_.size; ++r) {
+    const Announcement& a = control_.slot(operation.sequence, r).announcement;
+    if (a.what == first.what && a.count == first.count && a.scales == first.scales) continue;
+    const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
+    const bool only_scales = a.what == first.what && a.count == first.count;
+    FailLocked(absl::FailedPreconditionError(
+        absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank 0 calls ", describe(first),
+                     ", rank ", r, " calls ", describe(a), only_scales ? " with another prescale or postscale" : "",
+                     "; all ranks must make the same calls in the same order")));
+    return false;
+  }
+  return true;
+}
+
+bool Engine::Resolve(Operation* operation, int peer) {
+  const Announcement& a = control_.slot(operation->sequence, peer).announcement;
+  RangeList& in = operation->ins[static_cast<size_t>(peer)];
+  RangeList& out = operation->outs[static_cast<size_t>(peer)];
+  if (peer == options_.rank) {
+    in = operation->in;
+    out = operation->out;
+    return true;
+  }
+  const auto add = [&](RangeList& list, uint64_t address, size_t bytes) {
+    char* const data = allocations_.Resolve(peer, address, bytes);
+    if (data != nullptr) list.Add(data, bytes);
+    return data != nullptr;
+  };
+  if (a.placement == kSharedRange) {
+    return add(in, a.in, operation->in.bytes()) && add(out, a.out, operation->out.bytes());
+  }
+  const auto* entry = reinterpret_cast<const ListedRange*>(control_.inlined(operation->sequence, peer));
+  for (uint64_t i = 0; i < a.in + a.out; ++i, ++entry) {
+    if (!add(i < a.in ? in : out, entry->address, entry->bytes)) return false;
+  }
+  return in.bytes() == operation->in.bytes() && out.bytes() == operation->out.bytes();
+}
+
+bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
+  bool progressed = true;
+  switch (operation->mode) {
+    case Operation::Mode::kInline:
+      operation->TakeInline(control_, options_.rank, options_.size);
+      FinishOk(operation);
+      break;
+    case Operation::Mode::kDirect:
+      ++operation->workers;
+      lock.unlock();
+      progressed = operation->RunChunks(control_, options_.rank, options_.size, share == Share::kAll, limit) > 0;
+      lock.lock();
+      Worked(operation);
+      if (!operation->Done() && operation->ChunksDone(control_)) {
+        FinishOk(operation);
+        progressed = true;
+      }
+      break;
+    case Operation::Mode::kStaged:
+      ++operation->workers;
+      lock.unlock();
+      progressed = operation->RunRounds(control_, options_.rank, options_.size);
+      lock.lock();
+      Worked(operation);
+      if (!operation->Done() && operation->StagedDone(options_.size)) FinishOk(operation);
+      break;
+  }
+  return progressed;
+}
+
+// A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.
+void Engine::Worked(Operation* operation) {
+  if (--operation->workers == 0 && !failure_.ok() && !operation->Done()) operation->Finish(failure_);
+}
+
+void Engine::FinishOk(Operation* operation) {
+  if (operation->nonfinite != nullptr) {
+    // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
+    const bool own =
+        operation->key().kind == OperationKey::Kind::kReduceScatter || operation->mode == Operation::Mode::kInline;
+    bool found = false;
+    for (int r = own ? options_.rank : 0; r < (own ? options_.rank + 1 : options_.size); ++r) {
+      found |= control_.slot(operation->sequence, r).nonfinite.load(std::memory_order_relaxed) != 0;
+    }
+    if (found) *operation->nonfinite = 1;
+  }
+  operation->Finish(absl::OkStatus());
+}
+
+void Engine::Retire() {
+  const uint64_t before = first_sequence_;
+  while (!queue_.empty() && first_sequence_ < announced_ && queue_.front()->Done() && queue_.front()->workers == 0) {
+    queue_.front()->Unref();
+    queue_.pop_front();
+    ++first_sequence_;
+  }
+  if (first_sequence_ != before) {
+    control_.peer(options_.rank).retired.store(first_sequence_, std::memory_order_release);
+    Announce();  // what was held back by one of them
+  }
+}
+
+void Engine::AddAllocation(SharedAllocation allocation) {
+  Lock lock(mutex_);
+  allocations_.Add(std::move(allocation));
+}
+
+// --- failing --------------------------------------------------------------------------------------------------------
+
+void Engine::Fail(const absl::Status& why) {
+  Lock lock(mutex_);
+  FailLocked(why);
+}
+
+absl::Status Engine::status() const {
+  Lock lock(mutex_);
+  return failure_;
+}
+
+// The first cause in the group is everybody's: whoever comes second takes the first one's word.
+void Engine::FailLocked(const absl::Status& why) {
+  if (!failure_.ok()) return;
+  Failure& shared = control_.failure();
+  uint32_t none = Failure::kNone;
+  failure_ = why;
+  if (shared.state.compare_exchange_strong(none, Failure::kBeingWritten)) {
+    shared.code = static_cast<int32_t>(why.code());
+    const size_t n = std::min(why.message().size(), sizeof shared.message - 1);
+    std::memcpy(shared.message, why.message().data(), n);
+    shared.message[n] = 0;
+    shared.state.store(Failure::kWritten, std::memory_order_release);
+  } else {
+    // A writer that died in the middle must not hold us up.
+    for (int i = 0; i < 1000 && shared.state.load(std::memory_order_acquire) != Failure::kWritten; ++i) sched_yield();
+    if (shared.state.load(std::memory_order_acquire) == Failure::kWritten) {
+      failure_ = absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message);
+    }
+  }
+  for (Operation* operation : queue_) {
+    if (!operation->Done() && operation->workers == 0) operation->Finish(failure_);
+  }
+}
+
+// Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
+void Engine::LookAround(Lock&) {
+  if (!failure_.ok()) return;
+  if (control_.failure().state.load(std::memory_order_acquire) != Failure::kNone) {
+    FailLocked(absl::AbortedError("the group was aborted by a peer that died while it said why"));
+    return;
+  }
+  const int64_t now = NowNs();
+  if (now < next_look_ns_) return;
+  next_look_ns_ = now + kLookEveryNs;
+  const Operation* oldest = nullptr;
+  for (Operation* operation : queue_) {
+    if (operation->Done()) continue;
+    if (operation->noticed_ns == 0) operation->noticed_ns = now;
+    if (oldest == nullptr) oldest = operation;
+  }
+  if (oldest == nullptr) return;
+  CheckPeers();
+  if (failure_.ok() && now - oldest->noticed_ns > absl::ToInt64Nanoseconds(options_.timeout)) {
+    FailLocked(TimedOut(*oldest));
+  }
+}
+
+void Engine::CheckPeers() {
+  const auto left = [&](int r) { return control_.peer(r).departed.load(std::memory_order_acquire) != 0; };
+  for (int r : options_.peers.Dead()) {
+    if (left(r)) continue;
+    FailLocked(absl::UnavailableError(absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
+                                                   ") has died; see its own output for the reason, and start the job "
+                                                   "again")));
+    return;
+  }
+  for (int r = 0; r < options_.size; ++r) {
+    if (r == options_.rank || !left(r)) continue;
+    for (const Operation* operation : queue_) {
+      if (operation->Done() || !Needs(*operation, r)) continue;
+      FailLocked(absl::UnavailableError(absl::StrCat(
+          "rank ", r, " has left the group without taking part in operation ", operation->sequence, ", ",
+          operation->key().Describe(operation->count), "; all ranks must make the same calls in the same order")));
+      return;
+    }
+  }
+}
+
+// Whether the operation cannot be done without something that `peer` has still to do.
+bool Engine::Needs(const Operation& operation, int peer) const {
+  if (control_.slot(operation.sequence, peer).announcement.sequence.load(std::memory_order_acquire) !=
+      operation.sequence + 1) {
+    return true;
+  }
+  if (!operation.ready || operation.mode != Operation::Mode::kStaged) return false;
+  const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
+  return control_.peer(peer).reduced.load(std::memory_order_acquire) < rounds;
+}
+
+absl::Status Engine::TimedOut(const Operation& operation) const {
+  std::vector<int> missing, unfinished;
+  for (int r = 0; r < options_.size; ++r) {
+    const Slot& slot = control_.slot(operation.sequence, r);
+    if (slot.announcement.sequence.load(std::memory_order_acquire) != operation.sequence + 1) {
+      missing.push_back(r);
+    } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
+               slot.done.load(std::memory_order_acquire) != operation.chunks[static_cast<size_t>(r)]) {
+      unfinished.push_back(r);
+    } else if (Needs(operation, r)) {
+      unfinished.push_back(r);
+    }
+  }
+  const bool arrived = missing.empty();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", options_.rank, ": operation ", operation.sequence, ", ", operation.key().Describe(operation.count),
+      ", timed out after ", absl::FormatDuration(options_.timeout), ": ",
+      arrived ? "did not finish their part: rank " : "did not arrive: rank ",
+      absl::StrJoin(arrived ? unfinished : missing, ", "),
+      "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call"));
+}
+
+}  // namespace ddp

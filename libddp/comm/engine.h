@@ -1,0 +1,108 @@
+// The heart of the hierarchical backend: takes operations in the order of the calls, announces them to the peers, and
+// gets them done by whichever thread has time.
+#ifndef LIBDDP_COMM_ENGINE_H_
+#define LIBDDP_COMM_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/allocation_table.h"
+#include "libddp/comm/control_block.h"
+#include "libddp/comm/operation.h"
+#include "libddp/comm/peer_watch.h"
+#include "libddp/comm/progress_thread.h"
+
+namespace ddp {
+
+// Operations below this many input bytes travel in their announcement.
+inline constexpr size_t kInlineLimit = 2048;
+static_assert(kInlineLimit <= kInlineBytes);
+
+struct EngineOptions {
+  int rank = 0;
+  int size = 1;
+  bool oversubscribed = false;  // more ranks than processors: never spin
+  absl::Duration timeout;
+  ControlBlock control;
+  PeerWatch peers;
+};
+
+// Thread-safe.
+class Engine final : public ProgressThread::Client {
+ public:
+  Engine(EngineOptions options, ProgressThread* progress);
+  // Leaves the group: what is unfinished ends with Aborted.
+  ~Engine() override;
+
+  // Takes over the operation, which has its data, count, kernel and scales.
+  absl::StatusOr<Work> Launch(Operation* operation);
+
+  // Work::Wait of an operation of this engine: drives it.
+  absl::Status Wait(Operation* operation, absl::Time deadline);
+
+  // One pass over the pending operations, this rank's share only.
+  void Progress();
+
+  bool Tick() override;
+
+  // Fails the group, here and at the peers, unless it has failed already.
+  void Fail(const absl::Status& why);
+  absl::Status status() const;
+
+  void AddAllocation(SharedAllocation allocation);
+
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  enum class Share { kOwn, kAll };
+
+  using Lock = std::unique_lock<std::mutex>;
+
+  // The following are called with the mutex held; those given the lock may let go of it for a while.
+  void Announce();
+  void AnnounceOne(Operation* operation);
+  bool MustWaitForEarlier(const Operation& operation);
+  bool Drive(Lock& lock, uint64_t up_to, Share share);
+  bool Step(Lock& lock, Operation* operation, Share share, int limit);
+  void MakeReady(Operation* operation);
+  bool Agrees(const Operation& operation);
+  bool Resolve(Operation* operation, int peer);
+  bool Describe(const RangeList& list, uint64_t* single, ListedRange* entries) const;
+  void Worked(Operation* operation);
+  void FinishOk(Operation* operation);
+  void Retire();
+  void FailLocked(const absl::Status& why);
+  void LookAround(Lock& lock);
+  void CheckPeers();
+  absl::Status TimedOut(const Operation& operation) const;
+  bool Needs(const Operation& operation, int peer) const;
+  Operation* At(uint64_t sequence) const { return queue_[sequence - first_sequence_]; }
+
+  const EngineOptions options_;
+  const ControlBlock& control_ = options_.control;
+  ProgressThread* const progress_;
+
+  mutable std::mutex mutex_;
+  std::deque<Operation*> queue_;        // not yet retired, in order; one reference each
+  uint64_t first_sequence_ = 0;         // of queue_.front()
+  uint64_t announced_ = 0;              // operations with a smaller number are known to the peers
+  uint64_t slots_free_until_ = kSlots;  // operations with a smaller number have a slot
+  uint64_t staged_rounds_ = 0;          // of all operations that became ready
+  AllocationTable allocations_;
+  absl::Status failure_;
+  uint64_t driven_ = 0;  // grows whenever a thread of the user's drives
+  uint64_t driven_at_tick_ = 0;
+  int64_t next_look_ns_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_ENGINE_H_

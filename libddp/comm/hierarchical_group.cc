@@ -1,0 +1,326 @@
+#include "libddp/comm/hierarchical_group.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/engine.h"
+#include "libddp/comm/shared_segment.h"
+#include "libddp/comm/validate.h"
+#include "libddp/launch/topology.h"
+
+namespace ddp {
+namespace {
+
+using Kind = OperationKey::Kind;
+
+// A status, or a short text, in a form that travels through an inline all-gather.
+struct Note {
+  int32_t code = 0;
+  uint64_t bytes = 0;
+  char text[236] = {};
+
+  Note() = default;
+  Note(const absl::Status& status, absl::string_view ok_text) : code(static_cast<int32_t>(status.code())) {
+    const absl::string_view source = status.ok() ? ok_text : status.message();
+    std::memcpy(text, source.data(), std::min(source.size(), sizeof text - 1));
+  }
+  absl::Status status(int rank) const {
+    if (code == 0) return absl::OkStatus();
+    return absl::Status(static_cast<absl::StatusCode>(code), absl::StrCat("rank ", rank, ": ", text));
+  }
+};
+
+// Buffers a whole multiple of 256 MiB apart are up to eleven times slower on some processors (the hash by which the
+// first-level cache finds a line repeats there); three pages more avoid it.
+size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096; }
+
+class HierarchicalGroup final : public ProcessGroup {
+ public:
+  HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
+      : control_(std::move(control)), engine_(std::move(options), progress) {}
+
+  int rank() const override { return engine_.options().rank; }
+  int size() const override { return engine_.options().size; }
+  absl::string_view backend() const override { return "hierarchical"; }
+
+  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
+    return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options);
+  }
+  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
+    return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options);
+  }
+  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream) override {
+    const CallCheck check(rank(), size(), "broadcast");
+    Extent extent;
+    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
+    if (absl::Status s = check.Root(root); !s.ok()) return s;
+    return Launch(
+        {.kind = Kind::kBroadcast, .in = extent.dtype, .out = extent.dtype, .root = static_cast<uint16_t>(root)},
+        buffers, buffers, extent.count);
+  }
+  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream) override {
+    const CallCheck check(rank(), size(), "all_gather");
+    Extent from, to;
+    if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
+    if (from.dtype != to.dtype) return check.Error("in and out have different types");
+    return Launch({.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype}, in, out, from.count);
+  }
+  absl::StatusOr<Work> Barrier() override { return Launch({}, {}, {}, 0); }
+
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+
+  void Abort(absl::Status why) override {
+    engine_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+  }
+  absl::Status status() const override { return engine_.status(); }
+  void Progress() override { engine_.Progress(); }
+
+ private:
+  absl::StatusOr<Work> Launch(const OperationKey& key, Buffers in, Buffers out, size_t count) {
+    return engine_.Launch(Make(key, in, out, count));
+  }
+
+  Operation* Make(const OperationKey& key, Buffers in, Buffers out, size_t count) {
+    auto* operation = new Operation(&engine_, key);
+    for (const Buffer& b : in) operation->in.Add(static_cast<char*>(b.data), b.count * SizeOf(key.in));
+    for (const Buffer& b : out) operation->out.Add(static_cast<char*>(b.data), b.count * SizeOf(key.out));
+    operation->count = count;
+    return operation;
+  }
+
+  absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
+                              const ReduceOptions& options) {
+    const CallCheck check(rank(), size(), call);
+    Extent from, to;
+    if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
+    absl::StatusOr<CpuReduce> reduce = CpuReduce::Create({.in = from.dtype,
+                                                          .out = to.dtype,
+                                                          .op = options.op,
+                                                          .prescale = options.prescale,
+                                                          .postscale = options.postscale,
+                                                          .average_over = size(),
+                                                          .check_nonfinite = options.nonfinite != nullptr});
+    if (!reduce.ok()) return check.Error(reduce.status().message());
+    Operation* const operation = Make({.kind = kind,
+                                       .in = from.dtype,
+                                       .out = to.dtype,
+                                       .op = options.op,
+                                       .check_nonfinite = options.nonfinite != nullptr},
+                                      in, out, from.count);
+    operation->reduce = *reduce;
+    operation->scales = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
+    operation->nonfinite = options.nonfinite;
+    return engine_.Launch(operation);
+  }
+
+  // Everybody's note, in rank order. Fails as the group does.
+  absl::StatusOr<std::vector<Note>> Exchange(Note mine) {
+    std::vector<Note> all(static_cast<size_t>(size()));
+    const Buffer in{&mine, sizeof mine, DType::kUInt8, Device{}};
+    const Buffer out{all.data(), sizeof mine * all.size(), DType::kUInt8, Device{}};
+    absl::StatusOr<Work> work = AllGather({&in, 1}, {&out, 1}, {});
+    if (!work.ok()) return work.status();
+    if (absl::Status s = work->Wait(); !s.ok()) return s;
+    return all;
+  }
+  // Exchanges notes and returns the first that is an error.
+  absl::Status Agree(const absl::Status& mine) {
+    absl::StatusOr<std::vector<Note>> notes = Exchange(Note(mine, ""));
+    if (!notes.ok()) return notes.status();
+    for (int r = 0; r < size(); ++r) {
+      if (absl::Status s = (*notes)[static_cast<size_t>(r)].status(r); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<SharedSegment> control_;
+  Engine engine_;
+  std::mutex allocate_mutex_;
+  uint64_t next_allocation_ = 0;
+};
+
+absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device device) {
+  if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
+  std::lock_guard<std::mutex> lock(allocate_mutex_);
+  const size_t stride = StrideFor(bytes);
+  const size_t total = stride * static_cast<size_t>(size());
+
+  // Rank 0 makes the segment; all learn where it is, and that all ask for the same.
+  std::shared_ptr<SharedSegment> segment;
+  Note mine;
+  if (rank() == 0) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(total);
+    if (made.ok()) segment = *std::move(made);
+    mine = Note(made.status(), segment == nullptr ? "" : segment->handle());
+  }
+  mine.bytes = bytes;
+  absl::StatusOr<std::vector<Note>> notes = Exchange(mine);
+  if (!notes.ok()) return notes.status();
+  for (int r = 1; r < size(); ++r) {
+    const uint64_t theirs = (*notes)[static_cast<size_t>(r)].bytes;
+    if (theirs == (*notes)[0].bytes) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*notes)[0].bytes,
+                     " bytes, rank ", r, " for ", theirs));
+  }
+  if (absl::Status s = (*notes)[0].status(0); !s.ok()) return s;
+
+  // Each rank puts memory behind its own part, which places it near that rank.
+  absl::Status opened;
+  if (segment == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Open((*notes)[0].text);
+    opened = theirs.status();
+    if (theirs.ok()) segment = *std::move(theirs);
+  }
+  const size_t begin = stride * static_cast<size_t>(rank());
+  if (opened.ok()) opened = segment->Reserve(begin, stride);
+  if (absl::Status s = Agree(opened); !s.ok()) return s;
+  segment->Seal();
+  segment->Prepare(begin, stride);
+  if (absl::Status s = Agree(absl::OkStatus()); !s.ok()) return s;
+  segment->Prepare(0, total);  // page tables for the peers' parts
+
+  auto freed = std::make_shared<std::atomic<bool>>(false);
+  engine_.AddAllocation({next_allocation_++, segment->data(), stride, bytes, freed});
+  std::shared_ptr<void> data(segment->data() + begin, [segment, freed](void*) { freed->store(true); });
+  return Allocation(std::move(data), bytes, device);
+}
+
+// --- creation -------------------------------------------------------------------------------------------------------
+
+// What ranks tell each other before they have memory in common.
+struct Introduction {
+  std::string host;  // tells one running system from another
+  std::string host_name;
+  pid_t pid = 0;
+  std::vector<int> cpus;
+  absl::Status status;  // of making the segment (rank 0)
+  std::string handle;
+
+  std::string Pack() const {
+    return absl::StrCat(host, "\n", host_name, "\n", pid, "\n", absl::StrJoin(cpus, ","), "\n",
+                        static_cast<int>(status.code()), "\n", status.ok() ? handle : std::string(status.message()));
+  }
+  static absl::StatusOr<Introduction> Unpack(absl::string_view packed) {
+    const std::vector<std::string> fields = absl::StrSplit(packed, absl::MaxSplits('\n', 5));
+    Introduction i;
+    int code = 0;
+    if (fields.size() != 6 || !absl::SimpleAtoi(fields[2], &i.pid) || !absl::SimpleAtoi(fields[4], &code)) {
+      return absl::InternalError(
+          "a peer introduces itself in a way this version does not understand; do all ranks run "
+          "the same program?");
+    }
+    i.host = fields[0];
+    i.host_name = fields[1];
+    for (absl::string_view cpu : absl::StrSplit(fields[3], ',', absl::SkipEmpty())) {
+      int n = 0;
+      if (absl::SimpleAtoi(cpu, &n)) i.cpus.push_back(n);
+    }
+    i.handle = fields[5];
+    if (code != 0) i.status = absl::Status(static_cast<absl::StatusCode>(code), fields[5]);
+    return i;
+  }
+};
+
+Introduction IntroduceSelf() {
+  Introduction self;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.host;
+  char name[256] = {};
+  if (gethostname(name, sizeof name - 1) == 0) self.host_name = name;
+  if (self.host.empty()) self.host = self.host_name;
+  self.pid = getpid();
+  self.cpus = BoundCpus();
+  return self;
+}
+
+absl::Status OneHost(const std::vector<Introduction>& all) {
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r].host == all[0].host) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("rank 0 is on host ", all[0].host_name, " and rank ", r, " on host ", all[r].host_name,
+                     ": the hierarchical backend works on one host; start all ranks there"));
+  }
+  return absl::OkStatus();
+}
+
+bool MoreRanksThanCpus(const std::vector<Introduction>& all) {
+  std::set<int> cpus;
+  for (const Introduction& i : all) cpus.insert(i.cpus.begin(), i.cpus.end());
+  return !cpus.empty() && cpus.size() < all.size();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
+                                                                      ProgressThread* progress) {
+  const absl::Time deadline = absl::Now() + timeout;
+  const int rank = rendezvous.rank(), size = rendezvous.size();
+  const size_t bytes = ControlBlock::Bytes(size);
+
+  Introduction self = IntroduceSelf();
+  std::shared_ptr<SharedSegment> segment;
+  if (rank == 0) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
+    self.status = made.ok() ? (*made)->Reserve(0, bytes) : made.status();
+    if (self.status.ok()) {
+      segment = *std::move(made);
+      self.handle = segment->handle();
+    }
+  }
+  absl::StatusOr<std::vector<std::string>> packed = rendezvous.AllGather(self.Pack(), "start of the group", deadline);
+  if (!packed.ok()) return packed.status();
+  std::vector<Introduction> all;
+  std::vector<pid_t> pids;
+  for (const std::string& text : *packed) {
+    absl::StatusOr<Introduction> one = Introduction::Unpack(text);
+    if (!one.ok()) return one.status();
+    pids.push_back(one->pid);
+    all.push_back(*std::move(one));
+  }
+  if (absl::Status s = OneHost(all); !s.ok()) return s;
+  if (!all[0].status.ok()) {
+    return absl::Status(all[0].status.code(), absl::StrCat("rank 0: ", all[0].status.message()));
+  }
+
+  absl::Status opened;
+  if (segment == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Open(all[0].handle);
+    opened = theirs.status();
+    if (theirs.ok()) segment = *std::move(theirs);
+  }
+  absl::StatusOr<std::vector<std::string>> outcomes =
+      rendezvous.AllGather(opened.message(), "opening of the shared memory", deadline);
+  if (!outcomes.ok()) return outcomes.status();
+  for (size_t r = 0; r < outcomes->size(); ++r) {
+    if (!(*outcomes)[r].empty()) return absl::UnavailableError(absl::StrCat("rank ", r, ": ", (*outcomes)[r]));
+  }
+  segment->Seal();
+  segment->Prepare(0, bytes);
+
+  const bool oversubscribed = MoreRanksThanCpus(all);
+  Log().info("rank {}: hierarchical backend, {} ranks on {}{}, reduction with {}", rank, size, all[0].host_name,
+             oversubscribed ? " (more ranks than processors)" : "", CpuReduceTarget());
+  EngineOptions options{.rank = rank,
+                        .size = size,
+                        .oversubscribed = oversubscribed,
+                        .timeout = timeout,
+                        .control = ControlBlock(segment->data(), size),
+                        .peers = PeerWatch(pids)};
+  return std::unique_ptr<ProcessGroup>(new HierarchicalGroup(std::move(segment), std::move(options), progress));
+}
+
+}  // namespace ddp

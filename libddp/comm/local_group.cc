@@ -1,0 +1,115 @@
+#include "libddp/comm/local_group.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/comm/range_list.h"
+#include "libddp/comm/validate.h"
+#include "libddp/device/cpu_reduce.h"
+#include "libddp/device/host_memory.h"
+
+namespace ddp {
+namespace {
+
+RangeList Ranges(Buffers buffers) {
+  RangeList list;
+  for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
+  return list;
+}
+
+bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a.count == b.count; }
+
+class LocalGroup final : public ProcessGroup {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  absl::string_view backend() const override { return "local"; }
+
+  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
+    return Reduce("all_reduce", in, out, options);
+  }
+  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
+    return Reduce("reduce_scatter", in, out, options);
+  }
+  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream) override {
+    const CallCheck check(0, 1, "broadcast");
+    Extent extent;
+    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
+    if (absl::Status s = check.Root(root); !s.ok()) return s;
+    return Finished();
+  }
+  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream) override {
+    Extent from, to;
+    const CallCheck check(0, 1, "all_gather");
+    if (absl::Status s = check.InOut(in, out, 1, 1, &from, &to); !s.ok()) return s;
+    if (from.dtype != to.dtype) return check.Error("in and out have different types");
+    if (absl::Status s = status(); !s.ok()) return s;
+    const RangeList source = Ranges(in);
+    source.CopyTo(0, Ranges(out), 0, source.bytes());
+    return Work();
+  }
+  absl::StatusOr<Work> Barrier() override { return Finished(); }
+
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
+    if (absl::Status s = CallCheck(0, 1, "allocate").AllocationOf(bytes, device); !s.ok()) return s;
+    absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
+    if (!data.ok()) return data.status();
+    return Allocation(*std::move(data), bytes, device);
+  }
+
+  void Abort(absl::Status why) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.ok()) failure_ = absl::AbortedError(absl::StrCat("rank 0 aborted the group: ", why.message()));
+  }
+  absl::Status status() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
+  }
+  void Progress() override {}
+
+ private:
+  absl::StatusOr<Work> Finished() const {
+    if (absl::Status s = status(); !s.ok()) return s;
+    return Work();
+  }
+
+  absl::StatusOr<Work> Reduce(absl::string_view call, Buffers in, Buffers out, const ReduceOptions& options) {
+    const CallCheck check(0, 1, call);
+    Extent from, to;
+    if (absl::Status s = check.InOut(in, out, 1, 1, &from, &to); !s.ok()) return s;
+    absl::StatusOr<CpuReduce> reduce = CpuReduce::Create({.in = from.dtype,
+                                                          .out = to.dtype,
+                                                          .op = options.op,
+                                                          .prescale = options.prescale,
+                                                          .postscale = options.postscale,
+                                                          .check_nonfinite = options.nonfinite != nullptr});
+    if (!reduce.ok()) return check.Error(reduce.status().message());
+    if (absl::Status s = status(); !s.ok()) return s;
+    const bool nothing_to_do = from.dtype == to.dtype && options.prescale == 1 && options.postscale == 1 &&
+                               options.nonfinite == nullptr &&
+                               std::equal(in.begin(), in.end(), out.begin(), out.end(), SameMemory);
+    if (nothing_to_do) return Work();
+    const RangeList source = Ranges(in), target = Ranges(out);
+    const size_t in_size = SizeOf(from.dtype), out_size = SizeOf(to.dtype);
+    for (size_t at = 0; at < from.count;) {
+      size_t in_bytes = 0, out_bytes = 0;
+      const void* const a = source.At(at * in_size, &in_bytes);
+      void* const b = target.At(at * out_size, &out_bytes);
+      const size_t n = std::min(in_bytes / in_size, out_bytes / out_size);
+      if ((*reduce)(&a, 1, &b, 1, n)) *options.nonfinite = 1;
+      at += n;
+    }
+    return Work();
+  }
+
+  mutable std::mutex mutex_;
+  absl::Status failure_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> CreateLocalGroup() { return std::make_unique<LocalGroup>(); }
+
+}  // namespace ddp

@@ -1,0 +1,15 @@
+// The process group of one rank: operations are done when the call returns.
+#ifndef LIBDDP_COMM_LOCAL_GROUP_H_
+#define LIBDDP_COMM_LOCAL_GROUP_H_
+
+#include <memory>
+
+#include "ddp/process_group.h"
+
+namespace ddp {
+
+std::unique_ptr<ProcessGroup> CreateLocalGroup();
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_LOCAL_GROUP_H_

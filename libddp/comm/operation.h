@@ -1,0 +1,127 @@
+// One operation of a hierarchical group: what it is, where its data lies, and the pieces of work that it consists of.
+#ifndef LIBDDP_COMM_OPERATION_H_
+#define LIBDDP_COMM_OPERATION_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "ddp/types.h"
+#include "libddp/comm/control_block.h"
+#include "libddp/comm/range_list.h"
+#include "libddp/device/cpu_reduce.h"
+
+namespace ddp {
+
+class Engine;
+
+// What all ranks must agree on, small enough to be compared in one word.
+struct OperationKey {
+  enum class Kind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
+  Kind kind = Kind::kBarrier;
+  DType in = DType::kUInt8;
+  DType out = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  bool check_nonfinite = false;
+  uint16_t root = 0;
+
+  uint64_t Pack() const;
+  static OperationKey Unpack(uint64_t packed);
+  std::string Describe(uint64_t count) const;  // "all_reduce(avg, float32, 100 elements)"
+};
+
+// Life: queued -> announced to the peers -> ready (all ranks have announced it, and agree) -> finished -> retired. The
+// engine's mutex guards everything but the atomics; while `workers` is above 0 threads are inside RunChunks or
+// RunRounds without it.
+class Operation final : public internal::WorkState {
+ public:
+  enum class Mode {
+    kInline,  // the data travels in the announcement; each rank finishes by itself
+    kDirect,  // every rank's data lies in shared memory: slices are reduced in place, by whoever has time
+    kStaged,  // the data is passed on through the stages, round by round; each rank moves its own
+  };
+
+  Operation(Engine* engine, const OperationKey& key) : engine_(engine), key_(key) {}
+
+  // WorkState:
+  bool Done() const override { return done_.load(std::memory_order_acquire); }
+  absl::Status Wait(absl::Time deadline) override;
+  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
+  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  // --- set before the launch ---
+  RangeList in, out;  // this rank's data
+  size_t count = 0;   // elements of `in` (all-gather: of one rank's input; reduce-scatter: of the whole input)
+  CpuReduce reduce;
+  uint64_t scales = 0;
+  uint32_t* nonfinite = nullptr;
+
+  // --- the engine's ---
+  uint64_t sequence = 0;
+  bool ready = false;
+  Mode mode = Mode::kInline;
+  int arrived = 0;  // ranks 0 .. arrived - 1 have announced it
+  int workers = 0;
+  int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
+  // kDirect: everybody's data.
+  absl::InlinedVector<RangeList, 4> ins, outs;
+  absl::InlinedVector<uint32_t, 4> chunks;  // of each slice
+  // kStaged: the next thing to do.
+  uint64_t first_round = 0, round = 0;
+  enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
+
+  const OperationKey& key() const { return key_; }
+  size_t in_bytes() const { return count * SizeOf(key_.in); }
+
+  // Sets the outcome; from here on the buffers are the caller's again.
+  void Finish(absl::Status status) {
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+  }
+  const absl::Status& status() const { return status_; }
+
+  // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
+  void PutInline(const ControlBlock& control, int rank) const;
+  void TakeInline(const ControlBlock& control, int rank, int ranks);
+
+  // kDirect. Claims and does chunks of this rank's slice and, if `steal`, then of the others', at most `limit` chunks;
+  // returns how many.
+  int RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit);
+  void CountChunks(int ranks);
+  bool ChunksDone(const ControlBlock& control) const;
+
+  // kStaged. Does what can be done without waiting; returns whether anything was. StagedDone tells when all is.
+  bool RunRounds(const ControlBlock& control, int rank, int ranks);
+  uint64_t Rounds(int ranks) const;
+  bool StagedDone(int ranks) const { return round == Rounds(ranks); }
+
+ private:
+  ~Operation() override = default;
+
+  size_t SliceElements(int slice, int ranks) const;
+  size_t SliceBegin(int slice, int ranks) const;
+  void RunChunk(const ControlBlock& control, int rank, int ranks, int slice, size_t lo, size_t hi);
+  size_t RoundElements(int ranks) const;
+  size_t StagedElements(int ranks) const;
+  void StageIn(const ControlBlock& control, int rank, int ranks) const;
+  void StageReduce(const ControlBlock& control, int rank, int ranks) const;
+  void StageOut(const ControlBlock& control, int rank, int ranks) const;
+
+  Engine* const engine_;
+  const OperationKey key_;
+  std::atomic<int> refs_{1};
+  std::atomic<bool> done_{false};
+  absl::Status status_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_OPERATION_H_

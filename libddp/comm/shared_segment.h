@@ -1,0 +1,61 @@
+// Memory that the ranks of one host have in common.
+#ifndef LIBDDP_COMM_SHARED_SEGMENT_H_
+#define LIBDDP_COMM_SHARED_SEGMENT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ddp {
+
+// One mapping of one segment. Ranks that are threads of one process share the mapping itself; processes map the same
+// memory each for itself. The memory lives as long as anyone maps it, and nothing has to be removed when a process
+// dies.
+class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
+ public:
+  // A segment of `bytes` bytes of zeros, with no memory behind it yet (see Reserve). By DDP_SHARED_MEMORY: a memfd,
+  // which peers open through /proc, or a POSIX shared-memory object. ResourceExhausted or Unavailable name the system
+  // call and the remedy.
+  static absl::StatusOr<std::shared_ptr<SharedSegment>> Create(size_t bytes);
+
+  // Opens what another rank of this host created: `handle` is that rank's handle(). It keeps its segment, unsealed,
+  // until everybody has it open.
+  static absl::StatusOr<std::shared_ptr<SharedSegment>> Open(absl::string_view handle);
+
+  ~SharedSegment();
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
+
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  const std::string& handle() const { return handle_; }
+
+  // Puts memory behind [offset, offset + bytes), so that touching it cannot fail later. ResourceExhausted where there
+  // is none left.
+  absl::Status Reserve(size_t offset, size_t bytes);
+
+  // Huge pages and page tables for a range, where the kernel is willing. Only speed depends on it.
+  void Prepare(size_t offset, size_t bytes);
+
+  // Everybody has it open: drops the file descriptor and the name.
+  void Seal();
+
+ private:
+  SharedSegment() = default;
+  absl::Status Map();
+
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::atomic<int> fd_ = -1;
+  std::string posix_name_;  // not empty: to be unlinked by Seal
+  std::string handle_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_SHARED_SEGMENT_H_

@@ -1,0 +1,66 @@
+#include "libddp/comm/validate.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp {
+namespace {
+
+bool Overlap(const Buffer& a, const Buffer& b) {
+  const char* const a_begin = static_cast<const char*>(a.data);
+  const char* const b_begin = static_cast<const char*>(b.data);
+  return a_begin < b_begin + b.count * SizeOf(b.dtype) && b_begin < a_begin + a.count * SizeOf(a.dtype);
+}
+
+}  // namespace
+
+absl::Status CallCheck::Error(absl::string_view what) const {
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ": ", call_, ": ", what));
+}
+
+absl::Status CallCheck::CheckBuffers(absl::string_view name, Buffers buffers, Extent* extent) const {
+  if (buffers.empty()) return Error(absl::StrCat("no ", name, " buffers given"));
+  extent->count = 0;
+  extent->dtype = buffers[0].dtype;
+  for (const Buffer& b : buffers) {
+    if (b.device.kind != Device::Kind::kCpu) {
+      return Error(absl::StrCat("an ", name, " buffer is not in CPU memory, but the group's backend works there"));
+    }
+    if (b.dtype != extent->dtype) {
+      return Error(absl::StrCat("the ", name, " buffers have different types, ", std::string(Name(extent->dtype)),
+                                " and ", std::string(Name(b.dtype))));
+    }
+    if (b.data == nullptr && b.count > 0) return Error(absl::StrCat("an ", name, " buffer is null but not empty"));
+    extent->count += b.count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallCheck::InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
+                              Extent* out_extent) const {
+  if (absl::Status s = CheckBuffers("in", in, in_extent); !s.ok()) return s;
+  if (absl::Status s = CheckBuffers("out", out, out_extent); !s.ok()) return s;
+  if (in_extent->count * in_times != out_extent->count * out_times) {
+    return Error(absl::StrCat("in has ", in_extent->count, " elements and out ", out_extent->count, "; with ", size_,
+                              " ranks out needs ", in_times >= out_times ? in_times : 1,
+                              out_times > 1 ? absl::StrCat("/", out_times) : "", " times as many as in"));
+  }
+  // In place is one thing (the same memory), any other overlap a mistake.
+  if (in.size() == 1 && out.size() == 1 && in_times == 1 && out_times == 1 && in[0].data != out[0].data &&
+      Overlap(in[0], out[0])) {
+    return Error("in and out overlap without being the same memory");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallCheck::Root(int root) const {
+  if (root >= 0 && root < size_) return absl::OkStatus();
+  return Error(absl::StrCat("root ", root, " is not a rank of a group of ", size_));
+}
+
+absl::Status CallCheck::AllocationOf(size_t bytes, Device device) const {
+  if (bytes == 0) return Error("0 bytes asked for");
+  if (device.kind != Device::Kind::kCpu) return Error("the group's backend has CPU memory only");
+  return absl::OkStatus();
+}
+
+}  // namespace ddp

@@ -1,0 +1,42 @@
+// Checks of the arguments of collective calls, the same for every backend.
+#ifndef LIBDDP_COMM_VALIDATE_H_
+#define LIBDDP_COMM_VALIDATE_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "ddp/process_group.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+// What a list of buffers amounts to.
+struct Extent {
+  size_t count = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// One collective call of one rank; makes errors that name both: "rank 1: all_reduce: ...".
+class CallCheck {
+ public:
+  CallCheck(int rank, int size, absl::string_view call) : rank_(rank), size_(size), call_(call) {}
+
+  absl::Status Error(absl::string_view what) const;
+
+  // All buffers on the CPU, of one dtype, none null.
+  absl::Status CheckBuffers(absl::string_view name, Buffers buffers, Extent* extent) const;
+  // in and out, where count(in) * in_times == count(out) * out_times, of one dtype.
+  absl::Status InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
+                     Extent* out_extent) const;
+  absl::Status Root(int root) const;
+  absl::Status AllocationOf(size_t bytes, Device device) const;
+
+ private:
+  int rank_, size_;
+  absl::string_view call_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_VALIDATE_H_

@@ -1,0 +1,37 @@
+#include "libddp/reducer/bucket_plan.h"
+
+#include <map>
+#include <utility>
+
+namespace ddp {
+
+std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
+                                size_t cap) {
+  struct Open {
+    Bucket bucket;
+    size_t cap;
+    size_t last = 0;  // position in `order` of its last item
+  };
+  std::map<DType, Open> open;
+  std::map<size_t, Bucket> closed;  // by the position at which they are complete
+  for (size_t position = 0; position < order.size(); ++position) {
+    const BucketItem& item = items[order[position]];
+    Open& current = open.try_emplace(item.dtype, Open{{}, first_cap}).first->second;
+    current.bucket.dtype = item.dtype;
+    current.bucket.items.push_back(order[position]);
+    current.bucket.bytes += item.bytes;
+    current.last = position;
+    if (current.bucket.bytes >= current.cap) {
+      closed.emplace(position, std::exchange(current.bucket, {}));
+      current.cap = cap;
+    }
+  }
+  for (auto& [dtype, rest] : open) {
+    if (!rest.bucket.items.empty()) closed.emplace(rest.last, std::move(rest.bucket));
+  }
+  std::vector<Bucket> buckets;
+  for (auto& [position, bucket] : closed) buckets.push_back(std::move(bucket));
+  return buckets;
+}
+
+}  // namespace ddp

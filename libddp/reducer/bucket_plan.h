@@ -1,0 +1,33 @@
+// Which gradients are reduced together.
+#ifndef LIBDDP_REDUCER_BUCKET_PLAN_H_
+#define LIBDDP_REDUCER_BUCKET_PLAN_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+struct BucketItem {
+  DType dtype = DType::kFloat32;
+  size_t bytes = 0;
+};
+
+struct Bucket {
+  DType dtype = DType::kFloat32;
+  std::vector<size_t> items;  // indices, in the order in which they are expected to become ready
+  size_t bytes = 0;
+};
+
+// Goes through the items in `order` (the order in which they are expected to become ready) and fills one bucket per
+// dtype at a time; a bucket is closed when it has reached its cap: `first_cap` for the first of a dtype, `cap` for the
+// others. An item is never split. The result is ordered by when a bucket is complete, which is the order of launch. A
+// pure function, after PyTorch's rule (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
+std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
+                                size_t cap);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_REDUCER_BUCKET_PLAN_H_

@@ -1,0 +1,202 @@
+// The contract of ProcessGroup, part 3: operations in flight.
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+constexpr size_t kOperations = 1000;
+constexpr size_t kCount = 96;  // elements of each
+
+// Many operations of different kinds on one array, issued but not waited for; Check says whether all have done what
+// they should.
+class Flight {
+ public:
+  Flight(Rank& rank, Placement placement)
+      : rank_(rank), memory_(rank, placement, DType::kFloat32, kOperations * kCount) {
+    for (size_t i = 0; i < memory_.count(); ++i) memory_.Set(i, Before(rank.rank(), i));
+  }
+
+  void Issue() {
+    for (size_t k = 0; k < kOperations; ++k) works_.push_back(RANK_VALUE(Start(k)));
+  }
+  absl::StatusOr<Work> Start(size_t k) {
+    const Buffer range = memory_.Range(k * kCount, kCount);
+    if (k % 7 == 3) return rank_.group().Barrier();
+    if (k % 5 == 2) return rank_.group().Broadcast({range}, Root(k));
+    return rank_.group().AllReduce({range}, {range});
+  }
+  std::vector<Work>& works() { return works_; }
+
+  void Check() const {
+    for (size_t i = 0; i < memory_.count(); ++i) RANK_CHECK(memory_.Get(i) == After(i), "at ", i);
+  }
+
+ private:
+  static double Before(int rank, size_t i) { return WholeNumber(DType::kFloat32, ReduceOp::kSum, rank, i); }
+  int Root(size_t k) const { return static_cast<int>(k) % rank_.size(); }
+  double After(size_t i) const {
+    const size_t k = i / kCount;
+    if (k % 7 == 3) return Before(rank_.rank(), i);
+    if (k % 5 == 2) return Before(Root(k), i);
+    double sum = 0;
+    for (int r = 0; r < rank_.size(); ++r) sum += Before(r, i);
+    return sum;
+  }
+
+  Rank& rank_;
+  Memory memory_;
+  std::vector<Work> works_;
+};
+
+TEST_CASE("a thousand operations in flight, waited for in any order") {
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      for (const bool reversed : {true, false}) {
+        Flight flight(rank, placement);
+        flight.Issue();
+        std::vector<size_t> order(kOperations);
+        std::iota(order.begin(), order.end(), size_t{0});
+        if (reversed) {
+          std::reverse(order.begin(), order.end());
+        } else {
+          std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(rank.rank())));
+        }
+        for (const size_t k : order) {
+          RANK_CHECK_OK(flight.works()[k].Wait());
+          RANK_CHECK(flight.works()[k].Done());
+        }
+        flight.Check();
+      }
+    }
+  });
+}
+
+TEST_CASE("a dropped handle neither cancels nor waits") {
+  RunOnRanks([](Rank& rank) {
+    Flight flight(rank, Placement::kMixed);
+    for (size_t k = 0; k < kOperations; ++k) RANK_CHECK_OK(flight.Start(k));
+    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));  // after all that was issued before it
+    flight.Check();
+  });
+}
+
+TEST_CASE("operations go on when nobody waits") {
+  RunOnRanks([](Rank& rank) {
+    Flight flight(rank, Placement::kMixed);
+    flight.Issue();
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    for (const Work& work : flight.works()) {
+      while (!work.Done()) {
+        RANK_CHECK(absl::Now() < deadline);
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+    }
+    flight.Check();
+  });
+}
+
+TEST_CASE("Progress does this rank's part, so that a waiting peer is served") {
+  RunOnRanks([](Rank& rank) {
+    Flight flight(rank, Placement::kAllocated);
+    flight.Issue();
+    if (rank.rank() == 0) {
+      for (Work& work : flight.works()) RANK_CHECK_OK(work.Wait());
+    } else {
+      const absl::Time deadline = absl::Now() + absl::Seconds(30);
+      while (!flight.works().back().Done()) {
+        RANK_CHECK(absl::Now() < deadline);
+        rank.group().Progress();
+      }
+    }
+    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+    flight.Check();
+  });
+}
+
+TEST_CASE("an expired Wait leaves the operation running") {
+  if (RankCount() == 1) return;  // nobody to wait for
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      Memory m(rank, placement, DType::kFloat32, 5000);
+      m.Fill(rank.rank() + 1);
+      Work work;
+      const auto start = [&] { work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()})); };
+      const int late = rank.size() - 1;
+      if (rank.rank() != late) {
+        start();
+        RANK_CHECK_STATUS(work.Wait(absl::Now() + absl::Milliseconds(20)), absl::StatusCode::kDeadlineExceeded);
+        RANK_CHECK_STATUS(work.Wait(absl::InfinitePast()), absl::StatusCode::kDeadlineExceeded);
+        RANK_CHECK(!work.Done());
+        RANK_CHECK_OK(rank.group().status());
+      }
+      rank.Meet();
+      if (rank.rank() == late) start();
+      RANK_CHECK_OK(work.Wait(absl::Now() + absl::Seconds(30)));
+      RANK_CHECK_OK(work.Wait(absl::InfinitePast()));  // done is done
+      RANK_CHECK_EQ(m.Get(4999), rank.size() * (rank.size() + 1) / 2.0);
+    }
+  });
+}
+
+TEST_CASE("copies of a handle speak of the same operation, from any thread") {
+  RunOnRanks([](Rank& rank) {
+    for (int round = 0; round < 20; ++round) {
+      Memory m(rank, Placement::kAllocated, DType::kInt64, 30'000);
+      m.Fill(1);
+      Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+      std::vector<absl::Status> outcomes(3, absl::UnknownError("not set"));
+      std::vector<std::thread> threads;
+      for (absl::Status& outcome : outcomes) {
+        threads.emplace_back([&outcome, copy = work]() mutable { outcome = copy.Wait(); });
+      }
+      work = Work();
+      RANK_CHECK_OK(work.Wait());
+      for (std::thread& thread : threads) thread.join();
+      for (const absl::Status& outcome : outcomes) RANK_CHECK_OK(outcome);
+      RANK_CHECK_EQ(m.Get(29'999), static_cast<double>(rank.size()));
+    }
+  });
+}
+
+TEST_CASE("the order of operations is the order of their effects") {
+  RunOnRanks([](Rank& rank) {
+    // Each reduction works on the result of the one before.
+    Memory m(rank, Placement::kMixed, DType::kFloat64, 40'000);
+    m.Fill(rank.rank() == 0 ? 1 : 0);
+    ReduceOptions sum;
+    ReduceOptions average;
+    average.op = ReduceOp::kAvg;
+    Work last;
+    for (int k = 0; k < 20; ++k) {
+      last = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}, sum));
+      last = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}, average));
+    }
+    RANK_CHECK_OK(last.Wait());
+    double expected = 1;
+    for (int k = 1; k < 20; ++k) expected *= rank.size();
+    for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), expected);
+  });
+}
+
+TEST_CASE("a rank may end its world while others still look at their results") {
+  RunOnRanks([](Rank& rank) {
+    Memory m(rank, Placement::kAllocated, DType::kFloat32, 50'000);
+    m.Fill(1);
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()})));
+    if (rank.rank() % 2 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    RANK_CHECK_OK(rank.group().status());
+    for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), static_cast<double>(rank.size()));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

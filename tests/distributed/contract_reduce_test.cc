@@ -1,0 +1,321 @@
+// The contract of ProcessGroup, part 1: what AllReduce and ReduceScatter compute.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+struct Case {
+  DType in = DType::kFloat32;
+  DType out = DType::kFloat32;
+  ReduceOptions options;
+  size_t count = 1000;
+  Placement placement = Placement::kAllocated;
+  bool in_place = true;
+  int pieces = 1;
+
+  std::string Text(size_t i) const {
+    return absl::StrCat(Name(in), "->", Name(out), " ", Name(options.op), " count ", count, " placement ",
+                        static_cast<int>(placement), in_place ? " in place" : "", " pieces ", pieces, " at ", i);
+  }
+};
+
+// What every rank contributes at i.
+using Values = double (*)(const Case&, int rank, size_t i);
+double WholeNumbers(const Case& c, int rank, size_t i) { return WholeNumber(c.in, c.options.op, rank, i); }
+double AwkwardNumbers(const Case&, int rank, size_t i) { return Awkward(rank, i); }
+
+double Expected(const Case& c, int size, size_t i, Values values) {
+  std::vector<double> by_rank;
+  for (int r = 0; r < size; ++r) by_rank.push_back(values(c, r, i));
+  double rounded = 0;
+  SetElement(c.out, &rounded, 0, Reduce(c.in, c.options.op, by_rank, c.options.prescale, c.options.postscale));
+  return GetElement(c.out, &rounded, 0);
+}
+
+// One AllReduce and a look at every element.
+void CheckAllReduce(Rank& rank, const Case& c, Values values = WholeNumbers) {
+  Memory in(rank, c.placement, c.in, c.count);
+  Memory other(rank, c.placement, c.out, c.in_place ? 0 : c.count);
+  const Memory& out = c.in_place ? in : other;
+  for (size_t i = 0; i < c.count; ++i) in.Set(i, values(c, rank.rank(), i));
+  // Ranks cut in and out into different ranges, and in place both in the same way.
+  const unsigned seed = static_cast<unsigned>(rank.rank() + 10);
+  const std::vector<Buffer> ins = in.Cut(c.pieces, seed);
+  const std::vector<Buffer> outs = c.in_place ? ins : out.Cut(c.pieces, seed + 1);
+  RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(ins, outs, c.options)));
+  for (size_t i = 0; i < c.count; ++i) {
+    RANK_CHECK(out.Get(i) == Expected(c, rank.size(), i, values), c.Text(i), ": ", out.Get(i), " not ",
+               Expected(c, rank.size(), i, values));
+    if (!c.in_place) RANK_CHECK(in.Get(i) == values(c, rank.rank(), i), c.Text(i), ": the input has changed");
+  }
+}
+
+// ReduceScatter of `c.count` elements per rank.
+void CheckReduceScatter(Rank& rank, const Case& c) {
+  const size_t all = c.count * static_cast<size_t>(rank.size());
+  const size_t mine = c.count * static_cast<size_t>(rank.rank());
+  Memory in(rank, c.placement, c.in, all);
+  Memory other(rank, c.placement, c.out, c.in_place ? 0 : c.count);
+  for (size_t i = 0; i < all; ++i) in.Set(i, WholeNumbers(c, rank.rank(), i));
+  const unsigned seed = static_cast<unsigned>(rank.rank() + 20);
+  const std::vector<Buffer> outs = c.in_place ? in.Cut(mine, c.count, c.pieces, seed) : other.Cut(c.pieces, seed);
+  // In place, the input is cut where the output is.
+  std::vector<Buffer> ins;
+  if (c.in_place) {
+    ins.push_back(in.Range(0, mine));
+    ins.insert(ins.end(), outs.begin(), outs.end());
+    ins.push_back(in.Range(mine + c.count, all - mine - c.count));
+  } else {
+    ins = in.Cut(c.pieces + 1, seed + 1);
+  }
+  RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter(ins, outs, c.options)));
+  for (size_t i = 0; i < c.count; ++i) {
+    const double got = c.in_place ? in.Get(mine + i) : other.Get(i);
+    RANK_CHECK(got == Expected(c, rank.size(), mine + i, WholeNumbers), c.Text(i), ": ", got, " not ",
+               Expected(c, rank.size(), mine + i, WholeNumbers));
+  }
+}
+
+ReduceOptions With(ReduceOp op, double prescale = 1, double postscale = 1) {
+  ReduceOptions options;
+  options.op = op;
+  options.prescale = prescale;
+  options.postscale = postscale;
+  return options;
+}
+
+TEST_CASE("every op in every dtype") {
+  RunOnRanks([](Rank& rank) {
+    for (const DType dtype : kAllDTypes) {
+      for (const ReduceOp op : kAllOps) {
+        CheckAllReduce(rank, {.in = dtype, .out = dtype, .options = With(op), .count = 1003});
+        CheckAllReduce(rank, {.in = dtype,
+                              .out = dtype,
+                              .options = With(op),
+                              .count = 517,
+                              .placement = Placement::kMixed,
+                              .in_place = false,
+                              .pieces = 3});
+        CheckReduceScatter(rank, {.in = dtype, .out = dtype, .options = With(op), .count = 261});
+      }
+    }
+  });
+}
+
+TEST_CASE("every count, placement and split, in place and out of place") {
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{2}, size_t{7}, size_t{63}, size_t{1000}, size_t{4097}}) {
+        for (const bool in_place : {true, false}) {
+          for (const int pieces : {1, 5}) {
+            for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
+              const Case c = {.in = dtype,
+                              .out = dtype,
+                              .options = With(ReduceOp::kSum),
+                              .count = count,
+                              .placement = placement,
+                              .in_place = in_place,
+                              .pieces = pieces};
+              CheckAllReduce(rank, c);
+              CheckReduceScatter(rank, c);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("counts of many chunks") {
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      for (const size_t count : {size_t{100'003}, size_t{524'287}}) {
+        const Case c = {.options = With(ReduceOp::kAvg), .count = count, .placement = placement, .pieces = 4};
+        CheckAllReduce(rank, c);
+        CheckReduceScatter(rank, {.options = With(ReduceOp::kAvg),
+                                  .count = count / 8,
+                                  .placement = placement,
+                                  .in_place = false,
+                                  .pieces = 4});
+      }
+    }
+    CheckAllReduce(rank, {.options = With(ReduceOp::kSum), .count = 300'001, .in_place = false, .pieces = 200});
+  });
+}
+
+TEST_CASE("an operation on nothing, without an address") {
+  RunOnRanks([](Rank& rank) {
+    ProcessGroup& group = rank.group();
+    const Buffer nothing = {nullptr, 0, DType::kFloat32, {}};
+    RANK_CHECK_OK(rank.Finish(group.AllReduce({nothing}, {nothing})));
+    RANK_CHECK_OK(rank.Finish(group.Broadcast({nothing}, 0)));
+    RANK_CHECK_OK(rank.Finish(group.AllGather({nothing}, {nothing})));
+    RANK_CHECK_OK(rank.Finish(group.ReduceScatter({nothing}, {nothing})));
+  });
+}
+
+TEST_CASE("float32 and the 16-bit types convert to each other") {
+  RunOnRanks([](Rank& rank) {
+    const DType floats[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+    for (const DType in : floats) {
+      for (const DType out : floats) {
+        if (in == out) continue;
+        for (const Placement placement : {Placement::kAllocated, Placement::kUnaligned}) {
+          const Case c = {.in = in,
+                          .out = out,
+                          .options = With(ReduceOp::kSum, 1, 0.125),
+                          .count = 3001,
+                          .placement = placement,
+                          .in_place = false,
+                          .pieces = 2};
+          CheckAllReduce(rank, c);
+          CheckReduceScatter(rank, c);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("scaling before and after") {
+  RunOnRanks([](Rank& rank) {
+    for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const ReduceOp op : kAllOps) {
+        CheckAllReduce(rank, {.in = dtype, .out = dtype, .options = With(op, 0.5, 4), .count = 501});
+        CheckReduceScatter(rank,
+                           {.in = dtype, .out = dtype, .options = With(op, 2, 0.25), .count = 77, .in_place = false});
+      }
+    }
+    // Neither factor is a power of two: rounding has to be where the contract puts it.
+    CheckAllReduce(rank, {.options = With(ReduceOp::kSum, 1.0 / 3, 0.7), .count = 20'011}, AwkwardNumbers);
+  });
+}
+
+TEST_CASE("the average of integers is truncated toward zero") {
+  RunOnRanks([](Rank& rank) {
+    for (const DType dtype : {DType::kInt64, DType::kInt32, DType::kInt8}) {
+      Memory m(rank, Placement::kAllocated, dtype, 2);
+      m.Set(0, rank.rank() == 0 ? -7 : 0);
+      m.Set(1, rank.rank() == 0 ? 7 : 0);
+      RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, With(ReduceOp::kAvg))));
+      RANK_CHECK_EQ(m.Get(0), -std::floor(7.0 / rank.size()));
+      RANK_CHECK_EQ(m.Get(1), std::floor(7.0 / rank.size()));
+    }
+  });
+}
+
+TEST_CASE("sums are made in rank order and do not depend on how a tensor is cut, where it lies, or the run") {
+  constexpr size_t kCount = 60'013;
+  RunOnRanks([](Rank& rank) {
+    // Order-dependence of these values, or the rest of this test would say nothing.
+    int order_matters = 0;
+    for (size_t i = 0; i < 1000; ++i) {
+      const double up[] = {Awkward(0, i), Awkward(1, i), Awkward(2, i)};
+      const double down[] = {up[2], up[1], up[0]};
+      order_matters += Reduce(DType::kFloat32, ReduceOp::kSum, up) != Reduce(DType::kFloat32, ReduceOp::kSum, down);
+    }
+    RANK_CHECK(order_matters > 100);
+
+    for (const Placement placement : kAllPlacements) {
+      for (const bool in_place : {true, false}) {
+        CheckAllReduce(rank,
+                       {.options = With(ReduceOp::kAvg), .count = kCount, .placement = placement, .in_place = in_place},
+                       AwkwardNumbers);
+      }
+    }
+    // The same tensor as many operations of random sizes, all in flight at once.
+    for (unsigned run = 0; run < 3; ++run) {
+      const Case c = {.options = With(ReduceOp::kAvg), .count = kCount};
+      Memory m(rank, Placement::kMixed, DType::kFloat32, kCount);
+      for (size_t i = 0; i < kCount; ++i) m.Set(i, Awkward(rank.rank(), i));
+      std::vector<Work> works;
+      for (const Buffer& piece : m.Cut(40, run)) {
+        works.push_back(RANK_VALUE(rank.group().AllReduce({piece}, {piece}, c.options)));
+      }
+      for (Work& work : works) RANK_CHECK_OK(work.Wait());
+      for (size_t i = 0; i < kCount; ++i) {
+        RANK_CHECK_EQ(m.Get(i), Expected(c, rank.size(), i, AwkwardNumbers));
+      }
+    }
+  });
+}
+
+TEST_CASE("infinities and NaNs raise the flag on all ranks") {
+  RunOnRanks([](Rank& rank) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const double bad : {0.0, infinity, -infinity, nan}) {
+        for (const size_t where : {size_t{0}, size_t{4999}, size_t{9999}}) {
+          Memory m(rank, Placement::kAllocated, dtype, 10'000);
+          m.Fill(1);
+          if (rank.rank() == rank.size() - 1) m.Set(where, bad);
+          uint32_t flag = 7;
+          ReduceOptions options = With(ReduceOp::kAvg);
+          options.nonfinite = &flag;
+          RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, options)));
+          RANK_CHECK_EQ(flag, bad == 0 ? 7u : 1u);
+        }
+      }
+    }
+    // A sum that a 16-bit float could not hold, but the accumulator does, is finite when scaling brings it back.
+    Memory m(rank, Placement::kAllocated, DType::kFloat16, 100);
+    m.Fill(60'000);
+    uint32_t flag = 0;
+    ReduceOptions options = With(ReduceOp::kAvg);
+    options.nonfinite = &flag;
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, options)));
+    RANK_CHECK_EQ(flag, 0u);
+    RANK_CHECK_EQ(m.Get(50), 60'000.0);
+  });
+}
+
+TEST_CASE("minimum and maximum hand on a NaN") {
+  RunOnRanks([](Rank& rank) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      for (int from = 0; from < rank.size(); ++from) {
+        Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
+        m.Fill(rank.rank());
+        if (rank.rank() == from) m.Set(37, std::numeric_limits<double>::quiet_NaN());
+        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, With(op))));
+        RANK_CHECK(std::isnan(m.Get(37)));
+        RANK_CHECK_EQ(m.Get(36), op == ReduceOp::kMin ? 0.0 : rank.size() - 1.0);
+      }
+    }
+  });
+}
+
+TEST_CASE("more than 2^31 bytes", "[.][large]") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kCount = (size_t{1} << 31) + 4099;
+    const auto value = [](int r, size_t i) {
+      return static_cast<uint8_t>(i * 31 + i / 4093 + static_cast<size_t>(r) * 57);
+    };
+    const Allocation memory = RANK_VALUE(rank.group().Allocate(kCount, Device{}));
+    uint8_t* data = static_cast<uint8_t*>(memory.data());
+    for (size_t i = 0; i < kCount; ++i) data[i] = value(rank.rank(), i);
+    const Buffer whole = memory.View(DType::kUInt8, 0, kCount);
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole})));
+    for (size_t i = 0; i < kCount; ++i) {
+      uint8_t sum = 0;
+      for (int r = 0; r < rank.size(); ++r) sum = static_cast<uint8_t>(sum + value(r, i));
+      if (data[i] != sum) RANK_CHECK(false, "AllReduce at ", i);
+    }
+
+    std::vector<uint8_t> ordinary(kCount);
+    if (rank.rank() == 1) std::memcpy(ordinary.data(), data, kCount);
+    const Buffer buffer = {ordinary.data(), kCount, DType::kUInt8, {}};
+    RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({buffer}, 1)));
+    RANK_CHECK(std::memcmp(ordinary.data(), data, kCount) == 0, "Broadcast");
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -51,7 +51,10 @@ struct Buffer {
 using Buffers = absl::Span<const Buffer>;
 
 // Bytes of one element.
-DDP_EXPORT size_t SizeOf(DType dtype);
+constexpr size_t SizeOf(DType dtype) {
+  constexpr uint8_t kSizes[] = {8, 4, 2, 2, 8, 4, 1, 1};
+  return kSizes[static_cast<uint8_t>(dtype)];
+}
 
 // "float32", "bfloat16", "int8", ...
 DDP_EXPORT absl::string_view Name(DType dtype);

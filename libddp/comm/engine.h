@@ -74,7 +74,8 @@ class Engine final : public ProgressThread::Client {
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
   bool Agrees(const Operation& operation);
-  bool Resolve(Operation* operation, int peer);
+  bool ResolveSingle(Operation* operation, int peer) const;
+  bool ResolveList(Operation* operation, int peer) const;
   bool Describe(const RangeList& list, uint64_t* single, ListedRange* entries) const;
   void Worked(Operation* operation);
   void FinishOk(Operation* operation);

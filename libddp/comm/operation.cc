@@ -1,6 +1,7 @@
 #include "libddp/comm/operation.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/engine.h"
@@ -129,31 +130,38 @@ void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
 
 // All-reduce: the array is cut into one slice per rank, which is reduced over all ranks and stored at all of them. The
 // others: slice r is rank r's result.
-size_t Operation::SliceBegin(int slice, int ranks) const {
-  const size_t per_rank = RoundUp(CeilDiv(count, static_cast<size_t>(ranks)), kSliceAlign);
-  return std::min(count, per_rank * static_cast<size_t>(slice));
-}
-
-size_t Operation::SliceElements(int slice, int ranks) const {
+void Operation::CutSlices(int ranks) {
+  const size_t n = static_cast<size_t>(ranks);
   switch (key_.kind) {
     case OperationKey::Kind::kAllReduce:
-      return SliceBegin(slice + 1, ranks) - SliceBegin(slice, ranks);
+      slice_ = RoundUp(CeilDiv(count, n), kSliceAlign);
+      break;
     case OperationKey::Kind::kReduceScatter:
-      return count / static_cast<size_t>(ranks);
+      slice_ = count / n;
+      break;
     case OperationKey::Kind::kAllGather:
-      return count * static_cast<size_t>(ranks);
+      slice_ = count * n;
+      break;
     case OperationKey::Kind::kBroadcast:
-      return slice == key_.root ? 0 : count;
+      slice_ = count;
+      break;
     case OperationKey::Kind::kBarrier:
-      return 0;
+      break;
   }
-  return 0;
+  const size_t chunk = ChunkElements();
+  for (int r = 0; r < ranks; ++r) {
+    const size_t elements = SliceElements(r);
+    chunks.push_back(elements <= chunk ? elements > 0 : static_cast<uint32_t>(CeilDiv(elements, chunk)));
+  }
 }
 
-void Operation::CountChunks(int ranks) {
-  for (int slice = 0; slice < ranks; ++slice) {
-    chunks.push_back(static_cast<uint32_t>(CeilDiv(SliceElements(slice, ranks), kChunkBytes / SizeOf(key_.in))));
-  }
+size_t Operation::ChunkElements() const { return kChunkBytes / in_size(); }
+
+size_t Operation::SliceBegin(int slice) const { return std::min(count, slice_ * static_cast<size_t>(slice)); }
+
+size_t Operation::SliceElements(int slice) const {
+  if (key_.kind == OperationKey::Kind::kAllReduce) return SliceBegin(slice + 1) - SliceBegin(slice);
+  return key_.kind == OperationKey::Kind::kBroadcast && slice == key_.root ? 0 : slice_;
 }
 
 bool Operation::ChunksDone(const ControlBlock& control) const {
@@ -166,7 +174,7 @@ bool Operation::ChunksDone(const ControlBlock& control) const {
 }
 
 int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit) {
-  const size_t chunk = kChunkBytes / SizeOf(key_.in);
+  const size_t chunk = ChunkElements();
   int ran = 0;
   for (int k = 0; k < (steal ? ranks : 1); ++k) {
     const int slice = rank + k < ranks ? rank + k : rank + k - ranks;
@@ -176,7 +184,7 @@ int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool 
       const uint32_t c = slot.claimed.fetch_add(1, std::memory_order_relaxed);
       if (c >= here) break;
       const size_t lo = c * chunk;
-      RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice, ranks), lo + chunk));
+      RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice), lo + chunk));
       slot.done.fetch_add(1, std::memory_order_release);
       ++ran;
     }
@@ -185,42 +193,63 @@ int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool 
 }
 
 void Operation::RunChunk(const ControlBlock& control, int rank, int ranks, int slice, size_t lo, size_t hi) {
-  const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out);
   switch (key_.kind) {
     case OperationKey::Kind::kBarrier:
       return;
     case OperationKey::Kind::kBroadcast:
-      ins[key_.root].CopyTo(lo * in_size, outs[static_cast<size_t>(slice)], lo * in_size, (hi - lo) * in_size);
-      return;
+      return CopyChunk(key_.root, lo, slice, lo, hi - lo);
     case OperationKey::Kind::kAllGather:
       for (size_t at = lo; at < hi;) {
         const size_t source = at / count, within = at % count;
         const size_t n = std::min(hi - at, count - within);
-        ins[source].CopyTo(within * in_size, outs[static_cast<size_t>(slice)], at * in_size, n * in_size);
+        CopyChunk(static_cast<int>(source), within, slice, at, n);
         at += n;
       }
       return;
-    case OperationKey::Kind::kAllReduce:
-    case OperationKey::Kind::kReduceScatter: {
-      const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
-      const size_t in_begin =
-          lo + (scatter ? static_cast<size_t>(slice) * (count / static_cast<size_t>(ranks)) : SliceBegin(slice, ranks));
-      const size_t out_begin = scatter ? lo : in_begin;
-      const size_t first_out = scatter ? static_cast<size_t>(slice) : 0;
-      const bool bad = ReduceLists(
-          reduce, ranks,
-          [&](int r, size_t at, size_t* contiguous) {
-            return ins[static_cast<size_t>(r)].At((in_begin + at) * in_size, contiguous);
-          },
-          in_size, scatter ? 1 : ranks,
-          [&](int r, size_t at, size_t* contiguous) {
-            return outs[first_out + static_cast<size_t>(r)].At((out_begin + at) * out_size, contiguous);
-          },
-          out_size, hi - lo);
-      if (bad) control.slot(sequence, scatter ? slice : rank).nonfinite.store(1, std::memory_order_relaxed);
+    case OperationKey::Kind::kAllReduce: {
+      const size_t begin = SliceBegin(slice) + lo;
+      if (ReduceChunk(ranks, begin, 0, ranks, begin, hi - lo)) {
+        control.slot(sequence, rank).nonfinite.store(1, std::memory_order_relaxed);
+      }
       return;
     }
+    case OperationKey::Kind::kReduceScatter:
+      if (ReduceChunk(ranks, static_cast<size_t>(slice) * slice_ + lo, slice, 1, lo, hi - lo)) {
+        control.slot(sequence, slice).nonfinite.store(1, std::memory_order_relaxed);
+      }
+      return;
   }
+}
+
+// `n` elements from in_begin on, over all ranks, to the outputs of `outs_count` ranks.
+bool Operation::ReduceChunk(int ranks, size_t in_begin, int first_out, int outs_count, size_t out_begin,
+                            size_t n) const {
+  const size_t first = static_cast<size_t>(first_out);
+  if (!in_bases.empty()) {
+    absl::InlinedVector<const void*, 16> from(in_bases.begin(), in_bases.end());
+    absl::InlinedVector<void*, 16> to(out_bases.begin() + first_out, out_bases.begin() + first_out + outs_count);
+    for (const void*& p : from) p = static_cast<const char*>(p) + in_begin * in_size();
+    for (void*& p : to) p = static_cast<char*>(p) + out_begin * out_size();
+    return reduce(from.data(), ranks, to.data(), outs_count, n);
+  }
+  return ReduceLists(
+      reduce, ranks,
+      [&](int r, size_t at, size_t* contiguous) {
+        return ins[static_cast<size_t>(r)].At((in_begin + at) * in_size(), contiguous);
+      },
+      in_size(), outs_count,
+      [&](int r, size_t at, size_t* contiguous) {
+        return outs[first + static_cast<size_t>(r)].At((out_begin + at) * out_size(), contiguous);
+      },
+      out_size(), n);
+}
+
+void Operation::CopyChunk(int source, size_t from, int target, size_t to, size_t elements) const {
+  const size_t s = static_cast<size_t>(source), t = static_cast<size_t>(target), size = in_size();
+  if (in_bases.empty()) return ins[s].CopyTo(from * size, outs[t], to * size, elements * size);
+  char* const here = in_bases[s] + from * size;
+  char* const there = out_bases[t] + to * size;
+  if (here != there) std::memcpy(there, here, elements * size);
 }
 
 // --- staged ---------------------------------------------------------------------------------------------------------

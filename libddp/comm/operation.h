@@ -71,15 +71,18 @@ class Operation final : public internal::WorkState {
   int arrived = 0;  // ranks 0 .. arrived - 1 have announced it
   int workers = 0;
   int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
-  // kDirect: everybody's data.
+  // kDirect: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
+  absl::InlinedVector<char*, 8> in_bases, out_bases;
   absl::InlinedVector<RangeList, 4> ins, outs;
-  absl::InlinedVector<uint32_t, 4> chunks;  // of each slice
+  absl::InlinedVector<uint32_t, 8> chunks;  // of each slice
   // kStaged: the next thing to do.
   uint64_t first_round = 0, round = 0;
   enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
 
   const OperationKey& key() const { return key_; }
-  size_t in_bytes() const { return count * SizeOf(key_.in); }
+  size_t in_size() const { return SizeOf(key_.in); }  // of one element
+  size_t out_size() const { return SizeOf(key_.out); }
+  size_t in_bytes() const { return count * in_size(); }
 
   // Sets the outcome; from here on the buffers are the caller's again.
   void Finish(absl::Status status) {
@@ -95,7 +98,7 @@ class Operation final : public internal::WorkState {
   // kDirect. Claims and does chunks of this rank's slice and, if `steal`, then of the others', at most `limit` chunks;
   // returns how many.
   int RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit);
-  void CountChunks(int ranks);
+  void CutSlices(int ranks);
   bool ChunksDone(const ControlBlock& control) const;
 
   // kStaged. Does what can be done without waiting; returns whether anything was. StagedDone tells when all is.
@@ -106,9 +109,12 @@ class Operation final : public internal::WorkState {
  private:
   ~Operation() override = default;
 
-  size_t SliceElements(int slice, int ranks) const;
-  size_t SliceBegin(int slice, int ranks) const;
+  size_t SliceElements(int slice) const;
+  size_t SliceBegin(int slice) const;
+  size_t ChunkElements() const;
   void RunChunk(const ControlBlock& control, int rank, int ranks, int slice, size_t lo, size_t hi);
+  bool ReduceChunk(int ranks, size_t in_begin, int first_out, int outs_count, size_t out_begin, size_t n) const;
+  void CopyChunk(int source, size_t from, int target, size_t to, size_t elements) const;
   size_t RoundElements(int ranks) const;
   size_t StagedElements(int ranks) const;
   void StageIn(const ControlBlock& control, int rank, int ranks) const;
@@ -117,6 +123,7 @@ class Operation final : public internal::WorkState {
 
   Engine* const engine_;
   const OperationKey key_;
+  size_t slice_ = 0;  // kDirect: elements of a slice, but for a shorter last one and the root's
   std::atomic<int> refs_{1};
   std::atomic<bool> done_{false};
   absl::Status status_;

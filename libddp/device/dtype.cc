@@ -3,24 +3,6 @@
 
 namespace ddp {
 
-size_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kInt8:
-    case DType::kUInt8:
-      return 1;
-  }
-  return 0;
-}
-
 absl::string_view Name(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:

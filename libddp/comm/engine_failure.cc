@@ -1,0 +1,131 @@
+// How the engine notices failures and tells of them.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "libddp/comm/engine.h"
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kLookEveryNs = 1'000'000;
+
+}  // namespace
+
+void Engine::Fail(const absl::Status& why) {
+  Lock lock(mutex_);
+  FailLocked(why);
+}
+
+absl::Status Engine::status() const {
+  Lock lock(mutex_);
+  return failure_;
+}
+
+// The first cause in the group is everybody's: whoever comes second takes the first one's word.
+void Engine::FailLocked(const absl::Status& why) {
+  if (!failure_.ok()) return;
+  Failure& shared = control_.failure();
+  uint32_t none = Failure::kNone;
+  failure_ = why;
+  if (shared.state.compare_exchange_strong(none, Failure::kBeingWritten)) {
+    shared.code = static_cast<int32_t>(why.code());
+    const size_t n = std::min(why.message().size(), sizeof shared.message - 1);
+    std::memcpy(shared.message, why.message().data(), n);
+    shared.message[n] = 0;
+    shared.state.store(Failure::kWritten, std::memory_order_release);
+  } else {
+    // A writer that died in the middle must not hold us up.
+    for (int i = 0; i < 1000 && shared.state.load(std::memory_order_acquire) != Failure::kWritten; ++i) sched_yield();
+    if (shared.state.load(std::memory_order_acquire) == Failure::kWritten) {
+      failure_ = absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message);
+    }
+  }
+  for (Operation* operation : queue_) {
+    if (!operation->Done() && operation->workers == 0) operation->Finish(failure_);
+  }
+}
+
+// Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
+void Engine::LookAround(Lock&) {
+  if (!failure_.ok()) return;
+  if (control_.failure().state.load(std::memory_order_acquire) != Failure::kNone) {
+    FailLocked(absl::AbortedError("the group was aborted by a peer that died while it said why"));
+    return;
+  }
+  const int64_t now = NowNs();
+  if (now < next_look_ns_) return;
+  next_look_ns_ = now + kLookEveryNs;
+  const Operation* oldest = nullptr;
+  for (Operation* operation : queue_) {
+    if (operation->Done()) continue;
+    if (operation->noticed_ns == 0) operation->noticed_ns = now;
+    if (oldest == nullptr) oldest = operation;
+  }
+  if (oldest == nullptr) return;
+  CheckPeers();
+  if (failure_.ok() && now - oldest->noticed_ns > absl::ToInt64Nanoseconds(options_.timeout)) {
+    FailLocked(TimedOut(*oldest));
+  }
+}
+
+void Engine::CheckPeers() {
+  const auto left = [&](int r) { return control_.peer(r).departed.load(std::memory_order_acquire) != 0; };
+  for (int r : options_.peers.Dead()) {
+    if (left(r)) continue;
+    FailLocked(absl::UnavailableError(absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
+                                                   ") has died; see its own output for the reason, and start the job "
+                                                   "again")));
+    return;
+  }
+  for (int r = 0; r < options_.size; ++r) {
+    if (r == options_.rank || !left(r)) continue;
+    for (const Operation* operation : queue_) {
+      if (operation->Done() || !Needs(*operation, r)) continue;
+      FailLocked(absl::UnavailableError(absl::StrCat(
+          "rank ", r, " has left the group without taking part in operation ", operation->sequence, ", ",
+          operation->key().Describe(operation->count), "; all ranks must make the same calls in the same order")));
+      return;
+    }
+  }
+}
+
+// Whether the operation cannot be done without something that `peer` has still to do.
+bool Engine::Needs(const Operation& operation, int peer) const {
+  if (control_.slot(operation.sequence, peer).announcement.sequence.load(std::memory_order_acquire) !=
+      operation.sequence + 1) {
+    return true;
+  }
+  if (!operation.ready || operation.mode != Operation::Mode::kStaged) return false;
+  const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
+  return control_.peer(peer).reduced.load(std::memory_order_acquire) < rounds;
+}
+
+absl::Status Engine::TimedOut(const Operation& operation) const {
+  std::vector<int> missing, unfinished;
+  for (int r = 0; r < options_.size; ++r) {
+    const Slot& slot = control_.slot(operation.sequence, r);
+    if (slot.announcement.sequence.load(std::memory_order_acquire) != operation.sequence + 1) {
+      missing.push_back(r);
+    } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
+               slot.done.load(std::memory_order_acquire) != operation.chunks[static_cast<size_t>(r)]) {
+      unfinished.push_back(r);
+    } else if (Needs(operation, r)) {
+      unfinished.push_back(r);
+    }
+  }
+  const bool arrived = missing.empty();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", options_.rank, ": operation ", operation.sequence, ", ", operation.key().Describe(operation.count),
+      ", timed out after ", absl::FormatDuration(options_.timeout), ": ",
+      arrived ? "did not finish their part: rank " : "did not arrive: rank ",
+      absl::StrJoin(arrived ? unfinished : missing, ", "),
+      "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call"));
+}
+
+}  // namespace ddp

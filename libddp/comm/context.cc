@@ -17,6 +17,11 @@ namespace {
 
 class ContextImpl final : public Context {
  public:
+  ~ContextImpl() override {
+    // A peer may be stuck then: the end of MPI must not wait for it for ever.
+    if (mpi_ != nullptr && (world_ == nullptr || !world_->status().ok())) mpi_->MarkFailed();
+  }
+
   int rank() const override { return info_.rank; }
   int world_size() const override { return info_.world_size; }
   int local_rank() const override { return info_.local_rank; }

@@ -1,0 +1,313 @@
+// The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, time-outs and Abort.
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+
+TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
+  RunOnRanks([](Rank& rank) {
+    ProcessGroup& group = rank.group();
+    const size_t size = static_cast<size_t>(rank.size());
+    Memory floats(rank, Placement::kAllocated, DType::kFloat32, 64 * size);
+    Memory ints(rank, Placement::kOrdinary, DType::kInt32, 64 * size);
+    const Buffer ten = floats.Range(0, 10);
+    const Buffer int_ten = ints.Range(0, 10);
+    const Buffer null_ten = {nullptr, 10, DType::kFloat32, {}};
+    Buffer cuda_ten = ten;
+    cuda_ten.device.kind = Device::Kind::kCuda;
+    const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call) {
+      RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call);
+    };
+
+    // Counts
+    wrong(group.AllReduce({ten}, {floats.Range(0, 11)}), "all_reduce");
+    wrong(group.AllGather({ten}, {floats.Range(0, 10 * size + 1)}), "all_gather");
+    wrong(group.ReduceScatter({floats.Range(0, 10 * size + 1)}, {ten}), "reduce_scatter");
+    // Types
+    wrong(group.AllReduce({ten}, {int_ten}), "all_reduce");
+    wrong(group.AllReduce({ten, int_ten}, {floats.Range(20, 20)}), "all_reduce");
+    wrong(group.AllGather({int_ten}, {floats.Range(0, 10 * size)}), "all_gather");
+    wrong(group.Broadcast({ten, int_ten}, 0), "broadcast");
+    // Memory
+    wrong(group.AllReduce({null_ten}, {ten}), "all_reduce");
+    wrong(group.AllReduce({ten}, {null_ten}), "all_reduce");
+    wrong(group.AllReduce({ten}, {floats.Range(5, 10)}), "all_reduce");
+    wrong(group.Broadcast({null_ten}, 0), "broadcast");
+    wrong(group.AllReduce({cuda_ten}, {cuda_ten}), "all_reduce");
+    wrong(group.Broadcast({cuda_ten}, 0), "broadcast");
+    // Roots
+    wrong(group.Broadcast({ten}, -1), "broadcast");
+    wrong(group.Broadcast({ten}, rank.size()), "broadcast");
+    // Scaling and the check are for floats
+    uint32_t flag = 0;
+    ReduceOptions scaled, checked;
+    scaled.postscale = 0.5;
+    checked.nonfinite = &flag;
+    wrong(group.AllReduce({int_ten}, {int_ten}, scaled), "all_reduce");
+    wrong(group.AllReduce({int_ten}, {int_ten}, checked), "all_reduce");
+    wrong(group.ReduceScatter({ints.Range(0, 10 * size)}, {ints.Range(10 * static_cast<size_t>(rank.rank()), 10)},
+                              scaled),
+          "reduce_scatter");
+    RANK_CHECK_STATUS(group.Allocate(0, Device{}), StatusCode::kInvalidArgument, "allocate");
+    RANK_CHECK_STATUS(group.Allocate(100, cuda_ten.device), StatusCode::kInvalidArgument, "allocate");
+
+    RANK_CHECK_OK(group.status());
+    floats.Fill(2);
+    RANK_CHECK_OK(Rank::Finish(group.AllReduce({ten}, {ten})));
+    RANK_CHECK_EQ(floats.Get(9), 2.0 * rank.size());
+    RANK_CHECK_EQ(floats.Get(10), 2.0);
+  });
+}
+
+// A call that the last rank makes differently from the others.
+struct Disagreement {
+  std::function<absl::StatusOr<Work>(ProcessGroup&, Memory&, bool differently)> call;
+  const char* usual;
+  const char* different;
+};
+
+ReduceOptions With(ReduceOp op) {
+  ReduceOptions options;
+  options.op = op;
+  return options;
+}
+
+TEST_CASE("ranks that disagree all learn of it, with both sides named") {
+  if (RankCount() == 1) return;  // nobody to disagree with
+  const auto retyped = [](Memory& m, size_t count, DType dtype) { return Buffer{m.data(), count, dtype, {}}; };
+  const std::vector<Disagreement> disagreements = {
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         return g.AllReduce({m.Range(0, d ? 1001u : 1000u)}, {m.Range(0, d ? 1001u : 1000u)});
+       },
+       "1000", "1001"},
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         return g.AllReduce({m.Range(0, d ? 400'000u : 1u)}, {m.Range(0, d ? 400'000u : 1u)});
+       },
+       "1 element", "400000"},
+      {[&](ProcessGroup& g, Memory& m, bool d) {
+         const Buffer b = retyped(m, 1000, d ? DType::kInt32 : DType::kFloat32);
+         return g.AllReduce({b}, {b});
+       },
+       "float32", "int32"},
+      {[&](ProcessGroup& g, Memory& m, bool d) {
+         return g.AllReduce({m.Range(0, 1000)}, {retyped(m, 1000, d ? DType::kBFloat16 : DType::kFloat32)});
+       },
+       "float32", "bfloat16"},
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         return g.AllReduce({m.Range(0, 1000)}, {m.Range(0, 1000)}, With(d ? ReduceOp::kMax : ReduceOp::kSum));
+       },
+       "sum", "max"},
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         ReduceOptions options;
+         options.postscale = d ? 0.5 : 1;
+         return g.AllReduce({m.Range(0, 1000)}, {m.Range(0, 1000)}, options);
+       },
+       "rank 0", "scale"},
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         return d ? g.Broadcast({m.Range(0, 1000)}, 0) : g.AllReduce({m.Range(0, 1000)}, {m.Range(0, 1000)});
+       },
+       "all_reduce", "broadcast"},
+      {[](ProcessGroup& g, Memory& m, bool d) { return g.Broadcast({m.Range(0, 1000)}, d ? 1 : 0); }, "from rank 0",
+       "from rank 1"},
+      {[](ProcessGroup& g, Memory& m, bool d) { return d ? g.Barrier() : g.Broadcast({m.Range(0, 1000)}, 0); },
+       "broadcast", "barrier"},
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         const size_t size = static_cast<size_t>(g.size());
+         return d ? g.ReduceScatter({m.Range(0, 8 * size)}, {m.Range(8 * static_cast<size_t>(g.rank()), 8)})
+                  : g.AllGather({m.Range(8 * static_cast<size_t>(g.rank()), 8)}, {m.Range(0, 8 * size)});
+       },
+       "all_gather", "reduce_scatter"},
+  };
+  for (const Placement placement : {Placement::kAllocated, Placement::kOrdinary}) {
+    for (const Disagreement& disagreement : disagreements) {
+      RunOnRanks([&](Rank& rank) {
+        Memory m(rank, placement, DType::kFloat32, 400'000);
+        const bool differently = rank.rank() == rank.size() - 1;
+        RANK_CHECK_STATUS(Rank::Finish(disagreement.call(rank.group(), m, differently)),
+                          StatusCode::kFailedPrecondition, disagreement.usual, disagreement.different, "rank 0",
+                          absl::StrCat("rank ", rank.size() - 1));
+        // The group stays failed, with the same cause.
+        RANK_CHECK_STATUS(rank.group().status(), StatusCode::kFailedPrecondition, disagreement.different);
+        RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kFailedPrecondition,
+                          disagreement.different);
+        RANK_CHECK(!rank.group().Allocate(100, Device{}).ok());
+      });
+    }
+  }
+}
+
+TEST_CASE("ranks that ask for different amounts of memory all learn of it") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    RANK_CHECK_STATUS(rank.group().Allocate(rank.rank() == 1 ? 5000 : 4000, Device{}), StatusCode::kFailedPrecondition,
+                      "4000", "5000", "rank 0", "rank 1");
+  });
+}
+
+TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and the group goes on") {
+  RunOnRanks([](Rank& rank) {
+    RANK_CHECK_STATUS(rank.group().Allocate(size_t{1} << 46, Device{}), StatusCode::kResourceExhausted, "memory");
+    RANK_CHECK_OK(rank.group().status());
+    const Allocation memory = RANK_VALUE(rank.group().Allocate(1000, Device{}));
+    const Buffer whole = memory.View(DType::kInt8, 0, 1000);
+    RANK_CHECK_OK(Rank::Finish(rank.group().AllReduce({whole}, {whole})));
+  });
+}
+
+TEST_CASE("a rank that does not come is named after the time-out") {
+  if (RankCount() == 1) return;
+  ContextOptions options;
+  options.timeout = absl::Milliseconds(400);
+  for (const Placement placement : {Placement::kAllocated, Placement::kOrdinary}) {
+    for (const size_t count : {size_t{1}, size_t{200'000}}) {
+      RunOnRanks(
+          [&](Rank& rank) {
+            Memory m(rank, placement, DType::kFloat32, count);
+            rank.Meet();
+            const int late = rank.size() - 1;
+            const std::string name = absl::StrCat("rank ", late);
+            if (rank.rank() != late) {
+              const absl::Time begin = absl::Now();
+              Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+              Work behind = RANK_VALUE(rank.group().Barrier());
+              RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
+              RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
+              const absl::Duration took = absl::Now() - begin;
+              RANK_CHECK(took > absl::Milliseconds(300) && took < absl::Seconds(10), absl::FormatDuration(took));
+            }
+            rank.Meet();
+            // Now it comes, too late.
+            RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
+                              StatusCode::kDeadlineExceeded, "all_reduce", name);
+          },
+          options);
+    }
+  }
+}
+
+TEST_CASE("time in which nothing is pending does not count") {
+  ContextOptions options;
+  options.timeout = absl::Milliseconds(300);
+  RunOnRanks(
+      [](Rank& rank) {
+        for (int i = 0; i < 3; ++i) {
+          RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+          rank.Meet();
+          std::this_thread::sleep_for(std::chrono::milliseconds(400));
+          rank.Meet();
+        }
+      },
+      options);
+}
+
+TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {
+  for (int who = 0; who < RankCount(); ++who) {
+    RunOnRanks([who](Rank& rank) {
+      Memory m(rank, Placement::kMixed, DType::kFloat32, 100'000);
+      rank.Meet();
+      std::vector<Work> works;
+      if (rank.rank() != who) {
+        for (size_t k = 0; k < 50; ++k) {
+          const Buffer range = m.Range(2000 * k, 2000);
+          works.push_back(RANK_VALUE(rank.group().AllReduce({range}, {range})));
+        }
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        rank.group().Abort(absl::DataLossError("the disk is full"));
+        rank.group().Abort(absl::InternalError("a second cause"));
+      }
+      for (Work& work : works) {
+        RANK_CHECK_STATUS(work.Wait(), StatusCode::kAborted, "the disk is full", absl::StrCat("rank ", who));
+        RANK_CHECK(work.Done());
+      }
+      rank.Meet();
+      RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "the disk is full");
+      RANK_CHECK_STATUS(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)), StatusCode::kAborted, "the disk is full");
+      RANK_CHECK_STATUS(rank.group().Allocate(100, Device{}), StatusCode::kAborted, "the disk is full");
+      RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "the disk is full");
+    });
+  }
+}
+
+TEST_CASE("Abort from another thread releases a rank that waits") {
+  RunOnRanks([](Rank& rank) {
+    if (rank.size() == 1) return;
+    Work work = rank.rank() == 0 ? Work() : RANK_VALUE(rank.group().Barrier());
+    std::thread aborter;
+    if (rank.rank() == rank.size() - 1) {
+      aborter = std::thread([&rank] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        rank.group().Abort(absl::CancelledError("the user pressed a key"));
+      });
+    }
+    const absl::Status status = rank.rank() == 0 ? absl::OkStatus() : work.Wait();
+    if (aborter.joinable()) aborter.join();
+    if (rank.rank() != 0) RANK_CHECK_STATUS(status, StatusCode::kAborted, "the user pressed a key");
+    rank.Meet();
+    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "the user pressed a key");
+  });
+}
+
+TEST_CASE("Abort leaves what is done alone") {
+  RunOnRanks([](Rank& rank) {
+    Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
+    m.Fill(1);
+    Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+    RANK_CHECK_OK(work.Wait());
+    rank.Meet();
+    rank.group().Abort(absl::CancelledError("enough"));
+    RANK_CHECK_OK(work.Wait());
+    RANK_CHECK_EQ(m.Get(99), static_cast<double>(rank.size()));
+  });
+}
+
+TEST_CASE("a rank that leaves while others want it is named") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const int gone = rank.size() - 1;
+    if (rank.rank() == gone) return;  // ends its world at once
+    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
+  });
+}
+
+TEST_CASE("a wrong backend or time-out is told at Create") {
+  for (const char* backend : {"nccl", "local", ""}) {
+    if (RankCount() == 1 && std::string(backend) == "local") continue;
+    ContextOptions options;
+    options.rank = 0;
+    options.world_size = 2;
+    options.store = CreateMemoryStore();
+    options.backend = backend;
+    const absl::Status status = Context::Create(options).status();
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK(absl::StrContains(status.message(), "rank 0"));
+    CHECK(absl::StrContains(status.message(), "backend"));
+  }
+  ContextOptions options;
+  options.timeout = absl::ZeroDuration();
+  CHECK(Context::Create(options).status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("a missing rank is named at Create") {
+  ContextOptions options;
+  options.rank = 0;
+  options.world_size = 3;
+  options.store = CreateMemoryStore();
+  options.timeout = absl::Milliseconds(200);
+  const absl::Status status = Context::Create(options).status();
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK(absl::StrContains(status.message(), "1"));
+  CHECK(absl::StrContains(status.message(), "2"));
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""Writes digits_data.inc from the digits.csv.gz that the Python package scikit-learn ships.
+
+  python3 make_digits.py path/to/sklearn/datasets/data/digits.csv.gz > digits_data.inc
+
+One string per image: 64 pixels, row by row, as the letters 'A' (0) to 'Q' (16), then the label.
+"""
+import gzip
+import sys
+
+with gzip.open(sys.argv[1], "rt") as rows:
+    for row in rows:
+        *pixels, label = (int(float(x)) for x in row.split(","))
+        assert len(pixels) == 64 and all(0 <= p <= 16 for p in pixels) and 0 <= label <= 9
+        print('"' + "".join(chr(ord("A") + p) for p in pixels) + str(label) + '",')

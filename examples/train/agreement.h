@@ -1,0 +1,34 @@
+// Short messages between the ranks outside the training loop, so that all of them go on, or all of them stop.
+#ifndef EXAMPLES_TRAIN_AGREEMENT_H_
+#define EXAMPLES_TRAIN_AGREEMENT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "ddp/process_group.h"
+
+namespace examples {
+
+// Marks an error that all ranks have alike, so that one of them speaks for all. What the functions below return is
+// marked where it is so.
+absl::Status Agreed(absl::Status error);
+bool IsAgreed(const absl::Status& error);
+
+// Every rank's text, by rank; cut after about a thousand bytes. Collective, as all that follows.
+absl::StatusOr<std::vector<std::string>> GatherText(ddp::ProcessGroup& group, absl::string_view mine);
+
+// OK where `mine` is OK on all ranks. Otherwise the same error on all ranks: that of the lowest rank that has one,
+// which it names unless all have the same.
+absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
+
+// FailedPrecondition on all ranks where `mine` is not the same on all of them: "rank 1 has <what> <its text>, rank 0
+// <its text>; <remedy>".
+absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view what, absl::string_view mine,
+                         absl::string_view remedy);
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_AGREEMENT_H_

@@ -1,0 +1,42 @@
+// What rank 0 shows while it trains: a bar that is redrawn on a terminal, lines elsewhere.
+#ifndef EXAMPLES_TRAIN_CONSOLE_H_
+#define EXAMPLES_TRAIN_CONSOLE_H_
+
+#include <chrono>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace examples {
+
+class Console {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `shown`: on rank 0. Elsewhere every call does nothing.
+  Console(bool shown, bool terminal) : shown_(shown), bar_(shown && terminal) {}
+  ~Console() { ClearBar(); }
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  // Prints text that ends with a newline, in place of the bar.
+  void Print(absl::string_view text);
+
+  // Redraws the bar, a few times a second at most: calling it every step costs nothing.
+  void Step(Clock::time_point now, int64_t step, int64_t steps, double loss) {
+    if (bar_ && now >= next_draw_) DrawBar(now, step, steps, loss);
+  }
+
+ private:
+  void DrawBar(Clock::time_point now, int64_t step, int64_t steps, double loss);
+  void ClearBar();
+
+  bool shown_;
+  bool bar_;
+  bool drawn_ = false;
+  Clock::time_point next_draw_;
+};
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_CONSOLE_H_

@@ -1,0 +1,182 @@
+#include "examples/train/flags.h"
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+ABSL_FLAG(std::string, data, "digits",
+          "folder with MNIST's four IDX files, plain or .gz; \"digits\": the 1,797 images built into the program");
+ABSL_FLAG(std::optional<int64_t>, epochs, std::nullopt,
+          "passes over the training data, those before --resume included; 3 unless --steps is given");
+ABSL_FLAG(int64_t, steps, 0, "stop when so many steps have been made, those before --resume included; 0: no limit");
+ABSL_FLAG(int, batch, 64, "samples of one step on each rank");
+ABSL_FLAG(bool, drop_last, false,
+          "leave out the samples that do not fill an epoch's last batch, instead of filling it from the epoch's start");
+ABSL_FLAG(std::string, optimizer, "sgd", "sgd or adam");
+ABSL_FLAG(std::optional<double>, lr, std::nullopt, "learning rate; 0.05 with sgd, 0.001 with adam");
+ABSL_FLAG(double, momentum, 0.9, "of sgd");
+ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
+ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
+ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
+ABSL_FLAG(std::string, backend, "auto", "auto, hierarchical (ranks of one host), local (one rank)");
+ABSL_FLAG(bool, no_ddp, false, "train without DistributedDataParallel, on one rank, to measure what it costs");
+ABSL_FLAG(bool, no_sync, false,
+          "never reduce gradients, so that the ranks train apart, to measure what communication costs");
+ABSL_FLAG(bool, deterministic, false,
+          "same command, same bits: never revise the bucket plan, and check after each epoch that all ranks hold the "
+          "same parameters");
+ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch and at the end");
+ABSL_FLAG(std::string, resume, "", "checkpoint to go on from; the other flags as they were when it was saved");
+ABSL_FLAG(int64_t, warmup, 20, "first steps of this run that are left out of the measured times");
+ABSL_FLAG(std::string, summary_json, "", "file to write the results to, as JSON");
+
+namespace examples {
+namespace {
+
+// In the order of --help.
+constexpr absl::string_view kCommonFlags[] = {"data",      "epochs",  "steps",    "batch",        "drop_last",
+                                              "optimizer", "lr",      "momentum", "weight_decay", "seed",
+                                              "threads",   "backend", "no_ddp",   "no_sync",      "deterministic",
+                                              "save",      "resume",  "warmup",   "summary_json"};
+
+constexpr absl::string_view kSeeHelp = "; --help lists the flags";
+
+std::vector<absl::string_view> AllFlags(absl::Span<const absl::string_view> own_flags) {
+  std::vector<absl::string_view> names(own_flags.begin(), own_flags.end());
+  names.insert(names.end(), std::begin(kCommonFlags), std::end(kCommonFlags));
+  return names;
+}
+
+template <typename T>
+absl::Status CheckRange(absl::string_view name, T value, T low, T high) {
+  if (value >= low && value <= high) return absl::OkStatus();  // false for a NaN
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, "=", value, " is out of range: it may be ", low, " to ", high));
+}
+
+absl::Status CheckOneOf(absl::string_view name, absl::string_view value, absl::Span<const absl::string_view> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, "=", value, " is not known: it may be ", absl::StrJoin(allowed, ", ")));
+}
+
+absl::Status Check(const TrainFlags& flags) {
+  constexpr int64_t kMany = 1'000'000'000;
+  for (const absl::Status& status : {
+           CheckRange<int64_t>("epochs", flags.epochs, 1, kMany),
+           CheckRange<int64_t>("steps", flags.steps, 0, kMany),
+           CheckRange<int64_t>("warmup", flags.warmup, 0, kMany),
+           CheckRange<int>("batch", flags.batch, 1, 1 << 20),
+           CheckRange<int>("threads", flags.threads, 1, 1024),
+           CheckRange<double>("lr", flags.lr, 0, 1e6),
+           CheckRange<double>("momentum", flags.momentum, 0, 1),
+           CheckRange<double>("weight_decay", flags.weight_decay, 0, 1e6),
+           CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam"}),
+           CheckOneOf("backend", flags.backend, {"auto", "hierarchical", "local"}),
+       }) {
+    if (!status.ok()) return status;
+  }
+  if (flags.no_sync && !flags.save.empty()) {
+    return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
+  }
+  return absl::OkStatus();
+}
+
+// `text` in lines of at most `width` characters.
+std::vector<std::string> Wrap(absl::string_view text, size_t width) {
+  std::vector<std::string> lines(1);
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (!lines.back().empty() && lines.back().size() + 1 + word.size() > width) lines.emplace_back();
+    absl::StrAppend(&lines.back(), lines.back().empty() ? "" : " ", word);
+  }
+  return lines;
+}
+
+}  // namespace
+
+absl::StatusOr<TrainFlags> ReadTrainFlags() {
+  TrainFlags flags;
+  flags.data = absl::GetFlag(FLAGS_data);
+  flags.steps = absl::GetFlag(FLAGS_steps);
+  flags.epochs = absl::GetFlag(FLAGS_epochs).value_or(flags.steps > 0 ? flags.steps : 3);
+  flags.batch = absl::GetFlag(FLAGS_batch);
+  flags.drop_last = absl::GetFlag(FLAGS_drop_last);
+  flags.optimizer = absl::GetFlag(FLAGS_optimizer);
+  flags.lr = absl::GetFlag(FLAGS_lr).value_or(flags.optimizer == "adam" ? 0.001 : 0.05);
+  flags.momentum = absl::GetFlag(FLAGS_momentum);
+  flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  flags.seed = absl::GetFlag(FLAGS_seed);
+  flags.threads = absl::GetFlag(FLAGS_threads);
+  flags.backend = absl::GetFlag(FLAGS_backend);
+  flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
+  flags.no_sync = absl::GetFlag(FLAGS_no_sync);
+  flags.deterministic = absl::GetFlag(FLAGS_deterministic);
+  flags.save = absl::GetFlag(FLAGS_save);
+  flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.warmup = absl::GetFlag(FLAGS_warmup);
+  flags.summary_json = absl::GetFlag(FLAGS_summary_json);
+  if (absl::Status status = Check(flags); !status.ok()) return status;
+  return flags;
+}
+
+absl::StatusOr<bool> ParseArguments(absl::Span<char* const> argv, absl::Span<const absl::string_view> own_flags) {
+  const std::vector<absl::string_view> known = AllFlags(own_flags);
+  bool help = false;
+  for (size_t i = 1; i < argv.size(); ++i) {
+    const absl::string_view argument = argv[i];
+    absl::string_view rest = argument;
+    if (argument == "-h" || argument == "--help") {
+      help = true;
+      continue;
+    }
+    if (!absl::ConsumePrefix(&rest, "--")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", argument, "\" is not a flag: flags begin with --", kSeeHelp));
+    }
+    const std::vector<std::string> parts = absl::StrSplit(rest, absl::MaxSplits('=', 1));
+    const std::string name = absl::StrReplaceAll(parts[0], {{"-", "_"}});
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag --", parts[0], kSeeHelp));
+    }
+    absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    std::string value;
+    if (parts.size() == 2) {
+      value = parts[1];
+    } else if (flag->IsOfType<bool>()) {
+      value = "true";
+    } else if (i + 1 < argv.size()) {
+      value = argv[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("--", parts[0], " has no value: write --", parts[0], "=VALUE"));
+    }
+    std::string error;
+    if (!flag->ParseFrom(value, &error)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", parts[0], "=", value, " cannot be understood: ", flag->Help(), kSeeHelp));
+    }
+  }
+  return help;
+}
+
+std::string HelpText(absl::string_view introduction, absl::Span<const absl::string_view> own_flags) {
+  std::string text = absl::StrCat(introduction, "\nFlags (with their defaults):\n");
+  for (const absl::string_view name : AllFlags(own_flags)) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    const std::string usage = absl::StrCat("--", name, "=", flag->DefaultValue());
+    const std::vector<std::string> lines = Wrap(flag->Help(), 82);
+    absl::StrAppendFormat(&text, "  %-24s  %s\n", usage, lines.front());
+    for (size_t i = 1; i < lines.size(); ++i) absl::StrAppendFormat(&text, "  %-24s  %s\n", "", lines[i]);
+  }
+  return text;
+}
+
+}  // namespace examples

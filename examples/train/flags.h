@@ -1,0 +1,55 @@
+// The flags that all example trainers have, and a parser that teaches.
+//
+// Flags are Abseil's. The parser is our own because absl::ParseCommandLine ends the process by itself, on every rank
+// and with several lines, and knows no dashes within a name: here --no-ddp is --no_ddp.
+#ifndef EXAMPLES_TRAIN_FLAGS_H_
+#define EXAMPLES_TRAIN_FLAGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace examples {
+
+// The values, checked, with defaults filled in.
+struct TrainFlags {
+  std::string data;
+  int64_t epochs = 3;
+  int64_t steps = 0;  // 0: no limit
+  int batch = 64;     // per rank
+  bool drop_last = false;
+  std::string optimizer = "sgd";
+  double lr = 0;
+  double momentum = 0.9;
+  double weight_decay = 0;
+  uint64_t seed = 1;
+  int threads = 1;
+  std::string backend = "auto";
+  bool no_ddp = false;
+  bool no_sync = false;
+  bool deterministic = false;
+  std::string save;
+  std::string resume;
+  int64_t warmup = 20;
+  std::string summary_json;
+};
+
+// The values of the flags after ParseArguments. InvalidArgument names the flag, its value and what is allowed.
+absl::StatusOr<TrainFlags> ReadTrainFlags();
+
+// Sets the flags from the command line: --name=value, --name value, and for a bool --name; a dash within a name counts
+// as an underscore. Only `own_flags` and the trainers' common ones are accepted. InvalidArgument names the argument and
+// the remedy. Returns true if --help is among the arguments.
+absl::StatusOr<bool> ParseArguments(absl::Span<char* const> argv, absl::Span<const absl::string_view> own_flags);
+
+// What --help prints: `introduction`, then every flag with its default and meaning, `own_flags` first.
+std::string HelpText(absl::string_view introduction, absl::Span<const absl::string_view> own_flags);
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_FLAGS_H_

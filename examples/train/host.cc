@@ -1,0 +1,73 @@
+#include "examples/train/host.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+
+namespace examples {
+namespace {
+
+// The only thing that a signal handler can write to is a global.
+volatile std::sig_atomic_t g_signal = 0;
+
+void Remember(int signal) { g_signal = signal; }
+
+}  // namespace
+
+std::string BoundCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return "unknown";
+  std::string text;
+  for (int first = 0; first < CPU_SETSIZE; ++first) {
+    if (!CPU_ISSET(first, &set)) continue;
+    int last = first;
+    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &set)) ++last;
+    absl::StrAppend(&text, text.empty() ? "" : ",", first);
+    if (last > first) absl::StrAppend(&text, "-", last);
+    first = last;
+  }
+  return text;
+}
+
+int64_t PeakRssMb() {
+  struct rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024;
+}
+
+void CatchStopSignals() {
+  struct sigaction action = {};
+  action.sa_handler = &Remember;
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+const char* StopSignal() {
+  switch (g_signal) {
+    case 0:
+      return nullptr;
+    case SIGINT:
+      return "SIGINT";
+    default:
+      return "SIGTERM";
+  }
+}
+
+bool OutputIsTerminal(bool through_parent) {
+  if (isatty(STDOUT_FILENO) == 0) return false;
+  if (!through_parent) return true;
+  const int fd = open(absl::StrCat("/proc/", getppid(), "/fd/1").c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool terminal = isatty(fd) != 0;
+  close(fd);
+  return terminal;
+}
+
+}  // namespace examples

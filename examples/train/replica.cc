@@ -1,0 +1,79 @@
+#include "examples/train/replica.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "examples/train/sha256.h"
+
+namespace examples {
+namespace {
+
+absl::Span<float> AsFloats(const ddp::Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::ProcessGroup& group, SyncMode mode) {
+  std::unique_ptr<Replica> replica(new Replica(model));
+  if (mode == SyncMode::kNone) {
+    replica->AllocateHere();
+  } else {
+    if (absl::Status status = replica->AllocateInDdp(group); !status.ok()) return status;
+    if (mode == SyncMode::kNoSync) replica->no_sync_.emplace(*replica->ddp_);
+  }
+  std::vector<float*> values, grads;
+  for (const size_t offset : replica->offsets_) {
+    values.push_back(replica->values_.data() + offset);
+    grads.push_back(replica->grads_.data() + offset);
+  }
+  model.Bind(values, grads);
+  return replica;
+}
+
+// Pointers left null: the library owns values and gradients, so that gradients are reduced where backward writes them.
+absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group) {
+  std::vector<ddp::Parameter> parameters;
+  for (const nn::ParameterSpec& spec : model_.parameters()) {
+    const ddp::Buffer buffer = {nullptr, spec.count(), ddp::DType::kFloat32, {}};
+    parameters.push_back({spec.name, spec.shape, buffer, buffer});
+  }
+  absl::StatusOr<std::unique_ptr<ddp::DistributedDataParallel>> ddp =
+      ddp::DistributedDataParallel::Create(group, std::move(parameters));
+  if (!ddp.ok()) return ddp.status();
+  ddp_ = *std::move(ddp);
+  values_ = AsFloats(ddp_->value_spans()[0]);  // all are float32: there is one range
+  grads_ = AsFloats(ddp_->grad_spans()[0]);
+  for (size_t i = 0; i < ddp_->size(); ++i) {
+    offsets_.push_back(static_cast<size_t>(static_cast<float*>(ddp_->value(i).data) - values_.data()));
+  }
+  return absl::OkStatus();
+}
+
+// The library's layout: reverse order, each at a multiple of 256 bytes, zeros between.
+void Replica::AllocateHere() {
+  constexpr size_t kAlignment = 256 / sizeof(float);
+  const std::vector<nn::ParameterSpec>& specs = model_.parameters();
+  offsets_.resize(specs.size());
+  size_t count = 0;
+  for (size_t i = specs.size(); i-- > 0;) {
+    offsets_[i] = count;
+    count += (specs[i].count() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  own_values_ = hwy::AllocateAligned<float>(count);
+  own_grads_ = hwy::AllocateAligned<float>(count);
+  if (own_values_ == nullptr || own_grads_ == nullptr) throw std::bad_alloc();
+  values_ = {own_values_.get(), count};
+  grads_ = {own_grads_.get(), count};
+  std::fill(values_.begin(), values_.end(), 0.0f);
+  std::fill(grads_.begin(), grads_.end(), 0.0f);
+}
+
+std::string Replica::ParametersSha256() const {
+  Sha256 sha;
+  for (size_t i = 0; i < offsets_.size(); ++i) {
+    sha.Update(values_.data() + offsets_[i], model_.parameters()[i].count() * sizeof(float));
+  }
+  return ToHex(sha.Finish());
+}
+
+}  // namespace examples

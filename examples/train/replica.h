@@ -1,0 +1,71 @@
+// One rank's copy of the model: its parameters and gradients in flat memory, and what keeps them equal on all ranks.
+#ifndef EXAMPLES_TRAIN_REPLICA_H_
+#define EXAMPLES_TRAIN_REPLICA_H_
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/process_group.h"
+#include "examples/nn/model.h"
+#include "hwy/aligned_allocator.h"
+
+namespace examples {
+
+enum class SyncMode {
+  kDdp,     // gradients are averaged over the ranks
+  kNoSync,  // DistributedDataParallel is there but reduces nothing
+  kNone,    // no DistributedDataParallel; memory of our own in the same layout
+};
+
+// Thread-safety: one thread at a time.
+class Replica {
+ public:
+  // Lays out the model's memory and binds the model to it. Collective. The group and the model outlive the replica.
+  static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group, SyncMode mode);
+
+  // All parameters and all gradients, each one range in the same layout, for the optimizer.
+  absl::Span<float> values() const { return values_; }
+  absl::Span<const float> grads() const { return grads_; }
+
+  // Where parameter i lies in values(), or its gradient in grads().
+  size_t offset(size_t i) const { return offsets_[i]; }
+
+  // Runs the backward pass of the model's last Forward, and reduces each bucket of gradients as soon as it is complete.
+  void Backward() {
+    model_.Backward([this](size_t i) {
+      if (ddp_ != nullptr) ddp_->GradReady(i);
+    });
+  }
+
+  // Waits until the gradients are averages over all ranks.
+  absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(); }
+
+  ddp::DdpStatistics statistics() const { return ddp_ == nullptr ? ddp::DdpStatistics() : ddp_->statistics(); }
+
+  // SHA-256 of the parameters' values, in the model's order.
+  std::string ParametersSha256() const;
+
+ private:
+  explicit Replica(nn::Model& model) : model_(model) {}
+
+  absl::Status AllocateInDdp(ddp::ProcessGroup& group);
+  void AllocateHere();
+
+  nn::Model& model_;
+  std::unique_ptr<ddp::DistributedDataParallel> ddp_;
+  std::optional<ddp::DistributedDataParallel::NoSync> no_sync_;
+  hwy::AlignedFreeUniquePtr<float[]> own_values_, own_grads_;
+  absl::Span<float> values_, grads_;
+  std::vector<size_t> offsets_;
+};
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_REPLICA_H_

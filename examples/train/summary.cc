@@ -1,0 +1,100 @@
+#include "examples/train/summary.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace examples {
+namespace {
+
+double Milliseconds(int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+double MedianMs(std::vector<int64_t>& ns) {
+  const size_t middle = ns.size() / 2;
+  std::nth_element(ns.begin(), ns.begin() + static_cast<ptrdiff_t>(middle), ns.end());
+  return Milliseconds(ns[middle]);
+}
+
+std::string OverlapText(const Summary& summary) {
+  const ddp::DdpStatistics& c = summary.communication;
+  std::string text = absl::StrFormat(
+      "overlap: %.1f %% of the communication is hidden behind backward; exposed %.3f ms a step (median)\n"
+      "  bucket        MiB      ready   launched       done   ms since the first gradient, in the last step\n",
+      100 * c.overlap, summary.exposed_comm_ms);
+  for (size_t i = 0; i < c.buckets.size(); ++i) {
+    const ddp::BucketTimes& b = c.buckets[i];
+    absl::StrAppendFormat(&text, "  %6d %10.2f %10.3f %10.3f %10.3f\n", i, static_cast<double>(b.bytes) / (1 << 20),
+                          Milliseconds(b.ready_ns), Milliseconds(b.launched_ns), Milliseconds(b.done_ns));
+  }
+  return text;
+}
+
+}  // namespace
+
+void Measure(std::vector<int64_t>& step_ns, std::vector<int64_t>& exposed_ns, int64_t warmup, Summary& summary) {
+  if (step_ns.empty()) return;
+  const auto steps = static_cast<int64_t>(step_ns.size());
+  summary.warmup_counted = steps <= warmup;
+  const ptrdiff_t skipped = summary.warmup_counted ? 0 : static_cast<ptrdiff_t>(warmup);
+  step_ns.erase(step_ns.begin(), step_ns.begin() + skipped);
+  exposed_ns.erase(exposed_ns.begin(), exposed_ns.begin() + skipped);
+
+  summary.measured_steps = static_cast<int64_t>(step_ns.size());
+  const int64_t total_ns = std::accumulate(step_ns.begin(), step_ns.end(), int64_t{0});
+  const int64_t samples = summary.measured_steps * summary.batch * summary.world_size;
+  summary.samples_per_second = static_cast<double>(samples) / (static_cast<double>(total_ns) / 1e9);
+  const auto [least, most] = std::minmax_element(step_ns.begin(), step_ns.end());
+  summary.step_ms_min = Milliseconds(*least);
+  summary.step_ms_max = Milliseconds(*most);
+  summary.step_ms_median = MedianMs(step_ns);
+  summary.exposed_comm_ms = MedianMs(exposed_ns);
+}
+
+std::string ToText(const Summary& summary) {
+  std::string text = absl::StrFormat("test accuracy %.2f %%, loss %.4f after %d steps\n", 100 * summary.test_accuracy,
+                                     summary.final_loss, summary.steps);
+  if (summary.measured_steps > 0) {
+    absl::StrAppendFormat(&text, "%.0f samples/s; a step takes %.3f ms (median of %d, %.3f to %.3f%s)\n",
+                          summary.samples_per_second, summary.step_ms_median, summary.measured_steps,
+                          summary.step_ms_min, summary.step_ms_max,
+                          summary.warmup_counted ? "; warm-up included, as there were no other steps" : "");
+  }
+  if (summary.world_size > 1 && !summary.communication.buckets.empty()) absl::StrAppend(&text, OverlapText(summary));
+  absl::StrAppendFormat(&text, "peak memory %d MiB a rank; parameters %s\n", summary.peak_rss_mb,
+                        summary.parameters_sha256.substr(0, 16));
+  return text;
+}
+
+absl::Status WriteJson(const Summary& summary, const std::string& path) {
+  const nlohmann::ordered_json json = {
+      {"test_accuracy", summary.test_accuracy},
+      {"final_loss", summary.final_loss},
+      {"samples_per_second", summary.samples_per_second},
+      {"step_ms", {{"median", summary.step_ms_median}, {"min", summary.step_ms_min}, {"max", summary.step_ms_max}}},
+      {"exposed_comm_ms", summary.exposed_comm_ms},
+      {"overlap", summary.communication.overlap},
+      {"measured_steps", summary.measured_steps},
+      {"steps", summary.steps},
+      {"epochs", summary.epochs},
+      {"world_size", summary.world_size},
+      {"backend", summary.backend},
+      {"threads", summary.threads},
+      {"batch", summary.batch},
+      {"optimizer", summary.optimizer},
+      {"parameters_sha256", summary.parameters_sha256},
+      {"peak_rss_mb", summary.peak_rss_mb},
+  };
+  // Not by way of a temporary file: the path may well be a pipe or /dev/stdout.
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  file.close();
+  if (file.fail()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot write the summary to ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace examples

@@ -1,0 +1,156 @@
+#include "examples/train/train_main.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "ddp/context.h"
+#include "examples/train/agreement.h"
+#include "examples/train/console.h"
+#include "examples/train/flags.h"
+#include "examples/train/host.h"
+#include "examples/train/summary.h"
+#include "examples/train/trainer.h"
+
+namespace examples {
+namespace {
+
+struct Settings {
+  bool help = false;
+  TrainFlags flags;
+  ModelChoice model;
+};
+
+absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Program& program) {
+  Settings settings;
+  const absl::StatusOr<bool> help = ParseArguments(argv, program.own_flags);
+  if (!help.ok()) return help.status();
+  settings.help = *help;
+  if (settings.help) return settings;
+  absl::StatusOr<TrainFlags> flags = ReadTrainFlags();
+  if (!flags.ok()) return flags.status();
+  settings.flags = *std::move(flags);
+  absl::StatusOr<ModelChoice> model = program.read_own_flags();
+  if (!model.ok()) return model.status();
+  settings.model = *std::move(model);
+  return settings;
+}
+
+// Everything that must be equal on all ranks for them to train one model.
+std::string Fingerprint(const Settings& settings) {
+  const TrainFlags& f = settings.flags;
+  return absl::StrCat("[", settings.model.description, ", --epochs=", f.epochs, " --steps=", f.steps,
+                      " --batch=", f.batch, " --drop_last=", f.drop_last, " --optimizer=", f.optimizer, " --lr=", f.lr,
+                      " --momentum=", f.momentum, " --weight_decay=", f.weight_decay, " --seed=", f.seed,
+                      " --no_ddp=", f.no_ddp, " --no_sync=", f.no_sync, " --deterministic=", f.deterministic,
+                      " --save=", !f.save.empty(), " --resume=", !f.resume.empty(), "]");
+}
+
+std::string DataText(const Dataset& data) {
+  return absl::StrCat(data.train.count(), " training and ", data.test.count(), " test images of ", data.height, "x",
+                      data.width);
+}
+
+// Ranks, threads and where they run. Collective.
+absl::StatusOr<std::string> WorldText(ddp::Context& context, const TrainFlags& flags) {
+  const absl::StatusOr<std::vector<std::string>> cores = GatherText(context.world(), BoundCores());
+  if (!cores.ok()) return cores.status();
+  const int ranks = context.world_size();
+  std::string text = absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",
+                                  ranks == 1 ? "" : absl::StrCat(" started by ", context.launcher()), ", ",
+                                  flags.threads, flags.threads == 1 ? " thread" : " threads", ranks == 1 ? "" : " each",
+                                  ", backend ", context.world().backend(), "; cores:");
+  for (size_t rank = 0; rank < cores->size(); ++rank) {
+    absl::StrAppend(&text, rank == 0 ? " " : "; ", "rank ", rank, " on ", (*cores)[rank]);
+  }
+  return text;
+}
+
+absl::Status CheckSummaryPath(const std::string& path) {
+  if (path.empty() || access(path.c_str(), W_OK) == 0) return absl::OkStatus();
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (access(path.c_str(), F_OK) != 0 && access(folder.c_str(), W_OK) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("cannot write --summary_json=", path,
+                                                 ": give a file in a folder that exists and can be written to"));
+}
+
+absl::Status Train(ddp::Context& context, const Program& program, const Settings& settings) {
+  ddp::ProcessGroup& group = context.world();
+  const TrainFlags& flags = settings.flags;
+  Console console(group.rank() == 0, OutputIsTerminal(context.launcher() == "mpirun"));
+  if (absl::Status status = RequireSame(group, "the settings", Fingerprint(settings), "give all ranks the same flags");
+      !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<Dataset> data = LoadDataset(flags.data);
+  absl::Status status = data.ok() && group.rank() == 0 ? CheckSummaryPath(flags.summary_json) : data.status();
+  if (status = AgreeOn(group, status); !status.ok()) return status;
+  if (status = RequireSame(group, "a data set of", DataText(*data), "give all ranks the same --data"); !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<std::string> world = WorldText(context, flags);
+  if (!world.ok()) return world.status();
+  console.Print(absl::StrCat(program.name, ": ", *world, "\ndata: ", data->name, ", ", DataText(*data), "\n"));
+
+  nn::SetThreads(flags.threads);
+  const std::unique_ptr<nn::Model> model = settings.model.make(*data, flags.batch);
+  absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, *data, *model, console);
+  if (!trainer.ok()) return trainer.status();
+  console.Print(absl::StrCat("model: ", settings.model.description, "; ", (*trainer)->Plan(), "\n"));
+  const absl::StatusOr<Summary> summary = (*trainer)->Run();
+  if (!summary.ok()) return summary.status();
+  console.Print(ToText(*summary));
+  if (group.rank() == 0 && !flags.summary_json.empty()) status = WriteJson(*summary, flags.summary_json);
+  return AgreeOn(group, status);
+}
+
+void PrintError(const Program& program, absl::string_view who, const absl::Status& error) {
+  const std::string line =
+      absl::StrCat(program.name, ": ", who, absl::StrReplaceAll(error.message(), {{"\n", " "}}), "\n");
+  std::fputs(line.c_str(), stderr);
+}
+
+}  // namespace
+
+// The world is created even where the flags are wrong: only then is it known whose turn it is to complain.
+int TrainMain(int argc, char** argv, const Program& program) {
+  const absl::StatusOr<Settings> settings = ReadSettings(absl::MakeConstSpan(argv, static_cast<size_t>(argc)), program);
+  ddp::ContextOptions options;
+  if (settings.ok() && settings->flags.backend != "auto") options.backend = settings->flags.backend;
+  const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  if (!context.ok()) {
+    PrintError(program, "", settings.ok() ? context.status() : settings.status());
+    return 1;
+  }
+  ddp::ProcessGroup& group = (*context)->world();
+  absl::Status status = AgreeOn(group, settings.status());
+  if (status.ok() && settings->help) {
+    if (group.rank() == 0) std::fputs(HelpText(program.introduction, program.own_flags).c_str(), stdout);
+    return 0;
+  }
+  if (status.ok()) {
+    CatchStopSignals();
+    try {
+      status = Train(**context, program, *settings);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("rank ", group.rank(), " has not enough memory; give a smaller model or --batch"));
+      group.Abort(status);
+    }
+  }
+  if (status.ok()) return 0;
+  if (!IsAgreed(status)) {
+    PrintError(program, group.size() > 1 ? absl::StrCat("rank ", group.rank(), ": ") : "", status);
+  } else if (group.rank() == 0) {
+    PrintError(program, "", status);
+  }
+  return 1;
+}
+
+}  // namespace examples

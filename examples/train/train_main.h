@@ -1,0 +1,38 @@
+// The main function of the example trainers.
+#ifndef EXAMPLES_TRAIN_TRAIN_MAIN_H_
+#define EXAMPLES_TRAIN_TRAIN_MAIN_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "examples/data/dataset.h"
+#include "examples/nn/model.h"
+
+namespace examples {
+
+// What to train, as one trainer's own flags say.
+struct ModelChoice {
+  std::string description;  // "hidden layers of 1024, 1024"; all ranks must have the same
+  std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch)> make;
+};
+
+// One trainer.
+struct Program {
+  absl::string_view name;                         // "train_mlp"
+  absl::string_view introduction;                 // what --help begins with
+  absl::Span<const absl::string_view> own_flags;  // Abseil flags beside the common ones
+  // Called after the flags were parsed. InvalidArgument names the flag and what is allowed.
+  std::function<absl::StatusOr<ModelChoice>()> read_own_flags;
+};
+
+// Parses the flags, meets the other ranks, trains, and reports. An error is one line on standard error, said once by
+// rank 0 where all ranks have the same. Returns the process's exit code: not 0 on every rank when one has failed.
+int TrainMain(int argc, char** argv, const Program& program);
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_TRAIN_MAIN_H_

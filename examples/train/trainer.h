@@ -1,0 +1,92 @@
+// The training loop of the examples: epochs of steps, evaluation, checkpoints.
+#ifndef EXAMPLES_TRAIN_TRAINER_H_
+#define EXAMPLES_TRAIN_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/process_group.h"
+#include "examples/data/dataset.h"
+#include "examples/data/sampler.h"
+#include "examples/nn/model.h"
+#include "examples/nn/optimizer.h"
+#include "examples/train/checkpoint.h"
+#include "examples/train/console.h"
+#include "examples/train/flags.h"
+#include "examples/train/replica.h"
+#include "examples/train/summary.h"
+#include "hwy/aligned_allocator.h"
+
+namespace examples {
+
+// Trains one model on all ranks of a group. Every method is collective, and where one rank fails, all do.
+// Thread-safety: one thread at a time.
+class Trainer {
+ public:
+  // Lays out the model, gives it the initial parameters of flags.seed, or the state in flags.resume. All ranks have the
+  // same flags. All arguments but the flags outlive the trainer; the model takes batches of flags.batch.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
+                                                         const Dataset& data, nn::Model& model, Console& console);
+
+  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. Cancelled where a signal
+  // asked to stop.
+  absl::StatusOr<Summary> Run();
+
+  // What is to be done, in one line for people.
+  std::string Plan() const;
+
+  Replica& replica() { return *replica_; }
+
+ private:
+  using Clock = Console::Clock;
+
+  Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console);
+
+  absl::Status Start();
+  absl::Status Resume();
+  absl::Status CheckResumed() const;
+  absl::Status BroadcastState();
+  std::vector<Tensor> Tensors() const;
+
+  bool Finished() const;
+  absl::Status RunEpoch();
+  absl::Status Step(absl::Span<const uint32_t> samples);
+  absl::Status Stop(const char* signal);
+  absl::Status Evaluate();
+  absl::Status Save();
+  absl::StatusOr<Summary> Summarize();
+
+  ddp::ProcessGroup& group_;
+  const TrainFlags flags_;
+  const Dataset& data_;
+  nn::Model& model_;
+  Console& console_;
+
+  DistributedSampler sampler_;
+  std::unique_ptr<Replica> replica_;
+  std::unique_ptr<nn::Optimizer> optimizer_;
+  Progress progress_;
+  int64_t last_step_ = 0;  // the number of steps at which training ends
+
+  // One batch, filled anew in each step.
+  hwy::AlignedFreeUniquePtr<float[]> pixels_;
+  std::vector<int32_t> labels_;
+
+  // Of this rank, since the epoch began (or was resumed).
+  double loss_sum_ = 0;
+  int64_t loss_steps_ = 0;
+  // Of this rank, one number for each step of this run.
+  std::vector<int64_t> step_ns_;
+  std::vector<int64_t> exposed_ns_;
+
+  std::vector<uint32_t> evaluation_share_;
+  Summary summary_;
+};
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_TRAINER_H_

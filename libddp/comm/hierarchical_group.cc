@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
@@ -26,6 +27,10 @@ namespace ddp {
 namespace {
 
 using Kind = OperationKey::Kind;
+
+constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                             DType::kInt64,   DType::kInt32,   DType::kInt8,    DType::kUInt8};
 
 // A status, or a short text, in a form that travels through an inline all-gather.
 struct Note {
@@ -51,7 +56,15 @@ size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096;
 class HierarchicalGroup final : public ProcessGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
-      : control_(std::move(control)), engine_(std::move(options), progress) {}
+      : control_(std::move(control)), engine_(std::move(options), progress) {
+    for (ReduceOp op : kReduceOps) {
+      for (DType dtype : kDTypes) {
+        absl::StatusOr<CpuReduce> reduce =
+            CpuReduce::Create({.in = dtype, .out = dtype, .op = op, .average_over = size()});
+        if (reduce.ok()) plain_[static_cast<size_t>(op)][static_cast<size_t>(dtype)] = *reduce;
+      }
+    }
+  }
 
   int rank() const override { return engine_.options().rank; }
   int size() const override { return engine_.options().size; }
@@ -107,22 +120,30 @@ class HierarchicalGroup final : public ProcessGroup {
     const CallCheck check(rank(), size(), call);
     Extent from, to;
     if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
-    absl::StatusOr<CpuReduce> reduce = CpuReduce::Create({.in = from.dtype,
+    const bool plain =
+        from.dtype == to.dtype && options.prescale == 1 && options.postscale == 1 && options.nonfinite == nullptr;
+    CpuReduce reduce = plain_[static_cast<size_t>(options.op)][static_cast<size_t>(from.dtype)];
+    if (!plain) {
+      absl::StatusOr<CpuReduce> made = CpuReduce::Create({.in = from.dtype,
                                                           .out = to.dtype,
                                                           .op = options.op,
                                                           .prescale = options.prescale,
                                                           .postscale = options.postscale,
                                                           .average_over = size(),
                                                           .check_nonfinite = options.nonfinite != nullptr});
-    if (!reduce.ok()) return check.Error(reduce.status().message());
+      if (!made.ok()) return check.Error(made.status().message());
+      reduce = *made;
+    }
     Operation* const operation = Make({.kind = kind,
                                        .in = from.dtype,
                                        .out = to.dtype,
                                        .op = options.op,
                                        .check_nonfinite = options.nonfinite != nullptr},
                                       in, out, from.count);
-    operation->reduce = *reduce;
-    operation->scales = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
+    operation->reduce = reduce;
+    if (!plain) {
+      operation->scales = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
+    }
     operation->nonfinite = options.nonfinite;
     return engine_.Launch(operation);
   }
@@ -149,6 +170,7 @@ class HierarchicalGroup final : public ProcessGroup {
 
   const std::shared_ptr<SharedSegment> control_;
   Engine engine_;
+  CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
   std::mutex allocate_mutex_;
   uint64_t next_allocation_ = 0;
 };

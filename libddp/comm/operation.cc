@@ -185,7 +185,11 @@ int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool 
       if (c >= here) break;
       const size_t lo = c * chunk;
       RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice), lo + chunk));
-      slot.done.fetch_add(1, std::memory_order_release);
+      if (here == 1) {
+        slot.done.store(1, std::memory_order_release);
+      } else {
+        slot.done.fetch_add(1, std::memory_order_release);
+      }
       ++ran;
     }
   }

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -73,7 +75,7 @@ class Operation final : public internal::WorkState {
   int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
   // kDirect: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
   absl::InlinedVector<char*, 8> in_bases, out_bases;
-  absl::InlinedVector<RangeList, 4> ins, outs;
+  std::vector<RangeList> ins, outs;
   absl::InlinedVector<uint32_t, 8> chunks;  // of each slice
   // kStaged: the next thing to do.
   uint64_t first_round = 0, round = 0;

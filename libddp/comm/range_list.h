@@ -5,26 +5,30 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-
-#include "absl/container/inlined_vector.h"
+#include <vector>
 
 namespace ddp {
 
 class RangeList {
  public:
-  void Clear() { ranges_.clear(); }
   void Add(char* data, size_t bytes) {
-    if (bytes > 0) ranges_.push_back({data, end() + bytes, bytes});
+    if (bytes == 0) return;
+    if (size_ == 0) {
+      first_ = {data, bytes, bytes};
+    } else {
+      if (size_ == 1) many_.push_back(first_);
+      many_.push_back({data, many_.back().end + bytes, bytes});
+    }
+    ++size_;
   }
 
-  size_t bytes() const { return end(); }
+  size_t bytes() const { return size_ == 0 ? 0 : (end() - 1)->end; }
 
   // The address of byte `offset`, and in *contiguous how many bytes follow it in its range.
   char* At(size_t offset, size_t* contiguous) const {
-    const Range* range = ranges_.begin();
-    if (ranges_.size() > 1) {
-      range = std::upper_bound(ranges_.begin(), ranges_.end(), offset,
-                               [](size_t value, const Range& r) { return value < r.end; });
+    const Range* range = begin();
+    if (size_ > 1) {
+      range = std::upper_bound(begin(), end(), offset, [](size_t value, const Range& r) { return value < r.end; });
     }
     *contiguous = range->end - offset;
     return range->data + (range->bytes - *contiguous);
@@ -32,20 +36,18 @@ class RangeList {
 
   // Whether the two have memory in common.
   bool Overlaps(const RangeList& other) const {
-    for (const Range& a : ranges_) {
-      for (const Range& b : other.ranges_) {
-        if (a.data < b.data + b.bytes && b.data < a.data + a.bytes) return true;
-      }
-    }
-    return false;
+    return std::any_of(begin(), end(), [&](const Range& a) {
+      return std::any_of(other.begin(), other.end(),
+                         [&](const Range& b) { return a.data < b.data + b.bytes && b.data < a.data + a.bytes; });
+    });
   }
 
   // Calls fn(data, bytes) for each range, in order; stops and returns false when it does.
   template <typename Fn>
   bool ForEach(Fn&& fn) const {
-    return std::all_of(ranges_.begin(), ranges_.end(), [&](const Range& r) { return fn(r.data, r.bytes); });
+    return std::all_of(begin(), end(), [&](const Range& r) { return fn(r.data, r.bytes); });
   }
-  size_t ranges() const { return ranges_.size(); }
+  size_t ranges() const { return size_; }
 
   void CopyOut(size_t offset, char* to, size_t bytes) const {
     Walk(offset, bytes, [&](char* here, size_t n) {
@@ -77,7 +79,8 @@ class RangeList {
     size_t bytes;
   };
 
-  size_t end() const { return ranges_.empty() ? 0 : ranges_.back().end; }
+  const Range* begin() const { return size_ > 1 ? many_.data() : &first_; }
+  const Range* end() const { return begin() + size_; }
 
   template <typename Fn>
   void Walk(size_t offset, size_t bytes, Fn&& fn) const {
@@ -91,7 +94,10 @@ class RangeList {
     }
   }
 
-  absl::InlinedVector<Range, 1> ranges_;
+  // One range is by far the usual case, and has to cost nothing.
+  size_t size_ = 0;
+  Range first_{};
+  std::vector<Range> many_;
 };
 
 }  // namespace ddp

@@ -1,0 +1,199 @@
+// DistributedDataParallel: misuse, and ranks whose models differ. Nothing may hang, and every rank hears of it.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/ranks.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+using Model = std::unique_ptr<DistributedDataParallel>;
+
+std::vector<Parameter> ThreeLayers() {
+  std::vector<Parameter> parameters;
+  for (const char* name : {"conv.weight", "conv.bias", "head.weight"}) {
+    parameters.push_back({name, {20, 50}, Buffer{nullptr, 1000, DType::kFloat32, {}}, {}});
+  }
+  return parameters;
+}
+
+Model MakeModel(Rank& rank) {
+  DdpOptions options;
+  options.bucket_bytes = 4000;  // one bucket each
+  return RANK_VALUE(DistributedDataParallel::Create(rank.group(), ThreeLayers(), options));
+}
+
+// The last rank does something wrong in a step that the others do right: it is told what, and they why nothing comes.
+void CheckMisuse(const std::function<void(DistributedDataParallel&)>& wrong, const std::vector<std::string>& parts) {
+  RunOnRanks([&](Rank& rank) {
+    const Model model = MakeModel(rank);
+    const auto announce_all = [&] {
+      for (const size_t p : {size_t{2}, size_t{1}, size_t{0}}) model->GradReady(p);
+    };
+    announce_all();
+    RANK_CHECK_OK(model->FinishBackward());
+    const bool culprit = rank.rank() == rank.size() - 1;
+    if (culprit) {
+      wrong(*model);
+    } else {
+      announce_all();
+    }
+    const absl::Status status = model->FinishBackward();
+    const std::string name = absl::StrCat("rank ", rank.size() - 1);
+    for (const std::string& part : parts) {
+      RANK_CHECK_STATUS(status, culprit ? StatusCode::kFailedPrecondition : StatusCode::kAborted, part, name);
+    }
+    // The group has failed: the next step says so too.
+    announce_all();
+    RANK_CHECK_STATUS(model->FinishBackward(), StatusCode::kAborted, parts[0], name);
+  });
+}
+
+TEST_CASE("a parameter without a gradient is named on every rank") {
+  CheckMisuse(
+      [](DistributedDataParallel& model) {
+        model.GradReady(2);
+        model.GradReady(0);
+      },
+      {"conv.bias", "without a gradient"});
+}
+
+TEST_CASE("a step without any gradient names them all") {
+  CheckMisuse([](DistributedDataParallel&) {}, {"conv.weight", "conv.bias", "head.weight"});
+}
+
+TEST_CASE("a gradient announced twice is named on every rank") {
+  CheckMisuse(
+      [](DistributedDataParallel& model) {
+        model.GradReady(2);
+        model.GradReady(2);
+        model.GradReady(1);
+        model.GradReady(0);
+      },
+      {"head.weight", "twice"});
+}
+
+TEST_CASE("an index out of range is told on every rank") {
+  CheckMisuse(
+      [](DistributedDataParallel& model) {
+        model.GradReady(2);
+        model.GradReady(3);
+        model.GradReady(1);
+        model.GradReady(0);
+      },
+      {"GradReady(3)", "3 parameters"});
+}
+
+TEST_CASE("the same parameter unused on all ranks is named too") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = MakeModel(rank);
+    model->GradReady(2);
+    model->GradReady(1);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(!status.ok());
+    RANK_CHECK(absl::StrContains(status.message(), "conv.weight"), status.ToString());
+  });
+}
+
+// The last rank's model differs from the others'.
+void CheckDifference(const std::function<void(std::vector<Parameter>&, DdpOptions&)>& change,
+                     const std::vector<std::string>& parts) {
+  if (RankCount() == 1) return;
+  RunOnRanks([&](Rank& rank) {
+    std::vector<Parameter> parameters = ThreeLayers();
+    DdpOptions options;
+    if (rank.rank() == rank.size() - 1) change(parameters, options);
+    const absl::Status status = DistributedDataParallel::Create(rank.group(), parameters, options).status();
+    for (const std::string& part : parts) {
+      RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, part, "rank 0",
+                        absl::StrCat("rank ", rank.size() - 1));
+    }
+    // Nothing was begun, so the group still works.
+    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+  });
+}
+
+TEST_CASE("different models are told by their first difference") {
+  CheckDifference([](auto& p, auto&) { p[1].name = "conv.beta"; }, {"conv.bias", "conv.beta"});
+  CheckDifference([](auto& p, auto&) { p[2].shape = {50, 20}; }, {"head.weight", "[20, 50]", "[50, 20]"});
+  CheckDifference(
+      [](auto& p, auto&) {
+        p[2].shape.clear();
+        p[2].value.count = 999;
+      },
+      {"head.weight", "999"});
+  CheckDifference([](auto& p, auto&) { p[0].value.dtype = DType::kBFloat16; }, {"conv.weight", "float32", "bfloat16"});
+  CheckDifference([](auto& p, auto&) { std::swap(p[1], p[2]); }, {"conv.bias", "head.weight"});
+  CheckDifference([](auto& p, auto&) { p.pop_back(); }, {"3", "2", "head.weight"});
+  CheckDifference(
+      [](auto& p, auto&) {
+        p.push_back({"extra", {}, Buffer{nullptr, 5, DType::kFloat32, {}}, {}});
+      },
+      {"3", "4", "extra"});
+  CheckDifference([](auto&, auto& options) { options.bucket_bytes = 12'345; }, {"bucket_bytes", "12345"});
+  CheckDifference([](auto&, auto& options) { options.op = ReduceOp::kSum; }, {"sum", "avg"});
+}
+
+TEST_CASE("a rank's own mistake at Create is told on every rank") {
+  const auto check = [](const std::function<void(std::vector<Parameter>&, DdpOptions&)>& change,
+                        const std::vector<std::string>& parts) {
+    RunOnRanks([&](Rank& rank) {
+      std::vector<Parameter> parameters = ThreeLayers();
+      DdpOptions options;
+      if (rank.rank() == rank.size() - 1) change(parameters, options);
+      const absl::Status status = DistributedDataParallel::Create(rank.group(), parameters, options).status();
+      for (const std::string& part : parts) {
+        RANK_CHECK_STATUS(status, StatusCode::kInvalidArgument, part, absl::StrCat("rank ", rank.size() - 1));
+      }
+    });
+  };
+  static float somewhere[10];
+  check([](auto& p, auto&) { p.clear(); }, {"parameter"});
+  check([](auto& p, auto&) { p[2].name = p[0].name; }, {"conv.weight"});
+  check([](auto& p, auto&) { p[1].name = ""; }, {"name"});
+  check([](auto& p, auto&) { p[1].shape = {7, 7}; }, {"conv.bias", "[7, 7]", "1000"});
+  check([](auto& p, auto&) { p[1].value.dtype = DType::kInt32; }, {"conv.bias", "floating"});
+  check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias"});
+  check([](auto& p, auto&) { p[1].grad = Buffer{somewhere, 10, DType::kFloat32, {}}; }, {"conv.bias", "10", "1000"});
+  check([](auto&, auto& options) { options.op = ReduceOp::kMax; }, {"op"});
+  check([](auto&, auto& options) { options.bucket_bytes = 0; }, {"bucket_bytes"});
+}
+
+TEST_CASE("a rank that aborts ends the others' step") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const Model model = MakeModel(rank);
+    if (rank.rank() == 1) {
+      rank.group().Abort(absl::DataLossError("cannot read batch 17"));
+    } else {
+      for (const size_t p : {size_t{2}, size_t{1}, size_t{0}}) model->GradReady(p);
+    }
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(!status.ok());
+    if (rank.rank() != 1) RANK_CHECK_STATUS(status, StatusCode::kAborted, "cannot read batch 17", "rank 1");
+    RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "cannot read batch 17", "rank 1");
+  });
+}
+
+TEST_CASE("a model destroyed in the middle of a step ends the job with a reason, and does not hang") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    Model model = MakeModel(rank);
+    if (rank.rank() == 1) rank.Meet();  // so that rank 0's reduction stays pending
+    if (rank.rank() != 1) {
+      model->GradReady(2);
+      model.reset();
+      rank.Meet();
+    }
+    rank.Meet();
+    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "destroyed");
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -1,0 +1,362 @@
+// DistributedDataParallel: what a step computes, in which buckets, and what it says about it.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+using Model = std::unique_ptr<DistributedDataParallel>;
+
+// Counts of an uneven model: tiny, odd, empty and large tensors.
+const std::vector<size_t> kCounts = {1, 1000, 3, 0, 40'001, 64, 7, 120'000, 256, 33};
+
+std::vector<Parameter> MakeParameters(const std::vector<size_t>& counts, DType dtype = DType::kFloat32) {
+  std::vector<Parameter> parameters;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    parameters.push_back({absl::StrCat("layer", i, ".weight"), {}, Buffer{nullptr, counts[i], dtype, {}}, {}});
+  }
+  return parameters;
+}
+
+Model Make(Rank& rank, std::vector<Parameter> parameters, const DdpOptions& options = {}) {
+  return RANK_VALUE(DistributedDataParallel::Create(rank.group(), std::move(parameters), options));
+}
+
+// Rank's gradient of element i of parameter p in a step. Whole numbers, divisible by 12: averages over up to 4 ranks
+// are exact.
+double Gradient(int rank, size_t p, size_t i, int step) {
+  return WholeNumber(DType::kFloat32, ReduceOp::kAvg, rank + step, i + 3 * p);
+}
+
+double Average(int size, size_t p, size_t i, int step) {
+  double sum = 0;
+  for (int r = 0; r < size; ++r) sum += Gradient(r, p, i, step);
+  return sum / size;
+}
+
+void WriteGradient(Rank& rank, DistributedDataParallel& model, size_t p, int step, bool add = false) {
+  const Buffer g = model.grad(p);
+  for (size_t i = 0; i < g.count; ++i) {
+    const double before = add ? GetElement(g.dtype, g.data, i) : 0;
+    SetElement(g.dtype, g.data, i, before + Gradient(rank.rank(), p, i, step));
+  }
+}
+
+void CheckGradients(Rank& rank, const DistributedDataParallel& model,
+                    const std::function<double(size_t p, size_t i)>& expected) {
+  for (size_t p = 0; p < model.size(); ++p) {
+    const Buffer g = model.grad(p);
+    for (size_t i = 0; i < g.count; ++i) {
+      const double got = GetElement(g.dtype, g.data, i);
+      RANK_CHECK(got == expected(p, i), "rank ", rank.rank(), " parameter ", p, " at ", i, ": ", got, " not ",
+                 expected(p, i));
+    }
+  }
+}
+
+// One reduced step in the order given.
+void CheckStep(Rank& rank, DistributedDataParallel& model, const std::vector<size_t>& order, int step) {
+  for (const size_t p : order) {
+    WriteGradient(rank, model, p, step);
+    model.GradReady(p);
+  }
+  RANK_CHECK_OK(model.FinishBackward());
+  CheckGradients(rank, model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, step); });
+}
+
+std::vector<size_t> Backwards(size_t n) {
+  std::vector<size_t> order(n);
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  return order;
+}
+
+TEST_CASE("gradients become averages, in every ready order and bucket size") {
+  RunOnRanks([](Rank& rank) {
+    for (const size_t bucket_bytes : {size_t{1}, size_t{5000}, size_t{200'000}, size_t{25} << 20}) {
+      DdpOptions options;
+      options.bucket_bytes = bucket_bytes;
+      const Model model = Make(rank, MakeParameters(kCounts), options);
+      std::vector<size_t> order = Backwards(kCounts.size());
+      CheckStep(rank, *model, order, 0);
+      std::reverse(order.begin(), order.end());
+      CheckStep(rank, *model, order, 1);
+      for (int step = 2; step < 6; ++step) {  // another order on each rank
+        std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(100 * step + rank.rank())));
+        CheckStep(rank, *model, order, step);
+      }
+      RANK_CHECK_EQ(model->statistics().steps, int64_t{6});
+    }
+  });
+}
+
+TEST_CASE("every floating-point type, and several in one model") {
+  RunOnRanks([](Rank& rank) {
+    for (const DType dtype : {DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+      const Model model = Make(rank, MakeParameters({10, 5000, 77}, dtype));
+      CheckStep(rank, *model, {2, 0, 1}, 0);
+    }
+    std::vector<Parameter> mixed = MakeParameters(kCounts);
+    for (size_t i = 0; i < mixed.size(); i += 3) mixed[i].value.dtype = DType::kBFloat16;
+    for (size_t i = 1; i < mixed.size(); i += 3) mixed[i].value.dtype = DType::kFloat64;
+    DdpOptions options;
+    options.bucket_bytes = 10'000;
+    const Model model = Make(rank, mixed, options);
+    for (int step = 0; step < 3; ++step) CheckStep(rank, *model, Backwards(mixed.size()), step);
+    RANK_CHECK_EQ(model->grad_spans().size(), size_t{3});
+  });
+}
+
+TEST_CASE("the sum instead of the average") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.op = ReduceOp::kSum;
+    const Model model = Make(rank, MakeParameters({100, 20}), options);
+    for (const size_t p : {size_t{1}, size_t{0}}) {
+      WriteGradient(rank, *model, p, 0);
+      model->GradReady(p);
+    }
+    RANK_CHECK_OK(model->FinishBackward());
+    CheckGradients(rank, *model, [&](size_t p, size_t i) { return rank.size() * Average(rank.size(), p, i, 0); });
+  });
+}
+
+TEST_CASE("gradients may be announced from several threads") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.bucket_bytes = 20'000;
+    const Model model = Make(rank, MakeParameters(kCounts), options);
+    for (int step = 0; step < 20; ++step) {
+      std::atomic<size_t> next{0};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t) {
+        threads.emplace_back([&] {
+          for (size_t p; (p = next++) < model->size();) {
+            WriteGradient(rank, *model, p, step);
+            model->GradReady(p);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, step); });
+    }
+  });
+}
+
+TEST_CASE("the bits do not depend on the buckets") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<std::vector<char>> results;
+    for (const size_t bucket_bytes : {size_t{1}, size_t{30'000}, size_t{25} << 20}) {
+      DdpOptions options;
+      options.bucket_bytes = bucket_bytes;
+      const Model model = Make(rank, MakeParameters({50'000, 10, 3000}), options);
+      std::vector<char> bytes;
+      for (const size_t p : Backwards(3)) {
+        const Buffer g = model->grad(p);
+        for (size_t i = 0; i < g.count; ++i) SetElement(g.dtype, g.data, i, Awkward(rank.rank(), i + 100'000 * p));
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      for (size_t p = 0; p < 3; ++p) {
+        const char* data = static_cast<const char*>(model->grad(p).data);
+        bytes.insert(bytes.end(), data, data + model->grad(p).count * 4);
+      }
+      results.push_back(std::move(bytes));
+    }
+    RANK_CHECK(results[0] == results[1]);
+    RANK_CHECK(results[0] == results[2]);
+  });
+}
+
+TEST_CASE("NoSync accumulates locally; the next backward reduces the sum") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters(kCounts));
+    for (int round = 0; round < 3; ++round) {
+      model->ZeroGrad();
+      for (int part = 0; part < 3; ++part) {
+        std::unique_ptr<DistributedDataParallel::NoSync> no_sync;
+        if (part < 2) no_sync = std::make_unique<DistributedDataParallel::NoSync>(*model);
+        for (const size_t p : Backwards(model->size())) {
+          WriteGradient(rank, *model, p, part, /*add=*/true);
+          model->GradReady(p);
+        }
+        RANK_CHECK_OK(model->FinishBackward());
+        if (part == 1) {
+          CheckGradients(rank, *model, [&](size_t p, size_t i) {
+            return Gradient(rank.rank(), p, i, 0) + Gradient(rank.rank(), p, i, 1);
+          });
+        }
+      }
+      CheckGradients(rank, *model, [&](size_t p, size_t i) {
+        return Average(rank.size(), p, i, 0) + Average(rank.size(), p, i, 1) + Average(rank.size(), p, i, 2);
+      });
+      RANK_CHECK_EQ(model->statistics().steps, int64_t{round + 1});
+    }
+  });
+}
+
+TEST_CASE("NoSync is read when a backward pass begins") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 100}));
+    auto outer = std::make_unique<DistributedDataParallel::NoSync>(*model);
+    {
+      const DistributedDataParallel::NoSync inner(*model);
+      WriteGradient(rank, *model, 1, 0);
+      model->GradReady(1);
+    }
+    outer.reset();  // too late for this pass
+    WriteGradient(rank, *model, 0, 0);
+    model->GradReady(0);
+    RANK_CHECK_OK(model->FinishBackward());
+    CheckGradients(rank, *model, [&](size_t p, size_t i) { return Gradient(rank.rank(), p, i, 0); });
+    CheckStep(rank, *model, {1, 0}, 1);
+    // An unfinished set of gradients is no mistake without reduction.
+    {
+      const DistributedDataParallel::NoSync again(*model);
+      model->GradReady(0);
+      RANK_CHECK_OK(model->FinishBackward());
+    }
+    CheckStep(rank, *model, {0, 1}, 2);
+  });
+}
+
+TEST_CASE("values start as rank 0's, wherever they live") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool broadcast : {true, false}) {
+      std::vector<Parameter> parameters = MakeParameters({5, 3000, 1});
+      std::vector<float> own(3000, static_cast<float>(rank.rank() + 1));
+      parameters[1].value.data = own.data();
+      DdpOptions options;
+      options.broadcast_parameters = broadcast;
+      const Model model = Make(rank, parameters, options);
+      RANK_CHECK(model->value(1).data == own.data());
+      RANK_CHECK_EQ(own[2999], broadcast ? 1.0f : static_cast<float>(rank.rank() + 1));
+      RANK_CHECK_EQ(GetElement(DType::kFloat32, model->value(0).data, 4), 0.0);
+      RANK_CHECK_EQ(model->parameter(1).name, "layer1.weight");
+    }
+  });
+}
+
+TEST_CASE("gradients in the caller's memory, also of another type") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<Parameter> parameters = MakeParameters({3000, 50'000, 200});
+    std::vector<float> own(50'000);
+    std::vector<uint16_t> half(200);
+    parameters[1].grad = Buffer{own.data(), own.size(), DType::kFloat32, {}};
+    parameters[2].grad = Buffer{half.data(), half.size(), DType::kBFloat16, {}};
+    const Model model = Make(rank, parameters);
+    RANK_CHECK(model->grad(1).data == own.data());
+    RANK_CHECK(model->grad(2).data == half.data());
+    for (int step = 0; step < 3; ++step) CheckStep(rank, *model, {2, 1, 0}, step);
+  });
+}
+
+TEST_CASE("spans cover the library's memory: reverse order, aligned, zero between") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters(kCounts));
+    for (const bool values : {true, false}) {
+      const absl::Span<const Buffer> spans = values ? model->value_spans() : model->grad_spans();
+      RANK_CHECK_EQ(spans.size(), size_t{1});
+      const auto at = [&](size_t p) {
+        return reinterpret_cast<uintptr_t>(values ? model->value(p).data : model->grad(p).data);
+      };
+      const uintptr_t begin = reinterpret_cast<uintptr_t>(spans[0].data);
+      uintptr_t covered = begin;
+      for (const size_t p : Backwards(model->size())) {
+        if (kCounts[p] == 0) continue;
+        RANK_CHECK_EQ(at(p) % 256, uintptr_t{0});
+        RANK_CHECK(at(p) >= covered && at(p) < covered + 256, p);
+        covered = at(p) + kCounts[p] * 4;
+      }
+      RANK_CHECK(covered <= begin + spans[0].count * 4);
+    }
+    // Sums over a span may include the padding: it stays zero through steps.
+    CheckStep(rank, *model, Backwards(model->size()), 0);
+    double all = 0, gradients = 0;
+    const Buffer span = model->grad_spans()[0];
+    for (size_t i = 0; i < span.count; ++i) all += GetElement(DType::kFloat32, span.data, i);
+    for (size_t p = 0; p < model->size(); ++p) {
+      for (size_t i = 0; i < kCounts[p]; ++i) gradients += GetElement(DType::kFloat32, model->grad(p).data, i);
+    }
+    RANK_CHECK_EQ(all, gradients);
+    model->ZeroGrad();
+    for (size_t i = 0; i < span.count; ++i) RANK_CHECK(GetElement(DType::kFloat32, span.data, i) == 0);
+  });
+}
+
+TEST_CASE("statistics of a step agree with themselves") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.bucket_bytes = 100'000;
+    options.first_bucket_bytes = 20'000;
+    const Model model = Make(rank, MakeParameters(std::vector<size_t>(12, 10'000)), options);
+    RANK_CHECK_EQ(model->statistics().steps, int64_t{0});
+    for (int step = 0; step < 5; ++step) CheckStep(rank, *model, Backwards(model->size()), step);
+    const DdpStatistics s = model->statistics();
+    RANK_CHECK_EQ(s.steps, int64_t{5});
+    RANK_CHECK_EQ(s.buckets.size(), size_t{5});  // 1 + 3 + 3 + 3 + 2 tensors of 40 kB
+    size_t bytes = 0;
+    int64_t earlier = 0;
+    for (const BucketTimes& b : s.buckets) {
+      bytes += b.bytes;
+      RANK_CHECK(b.ready_ns >= 0 && b.ready_ns <= b.launched_ns && b.launched_ns <= b.done_ns, b.ready_ns, " ",
+                 b.launched_ns, " ", b.done_ns);
+      RANK_CHECK(b.launched_ns >= earlier);
+      earlier = b.launched_ns;
+    }
+    RANK_CHECK_EQ(s.buckets[0].bytes, size_t{40'000});
+    RANK_CHECK_EQ(bytes, size_t{12 * 40'000});
+    RANK_CHECK(s.exposed_ns >= 0 && s.exposed_ns <= s.communication_ns);
+    RANK_CHECK(s.overlap >= 0 && s.overlap <= 1, s.overlap);
+  });
+}
+
+TEST_CASE("reduction runs while backward does") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.bucket_bytes = 40'000;
+    const Model model = Make(rank, MakeParameters(std::vector<size_t>(8, 10'000)), options);
+    for (int step = 0; step < 3; ++step) {
+      for (const size_t p : Backwards(8)) {
+        WriteGradient(rank, *model, p, step);
+        model->GradReady(p);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a layer that computes
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      // Each bucket but the last had 10 ms or more of backward left: the first ones are done before the last is ready.
+      const std::vector<BucketTimes> buckets = model->statistics().buckets;
+      RANK_CHECK_EQ(buckets.size(), size_t{8});
+      RANK_CHECK(buckets[0].done_ns < buckets[7].ready_ns, buckets[0].done_ns, " ", buckets[7].ready_ns);
+      RANK_CHECK(buckets[3].done_ns < buckets[7].ready_ns);
+    }
+    RANK_CHECK(model->statistics().overlap > 0.2, model->statistics().overlap);
+  });
+}
+
+TEST_CASE("two models, one after the other, and a model given up between steps") {
+  RunOnRanks([](Rank& rank) {
+    const Model first = Make(rank, MakeParameters({100, 2000}));
+    {
+      const Model second = Make(rank, MakeParameters(kCounts));
+      CheckStep(rank, *second, Backwards(kCounts.size()), 0);
+      CheckStep(rank, *first, {1, 0}, 1);
+    }
+    CheckStep(rank, *first, {1, 0}, 2);
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -1,0 +1,151 @@
+#include "libddp/reducer/bucket_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "libddp/reducer/layout.h"
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+using Indices = std::vector<size_t>;
+
+std::vector<BucketItem> Floats(const std::vector<size_t>& bytes) {
+  std::vector<BucketItem> items;
+  for (const size_t b : bytes) items.push_back({DType::kFloat32, b});
+  return items;
+}
+
+Indices Order(size_t n) {
+  Indices order(n);
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+std::vector<Indices> ItemsOf(const std::vector<Bucket>& plan) {
+  std::vector<Indices> items;
+  for (const Bucket& bucket : plan) items.push_back(bucket.items);
+  return items;
+}
+
+TEST_CASE("a bucket is closed when it has reached its cap, the first one earlier") {
+  const auto plan = PlanBuckets(Floats({40, 40, 40, 40, 40, 40, 40}), Order(7), 50, 100);
+  CHECK(ItemsOf(plan) == std::vector<Indices>{{0, 1}, {2, 3, 4}, {5, 6}});
+  CHECK(plan[0].bytes == 80);
+  CHECK(plan[1].bytes == 120);
+  CHECK(plan[2].bytes == 80);
+}
+
+TEST_CASE("exactly the cap closes a bucket") {
+  CHECK(ItemsOf(PlanBuckets(Floats({50, 50, 50, 50}), Order(4), 50, 100)) == std::vector<Indices>{{0}, {1, 2}, {3}});
+}
+
+TEST_CASE("an item above the cap is not split") {
+  CHECK(ItemsOf(PlanBuckets(Floats({1000, 10, 10}), Order(3), 50, 100)) == std::vector<Indices>{{0}, {1, 2}});
+  CHECK(ItemsOf(PlanBuckets(Floats({10, 1000, 10}), Order(3), 50, 100)) == std::vector<Indices>{{0, 1}, {2}});
+}
+
+TEST_CASE("items are taken in the order given") {
+  const auto plan = PlanBuckets(Floats({10, 20, 30, 40}), Indices{3, 1, 0, 2}, 60, 60);
+  CHECK(ItemsOf(plan) == std::vector<Indices>{{3, 1}, {0, 2}});
+}
+
+TEST_CASE("a bucket has one dtype; buckets come in the order in which they are complete") {
+  std::vector<BucketItem> items = Floats({60, 60, 60, 60, 60});
+  items[1].dtype = items[2].dtype = DType::kBFloat16;
+  const auto plan = PlanBuckets(items, Order(5), 100, 100);
+  // float32: {0, 3} complete at 3, {4} at 4; bfloat16: {1, 2} complete at 2.
+  CHECK(ItemsOf(plan) == std::vector<Indices>{{1, 2}, {0, 3}, {4}});
+  CHECK(plan[0].dtype == DType::kBFloat16);
+  CHECK(plan[1].dtype == DType::kFloat32);
+}
+
+TEST_CASE("empty items take part; nothing gives no buckets") {
+  CHECK(ItemsOf(PlanBuckets(Floats({0, 0, 10}), Order(3), 5, 100)) == std::vector<Indices>{{0, 1, 2}});
+  CHECK(ItemsOf(PlanBuckets(Floats({0}), Order(1), 5, 100)) == std::vector<Indices>{{0}});
+  CHECK(PlanBuckets({}, {}, 5, 100).empty());
+}
+
+// For any input: each item once; within a bucket in the order given, one dtype, full but for the last of its dtype, and
+// not fuller than needed; launch order is the order of completion.
+TEST_CASE("what holds for every plan") {
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    const size_t n = 1 + random() % 60;
+    std::vector<BucketItem> items;
+    for (size_t i = 0; i < n; ++i) {
+      items.push_back({random() % 3 == 0 ? DType::kFloat16 : DType::kFloat32, random() % 100});
+    }
+    Indices order = Order(n);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<size_t> position(n);
+    for (size_t i = 0; i < n; ++i) position[order[i]] = i;
+    const size_t first_cap = 1 + random() % 100, cap = first_cap + random() % 300;
+    const auto plan = PlanBuckets(items, order, first_cap, cap);
+
+    std::vector<int> seen(n);
+    size_t complete = 0;
+    std::vector<bool> closed_last(256), any(256);
+    for (size_t b = 0; b < plan.size(); ++b) {
+      REQUIRE_FALSE(plan[b].items.empty());
+      const size_t type = static_cast<size_t>(plan[b].dtype);
+      REQUIRE_FALSE(closed_last[type]);  // only the last of a dtype may be below its cap
+      size_t bytes = 0;
+      for (size_t k = 0; k < plan[b].items.size(); ++k) {
+        const size_t item = plan[b].items[k];
+        ++seen[item];
+        bytes += items[item].bytes;
+        REQUIRE(items[item].dtype == plan[b].dtype);
+        if (k > 0) REQUIRE(position[plan[b].items[k - 1]] < position[item]);
+      }
+      REQUIRE(bytes == plan[b].bytes);
+      const size_t limit = any[type] ? cap : first_cap;
+      any[type] = true;
+      REQUIRE(bytes - items[plan[b].items.back()].bytes < limit);
+      closed_last[type] = bytes < limit;
+      const size_t last = position[plan[b].items.back()];
+      if (b > 0) REQUIRE(last > complete);
+      complete = last;
+    }
+    REQUIRE(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("what the library owns lies in arenas by dtype, aligned, in the order given") {
+  const std::vector<Buffer> items = {{nullptr, 10, DType::kFloat32, {}},
+                                     {nullptr, 100, DType::kFloat16, {}},
+                                     {nullptr, 65, DType::kFloat32, {}},
+                                     {nullptr, 7, DType::kFloat32, {}}};
+  const Layout layout = LayOut(items, {true, true, true, false}, Indices{3, 2, 1, 0});
+  REQUIRE(layout.arenas.size() == 2);
+  CHECK(layout.places[3].arena == -1);
+  const Place second = layout.places[2], first = layout.places[0], half = layout.places[1];
+  CHECK(second.arena == first.arena);
+  CHECK(second.offset == 0);
+  CHECK(first.offset == 512);  // behind 260 bytes
+  CHECK(layout.arenas[static_cast<size_t>(first.arena)].dtype == DType::kFloat32);
+  CHECK(layout.arenas[static_cast<size_t>(first.arena)].bytes >= 512 + 40);
+  CHECK(half.arena != first.arena);
+  CHECK(layout.arenas[static_cast<size_t>(half.arena)].dtype == DType::kFloat16);
+}
+
+TEST_CASE("ranges that lie one behind the other become one") {
+  static char memory[4096];
+  const auto range = [](size_t offset, size_t count) { return Buffer{memory + offset, count, DType::kFloat32, {}}; };
+  // Padding of up to one alignment is taken in; a gap of more is not, nor is one that lies before.
+  CHECK(MergeAdjacent({range(0, 64), range(256, 64)}).size() == 1);
+  CHECK(MergeAdjacent({range(0, 60), range(256, 64)}).size() == 1);
+  const auto merged = MergeAdjacent({range(0, 60), range(256, 10), range(512, 1)});
+  REQUIRE(merged.size() == 1);
+  CHECK(merged[0].data == memory);
+  CHECK(merged[0].count == 129);
+  CHECK(MergeAdjacent({range(0, 64), range(1024, 64)}).size() == 2);
+  CHECK(MergeAdjacent({range(256, 64), range(0, 64)}).size() == 2);
+  CHECK(MergeAdjacent({}).empty());
+}
+
+}  // namespace
+}  // namespace ddp

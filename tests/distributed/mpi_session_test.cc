@@ -1,8 +1,10 @@
-// The cases tagged [owner] and [single] need a process of their own each, for MPI starts only once in it.
+// The cases tagged [owner], [single] and [stuck] need a process of their own each, for MPI starts only once in it.
 #include "libddp/launch/mpi_session.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,6 +105,21 @@ TEST_CASE("a session that started MPI ends it", "[.][owner]") {
   const absl::Status s = MpiSession::Open(Launch()).status();
   CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
   CHECK(absl::StrContains(s.message(), "already finalized"));
+}
+
+// Ends the job, which mpirun reports as failed: what it prints tells that it went well.
+TEST_CASE("a session of a failed world leaves although a peer is stuck", "[.][stuck]") {
+  auto session = Open();
+  CheckGather(session->rendezvous(), 1);
+  if (testing::MpiRank() != 0) absl::SleepFor(absl::Minutes(10));
+  session->MarkFailed();
+  const absl::Time start = absl::Now();
+  session.reset();
+  CHECK(absl::Now() - start < absl::Seconds(30));
+  CHECK_FALSE(IsFinalized());
+  std::puts("left the stuck peer");
+  std::fflush(stdout);
+  _exit(1);
 }
 
 TEST_CASE("MPI started for one thread is used by that thread only", "[.][single]") {

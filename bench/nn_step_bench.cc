@@ -27,6 +27,7 @@ std::vector<float*> Pointers(const nn::Model& model, std::vector<float>& memory)
   }
   memory.assign(end, 0.0f);
   std::vector<float*> pointers;
+  pointers.reserve(offsets.size());
   for (const size_t offset : offsets) pointers.push_back(memory.data() + offset);
   return pointers;
 }

@@ -45,7 +45,7 @@ std::vector<int32_t> RandomLabels(size_t count, uint32_t classes, uint32_t seed)
 
 // A model with memory of its own, where DistributedDataParallel would give it some.
 struct BoundModel {
-  BoundModel(int inputs, std::vector<int> hidden, int outputs, int max_batch, uint64_t seed = 1)
+  BoundModel(int inputs, const std::vector<int>& hidden, int outputs, int max_batch, uint64_t seed = 1)
       : model((nn::SetThreads(1), nn::MakeMlp(inputs, hidden, outputs, max_batch))) {
     std::vector<float*> value_pointers, grad_pointers;
     for (const nn::ParameterSpec& spec : model->parameters()) {

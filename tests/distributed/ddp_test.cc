@@ -264,6 +264,23 @@ TEST_CASE("gradients in the caller's memory, also of another type") {
   });
 }
 
+TEST_CASE("what lies between gradients in the caller's memory is not touched") {
+  RunOnRanks([](Rank& rank) {
+    // Two gradients close to each other, as two heap blocks may be, and on each rank at another distance.
+    const size_t gap = 4 + static_cast<size_t>(rank.rank()) % 2 * 8;
+    std::vector<float> memory(2000, -5.0f - static_cast<float>(rank.rank()));
+    std::vector<Parameter> parameters = MakeParameters({100, 300});
+    parameters[1].grad = Buffer{memory.data(), 300, DType::kFloat32, {}};
+    parameters[0].grad = Buffer{memory.data() + 300 + gap, 100, DType::kFloat32, {}};
+    const Model model = Make(rank, parameters);
+    CheckStep(rank, *model, {1, 0}, 0);
+    for (size_t i = 0; i < memory.size(); ++i) {
+      if (i < 300 || (i >= 300 + gap && i < 400 + gap)) continue;
+      RANK_CHECK(memory[i] == -5.0f - static_cast<float>(rank.rank()), "at ", i);
+    }
+  });
+}
+
 TEST_CASE("spans cover the library's memory: reverse order, aligned, zero between") {
   RunOnRanks([](Rank& rank) {
     const Model model = Make(rank, MakeParameters(kCounts));

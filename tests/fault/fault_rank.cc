@@ -1,0 +1,159 @@
+// One rank of a fault test: works with the others, and at a given moment comes to a given end, if it is the victim.
+// Prints a line "code: message" with the first error that it gets, or "done".
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "ddp/ddp.h"
+
+namespace {
+
+constexpr int kRounds = 8;
+
+// --name=value
+class Flags {
+ public:
+  Flags(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+      const std::string word = argv[i];
+      const size_t equals = word.find('=');
+      if (word.rfind("--", 0) != 0 || equals == std::string::npos)
+        throw std::runtime_error("not --name=value: " + word);
+      values_[word.substr(2, equals - 2)] = word.substr(equals + 1);
+    }
+  }
+  std::string Text(const std::string& name, const std::string& otherwise = "") const {
+    const auto found = values_.find(name);
+    return found == values_.end() ? otherwise : found->second;
+  }
+  int Number(const std::string& name, int otherwise = 0) const {
+    return std::atoi(Text(name, absl::StrCat(otherwise)).c_str());
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+void EndBy(const std::string& how) {
+  if (how == "kill") raise(SIGKILL);
+  if (how == "segv") raise(SIGSEGV);
+  if (how == "stop") raise(SIGSTOP);
+  if (how == "exit") _exit(0);
+}
+
+// One collective operation on the kind of memory that the test asks for.
+class Operations {
+ public:
+  Operations(ddp::ProcessGroup& group, const std::string& buffers, size_t count) : group_(group), count_(count) {
+    if (buffers == "ordinary") ordinary_.resize(count);
+  }
+  absl::Status Prepare() {
+    if (!ordinary_.empty()) return absl::OkStatus();
+    absl::StatusOr<ddp::Allocation> memory = group_.Allocate(count_ * 4, ddp::Device{});
+    if (memory.ok()) allocation_ = *memory;
+    return memory.status();
+  }
+  absl::StatusOr<ddp::Work> Start() {
+    const ddp::Buffer buffer = ordinary_.empty() ? allocation_.View(ddp::DType::kFloat32, 0, count_)
+                                                 : ddp::Buffer{ordinary_.data(), count_, ddp::DType::kFloat32, {}};
+    return group_.AllReduce({buffer}, {buffer});
+  }
+  absl::Status Run() {
+    absl::StatusOr<ddp::Work> work = Start();
+    return work.ok() ? work->Wait() : work.status();
+  }
+
+ private:
+  ddp::ProcessGroup& group_;
+  const size_t count_;
+  std::vector<float> ordinary_;
+  ddp::Allocation allocation_;
+};
+
+// Rounds of all-reduces. The victim ends before the last one, in the middle of one, or after it.
+absl::Status Reduce(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
+  const std::string when = flags.Text("when"), how = flags.Text("how");
+  Operations operations(group, flags.Text("buffers"), static_cast<size_t>(flags.Number("count", 1)));
+  if (victim && when == "allocate") EndBy(how);
+  if (absl::Status s = operations.Prepare(); !s.ok()) return s;
+  for (int round = 0; round < kRounds; ++round) {
+    if (absl::Status s = operations.Run(); !s.ok()) return s;
+  }
+  if (when == "never") return absl::OkStatus();
+  if (victim && when == "before") EndBy(how);
+  if (victim && when == "while") {
+    std::thread([how] {
+      absl::SleepFor(absl::Milliseconds(5));
+      EndBy(how);
+    }).detach();
+  }
+  if (victim && when == "pending") {
+    absl::StatusOr<ddp::Work> work = operations.Start();
+    EndBy(how);
+  }
+  // Longer than any test: what ends this is the error.
+  for (const absl::Time until = absl::Now() + absl::Minutes(2); absl::Now() < until;) {
+    if (absl::Status s = operations.Run(); !s.ok()) return s;
+    if (victim && when == "after") EndBy(how);
+  }
+  return absl::OkStatus();
+}
+
+// Steps of DistributedDataParallel; the victim ends in the middle of a backward pass.
+absl::Status Train(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
+  std::vector<ddp::Parameter> parameters;
+  for (int i = 0; i < 6; ++i) {
+    parameters.push_back({absl::StrCat("p", i), {}, ddp::Buffer{nullptr, 50'000, ddp::DType::kFloat32, {}}, {}});
+  }
+  ddp::DdpOptions options;
+  options.bucket_bytes = 200'000;
+  auto model = ddp::DistributedDataParallel::Create(group, parameters, options);
+  if (!model.ok()) return model.status();
+  for (int step = 0; step < 100'000; ++step) {
+    for (size_t p = parameters.size(); p-- > 0;) {
+      (*model)->GradReady(p);
+      if (victim && step == 5 && p == 3) EndBy(flags.Text("how"));
+    }
+    if (absl::Status s = (*model)->FinishBackward(); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags) {
+  const int rank = flags.Number("rank");
+  absl::StatusOr<std::shared_ptr<ddp::Store>> store =
+      ddp::CreateFileStore({flags.Text("store"), "fault", flags.Number("openers", flags.Number("size"))});
+  if (!store.ok()) return store.status();
+  ddp::ContextOptions options;
+  options.rank = rank;
+  options.world_size = flags.Number("size");
+  options.store = *store;
+  absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  if (!context.ok()) return context.status();
+  const bool victim = rank == flags.Number("victim", -1);
+  const absl::Status status = flags.Text("when") == "backward" ? Train((*context)->world(), flags, victim)
+                                                               : Reduce((*context)->world(), flags, victim);
+  if (flags.Text("leave") == "undestroyed") context->release();
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Flags flags(argc, argv);
+  const absl::Status status = Run(flags);
+  std::printf("%s\n", status.ok()
+                          ? "done"
+                          : absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()).c_str());
+  return status.ok() ? 0 : 1;
+}

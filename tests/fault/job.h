@@ -1,0 +1,73 @@
+// Starts ranks as processes of its own (fork and exec, a file store), so that one can be killed without a launcher
+// killing the others.
+#ifndef TESTS_FAULT_JOB_H_
+#define TESTS_FAULT_JOB_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace ddp::testing {
+
+// What became of one process.
+struct Ending {
+  bool exited = false;   // by itself, not by a signal
+  int code = 0;          // exit code, or the signal
+  bool overdue = false;  // did not end before the deadline and was killed by the test
+  std::string output;    // standard output
+};
+
+// One run of fault_rank (see fault_rank.cc). The folder that its ranks use is made and removed with the Job.
+class Job {
+ public:
+  Job();
+  ~Job();  // ends what still runs
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // Starts fault_rank as `rank` of `size`, with further arguments and variables ("NAME=value").
+  void Start(int rank, int size, const std::vector<std::string>& arguments,
+             const std::vector<std::string>& environment);
+
+  // Waits until all processes but number `except` (in order of Start) have ended, at most until `patience` is over;
+  // then ends them all. By number.
+  std::vector<Ending> Finish(absl::Duration patience, int except = -1);
+
+  // After Finish: what the job has left in its folder and in /dev/shm.
+  std::vector<std::string> LeftBehind() const;
+
+ private:
+  struct Process {
+    pid_t pid;
+    int output;  // pipe
+    bool ended = false;
+    Ending ending;
+  };
+  void Collect(Process& process, bool block);
+
+  std::string folder_;
+  std::vector<Process> processes_;
+};
+
+// While one lives, this process and those it starts see a /dev/shm of their own, of so many bytes. Needs root.
+class SmallSharedMemory {
+ public:
+  explicit SmallSharedMemory(size_t bytes);
+  ~SmallSharedMemory();
+  SmallSharedMemory(const SmallSharedMemory&) = delete;
+  SmallSharedMemory& operator=(const SmallSharedMemory&) = delete;
+
+  // Empty, or why it could not be made.
+  const std::string& problem() const { return problem_; }
+
+ private:
+  int before_ = -1;  // the mount namespace to go back to
+  std::string problem_;
+};
+
+}  // namespace ddp::testing
+
+#endif  // TESTS_FAULT_JOB_H_

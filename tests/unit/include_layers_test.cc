@@ -1,0 +1,132 @@
+// Reads every #include of the tree and fails on one that the layers do not allow: a file includes public headers, its
+// own layer and lower ones; public headers include nothing of CUDA, NCCL, MPI or the mathematics libraries; examples
+// use public headers alone.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// libddp's layers, the lowest first.
+constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
+
+// What begins the name of a header that no user may need to have.
+constexpr std::array<std::string_view, 12> kForeign = {"cuda",   "cublas", "cudnn", "nccl",  "mpi", "dnnl",
+                                                       "oneapi", "nvml",   "nvtx",  "hwloc", "hwy", "spdlog"};
+
+bool StartsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
+
+// The layer of "libddp/<layer>/...", or nothing if there is no such layer.
+std::optional<size_t> LayerOf(std::string_view path) {
+  const std::string_view rest = path.substr(std::string_view("libddp/").size());
+  const auto* const found = std::find(kLayers.begin(), kLayers.end(), rest.substr(0, rest.find('/')));
+  if (found == kLayers.end()) return std::nullopt;
+  return static_cast<size_t>(found - kLayers.begin());
+}
+
+// Why `file` (relative to the tree) may not include `header`; empty if it may.
+std::string Objection(std::string_view file, std::string_view header) {
+  const bool internal = StartsWith(header, "libddp/");
+  if (StartsWith(file, "include/")) {
+    if (internal || StartsWith(header, "examples/")) return "a public header includes an internal one";
+    std::string lower(header);
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const std::string_view foreign : kForeign) {
+      if (StartsWith(lower, foreign)) return "a public header includes one of a library that a user need not have";
+    }
+    return "";
+  }
+  if (StartsWith(file, "examples/")) return internal ? "an example includes an internal header" : "";
+  if (StartsWith(header, "examples/") || StartsWith(header, "tests/") || StartsWith(header, "bench/")) {
+    return "the library includes what is built on it";
+  }
+  if (!internal) return "";
+  const std::optional<size_t> mine = LayerOf(file), theirs = LayerOf(header);
+  if (!mine.has_value() || !theirs.has_value()) return "not in a known layer";
+  return *theirs > *mine ? "an upward include" : "";
+}
+
+struct Findings {
+  int files = 0;
+  int includes = 0;
+  std::vector<std::string> objections;
+};
+
+Findings ReadTree(const fs::path& root) {
+  static const std::regex kInclude(R"(^\s*#\s*include\s*[<"]([^>"]+)[>"])");
+  Findings findings;
+  for (const char* folder : {"include", "libddp", "examples"}) {
+    if (!fs::exists(root / folder)) continue;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / folder)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension != ".h" && extension != ".cc" && extension != ".cu") continue;
+      const std::string file = fs::relative(entry.path(), root).generic_string();
+      ++findings.files;
+      std::ifstream in(entry.path());
+      std::string line;
+      for (int number = 1; std::getline(in, line); ++number) {
+        std::smatch match;
+        if (!std::regex_search(line, match, kInclude)) continue;
+        ++findings.includes;
+        const std::string objection = Objection(file, match[1].str());
+        if (!objection.empty())
+          findings.objections.push_back(file + ":" + std::to_string(number) + ": " + match[1].str() + ": " + objection);
+      }
+    }
+  }
+  return findings;
+}
+
+TEST_CASE("no include goes upward") {
+  const Findings findings = ReadTree(DDP_SOURCE_DIR);
+  CHECK(findings.files > 30);
+  CHECK(findings.includes > 100);
+  for (const std::string& objection : findings.objections) FAIL_CHECK(objection);
+}
+
+TEST_CASE("a bad include is found") {
+  std::string folder = (fs::temp_directory_path() / "ddp-layers-XXXXXX").string();
+  REQUIRE(mkdtemp(folder.data()) != nullptr);
+  const fs::path root = folder;
+  const auto check = [&](const std::string& file, const std::string& line, bool bad) {
+    fs::create_directories((root / file).parent_path());
+    std::ofstream(root / file) << "// A file.\n" << line << "\n";
+    const Findings findings = ReadTree(root);
+    INFO(file << ": " << line);
+    CHECK(findings.includes == 1);
+    CHECK(findings.objections.size() == (bad ? 1u : 0u));
+    if (bad && !findings.objections.empty()) CHECK(StartsWith(findings.objections[0], file + ":2: "));
+    fs::remove(root / file);
+  };
+  check("libddp/base/a.h", "#include \"libddp/comm/engine.h\"", true);
+  check("libddp/comm/a.cc", "#  include \"libddp/reducer/verify.h\"", true);
+  check("libddp/comm/a.cc", "#include \"libddp/nowhere/x.h\"", true);
+  check("libddp/comm/a.cc", "#include \"examples/nn/model.h\"", true);
+  check("include/ddp/a.h", "#include \"libddp/base/env.h\"", true);
+  check("include/ddp/a.h", "#include <mpi.h>", true);
+  check("include/ddp/a.h", "#include <cuda_runtime.h>", true);
+  check("include/ddp/a.h", "#include <oneapi/dnnl/dnnl.hpp>", true);
+  check("include/ddp/a.h", "#include <nccl.h>", true);
+  check("examples/a.cc", "#include \"libddp/base/env.h\"", true);
+  check("libddp/comm/a.cc", "#include \"libddp/comm/engine.h\"", false);
+  check("libddp/reducer/a.cc", "#include \"libddp/comm/engine.h\"", false);
+  check("libddp/launch/a.cc", "#include <mpi.h>", false);
+  check("libddp/base/a.cc", "#include \"ddp/types.h\"", false);
+  check("examples/nn/a.cc", "#include \"ddp/ddp.h\"", false);
+  check("include/ddp/a.h", "#include \"absl/status/status.h\"", false);
+  fs::remove_all(root);
+}
+
+}  // namespace

@@ -90,7 +90,10 @@ absl::StatusOr<Progress> ReadHeader(const json& header, const std::string& optim
   if (absl::Status status = CompareTensors(header.at("tensors"), tensors); !status.ok()) return status;
   Progress progress;
   for (const ProgressField& field : kProgressFields) {
-    progress.*field.member = header.at("progress").at(field.name).get<int64_t>();
+    const auto number = header.at("progress").at(field.name).get<int64_t>();
+    // Any 64 bits are a seed.
+    if (number < 0 && field.member != &Progress::seed) return Damaged(absl::StrCat("its ", field.name, " is ", number));
+    progress.*field.member = number;
   }
   return progress;
 }

@@ -8,8 +8,9 @@ usage() {
   cat <<END
 Usage: bash scripts/demo.sh [-n RANKS] [--no-setup] [train_mlp flags]
 
-Installs what is missing (apt-get), builds examples/train_mlp, and trains it with RANKS ranks (2) on the digits that come
-with the project. Flags it does not know are handed to train_mlp; build/release/bin/train_mlp --help lists those.
+Installs what is missing (apt-get), builds examples/train_mlp, and trains it with RANKS ranks (2) on the digits that
+come with the project, for 10 epochs. Flags it does not know replace that and are handed to train_mlp;
+build/release/bin/train_mlp --help lists them.
 
   --no-setup  installs nothing
 END
@@ -43,6 +44,7 @@ main() {
   mpirun=$(mpirun_of release)
   [[ -n $mpirun ]] || die "this build has no MPI: install openmpi-bin and libopenmpi-dev, and remove build/release"
   allow_mpirun "$ranks"
+  ((${#arguments[@]})) || arguments=(--epochs=10)
   say "Training with $ranks ranks"
   exec "$mpirun" -n "$ranks" "${mpirun_flags[@]}" "$repo/build/release/bin/train_mlp" "${arguments[@]}" </dev/null
 }

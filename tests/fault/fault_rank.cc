@@ -143,7 +143,14 @@ absl::Status Run(const Flags& flags) {
   const bool victim = rank == flags.Number("victim", -1);
   const absl::Status status = flags.Text("when") == "backward" ? Train((*context)->world(), flags, victim)
                                                                : Reduce((*context)->world(), flags, victim);
-  if (flags.Text("leave") == "undestroyed") context->release();
+  if (flags.Text("leave") == "undestroyed") {
+    // Ends when all have their results, without a word to the group.
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    absl::StatusOr<int64_t> finished = (*store)->Add("finished", 1, deadline);
+    while (finished.ok() && *finished < options.world_size) finished = (*store)->Add("finished", 0, deadline);
+    if (!finished.ok()) return finished.status();
+    static_cast<void>(context->release());
+  }
   return status;
 }
 

@@ -102,7 +102,7 @@ TEST_CASE("a rank that is stopped is named after the time-out") {
         job.Start(rank, 3,
                   {"--how=stop", "--when=before", std::string("--buffers=") + buffers, absl::StrCat("--count=", count),
                    "--victim=1"},
-                  {"DDP_TIMEOUT=2"});
+                  {"DDP_TIMEOUT=1"});
       }
       const std::vector<Ending> endings = job.Finish(kPatience, /*except=*/1);
       CHECK(endings[1].overdue);

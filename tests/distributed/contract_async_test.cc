@@ -1,6 +1,7 @@
 // The contract of ProcessGroup, part 3: operations in flight.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -184,6 +185,47 @@ TEST_CASE("the order of operations is the order of their effects") {
     double expected = 1;
     for (int k = 1; k < 20; ++k) expected *= rank.size();
     for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), expected);
+  });
+}
+
+TEST_CASE("operations of every size and on every kind of memory in flight together, waited for by several threads") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kMost = 20'000, kHere = 150;
+    for (unsigned round = 0; round < 3; ++round) {
+      std::mt19937 random(round);  // the same on all ranks
+      std::vector<std::unique_ptr<Memory>> memories;
+      for (const Placement placement : kAllPlacements) {
+        memories.push_back(std::make_unique<Memory>(rank, placement, DType::kFloat32, kMost * kHere / 4));
+        memories.back()->Fill(rank.rank() + 1);
+      }
+      std::vector<size_t> used(memories.size());
+      std::vector<Work> works;
+      for (size_t k = 0; k < kHere; ++k) {
+        const size_t m = random() % memories.size();
+        const size_t count =
+            std::min(random() % 3 == 0 ? random() % 100 : random() % kMost, kMost * kHere / 4 - used[m]);
+        const Buffer range = memories[m]->Range(used[m], count);
+        works.push_back(RANK_VALUE(rank.group().AllReduce({range}, {range})));
+        used[m] += count;
+      }
+      std::vector<absl::Status> outcomes(3);
+      std::vector<std::thread> threads;
+      for (size_t t = 0; t < outcomes.size(); ++t) {
+        threads.emplace_back([&, t, mine = works]() mutable {
+          std::shuffle(mine.begin(), mine.end(),
+                       std::mt19937(static_cast<unsigned>(10 * t) + static_cast<unsigned>(rank.rank())));
+          for (Work& work : mine) outcomes[t].Update(work.Wait());
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const absl::Status& outcome : outcomes) RANK_CHECK_OK(outcome);
+      for (size_t m = 0; m < memories.size(); ++m) {
+        for (size_t i = 0; i < memories[m]->count(); ++i) {
+          const double expected = i < used[m] ? rank.size() * (rank.size() + 1) / 2.0 : rank.rank() + 1;
+          RANK_CHECK(memories[m]->Get(i) == expected, "memory ", m, " at ", i, ": ", memories[m]->Get(i));
+        }
+      }
+    }
   });
 }
 

@@ -128,6 +128,12 @@ TEST_CASE("different models are told by their first difference") {
       },
       {"head.weight", "999"});
   CheckDifference([](auto& p, auto&) { p[0].value.dtype = DType::kBFloat16; }, {"conv.weight", "float32", "bfloat16"});
+  static float somewhere[1000];
+  CheckDifference(
+      [](auto& p, auto&) {
+        p[1].grad = Buffer{somewhere, 1000, DType::kFloat32, {}};
+      },
+      {"conv.bias", "gradient"});
   CheckDifference([](auto& p, auto&) { std::swap(p[1], p[2]); }, {"conv.bias", "head.weight"});
   CheckDifference([](auto& p, auto&) { p.pop_back(); }, {"3", "2", "head.weight"});
   CheckDifference(

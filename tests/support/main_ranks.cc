@@ -19,7 +19,10 @@ class JobEnder : public ListenerBase {
 
   AssertionEndedResult assertionEnded(const Catch::AssertionStats& stats) override {
     const Catch::AssertionResult& result = stats.assertionResult;
-    if (!result.isOk() && UnderMpi()) {
+    // That mpirun ends this rank is another rank's failure.
+    const bool ended = result.getResultType() == Catch::ResultWas::FatalErrorCondition &&
+                       std::string(result.getMessage()).find("SIGTERM") != std::string::npos;
+    if (!result.isOk() && !ended && UnderMpi()) {
       std::string text =
           result.hasExpression() ? result.getExpressionInMacro() + " with " + result.getExpandedExpression() : "";
       if (result.hasMessage()) text += std::string(result.getMessage());

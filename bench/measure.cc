@@ -9,6 +9,7 @@ namespace bench {
 namespace {
 
 constexpr double kGroupSeconds = 0.002;
+constexpr int kMost = kMaxGroups / 2;  // groups of one contender
 
 int Clamp(double value, int least, int most) {
   return static_cast<int>(std::max<double>(least, std::min<double>(most, value)));
@@ -39,8 +40,8 @@ Shape Plan(double seconds, const MeasureOptions& o) {
   Shape shape;
   shape.calls = o.fresh ? 1 : Clamp(kGroupSeconds / seconds, 1, 100);
   if (o.iters > 0) {
-    shape.calls = std::min(shape.calls, o.iters);
-    shape.groups = Clamp(o.iters / shape.calls, 1, kMaxGroups);
+    shape.calls = std::min(std::max(shape.calls, o.iters / kMost), o.iters);
+    shape.groups = Clamp(o.iters / shape.calls, 1, kMost);
     return shape;
   }
   shape.groups = Clamp(o.budget_s / (shape.calls * seconds), 10, o.fresh ? 200 : 50);

@@ -10,7 +10,7 @@
 namespace bench {
 
 inline constexpr int kMaxRanks = 64;
-inline constexpr int kMaxGroups = 256;
+inline constexpr int kMaxGroups = 512;
 
 int64_t NowNs();  // on the clock that all processes of a host share
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace examples {
 namespace {
@@ -49,16 +50,17 @@ absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine) {
   return Agreed(absl::Status(static_cast<absl::StatusCode>((*failed)[0] - 'A'), absl::StrCat(who, failed->substr(1))));
 }
 
-absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view what, absl::string_view mine,
-                         absl::string_view remedy) {
+absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy) {
   const absl::StatusOr<std::vector<std::string>> all = GatherText(group, mine);
   if (!all.ok()) return all.status();
-  const std::string& first = all->front();
+  const std::vector<std::string> first = absl::StrSplit(all->front(), '\n');
   for (size_t rank = 1; rank < all->size(); ++rank) {
-    if ((*all)[rank] != first) {
-      return Agreed(absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank, " has ", what, " ", (*all)[rank], ", rank 0 has ", first, "; ", remedy)));
-    }
+    const std::vector<std::string> other = absl::StrSplit((*all)[rank], '\n');
+    if (other == first) continue;
+    size_t line = 0;
+    while (line + 1 < std::min(first.size(), other.size()) && first[line] == other[line]) ++line;
+    return Agreed(absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " has ", other[line], ", rank 0 has ", first[line], "; ", remedy)));
   }
   return absl::OkStatus();
 }

@@ -24,10 +24,9 @@ absl::StatusOr<std::vector<std::string>> GatherText(ddp::ProcessGroup& group, ab
 // which it names unless all have the same.
 absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
 
-// FailedPrecondition on all ranks where `mine` is not the same on all of them: "rank 1 has <what> <its text>, rank 0
-// <its text>; <remedy>".
-absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view what, absl::string_view mine,
-                         absl::string_view remedy);
+// FailedPrecondition on all ranks where `mine`, one item a line, is not the same on all of them: names the first line
+// that differs and both ranks, "rank 1 has --batch=64, rank 0 has --batch=32; <remedy>".
+absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy);
 
 }  // namespace examples
 

@@ -91,6 +91,13 @@ absl::Status Check(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
+// What a flag's values look like; any text is good for one that is a string.
+absl::string_view KindOf(const absl::CommandLineFlag& flag) {
+  if (flag.IsOfType<bool>()) return "true or false";
+  if (flag.IsOfType<double>() || flag.IsOfType<std::optional<double>>()) return "a number";
+  return "a whole number in range";
+}
+
 // `text` in lines of at most `width` characters.
 std::vector<std::string> Wrap(absl::string_view text, size_t width) {
   std::vector<std::string> lines(1);
@@ -161,7 +168,7 @@ absl::StatusOr<bool> ParseArguments(absl::Span<char* const> argv, absl::Span<con
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--", parts[0], "=", value, " cannot be understood: ", flag->Help(), kSeeHelp));
+          absl::StrCat("--", parts[0], "=", value, " is not ", KindOf(*flag), ": ", flag->Help()));
     }
   }
   return help;

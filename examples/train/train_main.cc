@@ -41,14 +41,14 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   return settings;
 }
 
-// Everything that must be equal on all ranks for them to train one model.
+// Everything that must be equal on all ranks for them to train one model, one item a line.
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
-  return absl::StrCat("[", settings.model.description, ", --epochs=", f.epochs, " --steps=", f.steps,
-                      " --batch=", f.batch, " --drop_last=", f.drop_last, " --optimizer=", f.optimizer, " --lr=", f.lr,
-                      " --momentum=", f.momentum, " --weight_decay=", f.weight_decay, " --seed=", f.seed,
-                      " --no_ddp=", f.no_ddp, " --no_sync=", f.no_sync, " --deterministic=", f.deterministic,
-                      " --save=", !f.save.empty(), " --resume=", !f.resume.empty(), "]");
+  return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
+                      "\n--drop_last=", f.drop_last, "\n--optimizer=", f.optimizer, "\n--lr=", f.lr,
+                      "\n--momentum=", f.momentum, "\n--weight_decay=", f.weight_decay, "\n--seed=", f.seed,
+                      "\n--no_ddp=", f.no_ddp, "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic,
+                      "\n--save=", f.save, "\n--resume=", f.resume);
 }
 
 std::string DataText(const Dataset& data) {
@@ -84,14 +84,13 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   ddp::ProcessGroup& group = context.world();
   const TrainFlags& flags = settings.flags;
   Console console(group.rank() == 0, OutputIsTerminal(context.launcher() == "mpirun"));
-  if (absl::Status status = RequireSame(group, "the settings", Fingerprint(settings), "give all ranks the same flags");
-      !status.ok()) {
+  if (absl::Status status = RequireSame(group, Fingerprint(settings), "give all ranks the same flags"); !status.ok()) {
     return status;
   }
   const absl::StatusOr<Dataset> data = LoadDataset(flags.data);
   absl::Status status = data.ok() && group.rank() == 0 ? CheckSummaryPath(flags.summary_json) : data.status();
   if (status = AgreeOn(group, status); !status.ok()) return status;
-  if (status = RequireSame(group, "a data set of", DataText(*data), "give all ranks the same --data"); !status.ok()) {
+  if (status = RequireSame(group, DataText(*data), "give all ranks the same --data"); !status.ok()) {
     return status;
   }
   const absl::StatusOr<std::string> world = WorldText(context, flags);

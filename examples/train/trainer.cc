@@ -103,7 +103,12 @@ absl::Status Trainer::Resume() {
     }
   }
   // A folder that cannot be written to is better found now than after an epoch.
-  if (group_.rank() == 0 && status.ok() && !flags_.save.empty()) status = AtomicFile::Create(flags_.save).status();
+  if (group_.rank() == 0 && status.ok() && !flags_.save.empty()) {
+    status = AtomicFile::Create(flags_.save).status();
+    if (!status.ok()) {
+      status = absl::Status(status.code(), absl::StrCat(status.message(), "; give --save a file that can be written"));
+    }
+  }
   return AgreeOn(group_, status);
 }
 
@@ -213,8 +218,7 @@ absl::Status Trainer::Step(absl::Span<const uint32_t> samples) {
 
 // Aborting is what lets the other ranks know: nothing but gradients is exchanged in a step.
 absl::Status Trainer::Stop(const char* signal) {
-  const absl::Status why = absl::CancelledError(
-      absl::StrCat("rank ", group_.rank(), " was stopped by ", signal, " after step ", progress_.step));
+  const absl::Status why = absl::CancelledError(absl::StrCat("stopped by ", signal, " after step ", progress_.step));
   group_.Abort(why);
   return why;
 }
@@ -238,8 +242,9 @@ absl::Status Trainer::Evaluate() {
                                                      progress_.step, "; give a lower --lr than ", flags_.lr)));
   }
   if (!flags_.deterministic || flags_.no_sync) return absl::OkStatus();
-  return RequireSame(group_, "parameters with SHA-256", replica_->ParametersSha256(),
-                     absl::StrCat("they differ after step ", progress_.step, "; please report this as a bug"));
+  return RequireSame(
+      group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
+      "they should be equal: please report this as a bug");
 }
 
 absl::Status Trainer::Save() {

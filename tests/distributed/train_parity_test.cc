@@ -1,0 +1,205 @@
+// K ranks train as one rank does, a resumed training goes on as if it had never stopped, on any number of ranks.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "examples/data/dataset.h"
+#include "examples/nn/model.h"
+#include "examples/train/agreement.h"
+#include "examples/train/trainer.h"
+#include "tests/support/catch.h"
+#include "tests/support/check.h"
+#include "tests/support/ranks.h"
+
+namespace examples {
+namespace {
+
+using ddp::testing::Rank;
+using ddp::testing::RunOnRanks;
+
+constexpr int kGlobalBatch = 48;  // divisible by 1, 2, 3 and 4
+
+TrainFlags Flags(int ranks, int steps) {
+  TrainFlags flags;
+  flags.batch = kGlobalBatch / ranks;
+  flags.epochs = 100;
+  flags.steps = steps;
+  flags.lr = 0.05;
+  flags.seed = 3;
+  flags.deterministic = true;
+  return flags;
+}
+
+struct Trained {
+  std::vector<float> values;
+  Summary summary;
+};
+
+Trained Train(ddp::ProcessGroup& group, const TrainFlags& flags) {
+  const Dataset data = EmbeddedDigits();
+  Console console(false, false);
+  nn::SetThreads(1);
+  const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {32, 24}, data.classes, flags.batch);
+  absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, data, *model, console);
+  RANK_CHECK_OK(trainer);
+  const absl::StatusOr<Summary> summary = (*trainer)->Run();
+  RANK_CHECK_OK(summary);
+  const absl::Span<float> values = (*trainer)->replica().values();
+  return {{values.begin(), values.end()}, *summary};
+}
+
+// The same training in a world of one.
+Trained TrainAlone(const TrainFlags& flags) {
+  ddp::ContextOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = ddp::CreateMemoryStore();
+  const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  RANK_CHECK_OK(context);
+  return Train((*context)->world(), flags);
+}
+
+void CheckClose(const Trained& many, const Trained& one, double tolerance) {
+  RANK_CHECK_EQ(many.values.size(), one.values.size());
+  double worst = 0, largest = 0;
+  for (size_t i = 0; i < one.values.size(); ++i) {
+    worst = std::max<double>(worst, std::abs(many.values[i] - one.values[i]));
+    largest = std::max<double>(largest, std::abs(one.values[i]));
+  }
+  RANK_CHECK(largest > 0.1);
+  RANK_CHECK(worst <= tolerance, "parameters differ by ", worst);
+  RANK_CHECK(std::abs(many.summary.final_loss - one.summary.final_loss) < 10 * tolerance, many.summary.final_loss,
+             " is not ", one.summary.final_loss);
+  // A test image at the border may fall to either side.
+  RANK_CHECK(std::abs(many.summary.test_accuracy - one.summary.test_accuracy) < 2.5 / 360);
+}
+
+// A folder that all ranks know, removed by rank 0 when all have left.
+class SharedFolder {
+ public:
+  explicit SharedFolder(Rank& rank) : rank_(rank) {
+    std::string mine;
+    if (rank.rank() == 0) {
+      mine = (std::filesystem::temp_directory_path() / "train_parity.XXXXXX").string();
+      RANK_CHECK(mkdtemp(mine.data()) != nullptr);
+    }
+    path_ = ddp::testing::ValueOr(__FILE__, __LINE__, "GatherText", GatherText(rank.group(), mine))[0];
+  }
+  ~SharedFolder() {
+    if (rank_.rank() == 0) std::filesystem::remove_all(path_);
+  }
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  Rank& rank_;
+  std::string path_;
+};
+
+}  // namespace
+
+TEST_CASE("K ranks with batch B / K train as one rank with batch B") {
+  RunOnRanks([](Rank& rank) {
+    for (const std::string optimizer : {"sgd", "adam"}) {
+      TrainFlags many = Flags(rank.size(), 45);  // an epoch and a half
+      many.optimizer = optimizer;
+      many.weight_decay = 0.001;
+      if (optimizer == "adam") many.lr = 0.001;
+      TrainFlags one = many;
+      one.batch = kGlobalBatch;
+      CheckClose(Train(rank.group(), many), TrainAlone(one), 1e-4);
+    }
+  });
+}
+
+TEST_CASE("one rank trains alike with and without DistributedDataParallel") {
+  RunOnRanks([](Rank&) {
+    TrainFlags flags = Flags(1, 20);
+    const Trained with = TrainAlone(flags);
+    flags.no_ddp = true;
+    RANK_CHECK_EQ(TrainAlone(flags).summary.parameters_sha256, with.summary.parameters_sha256);
+  });
+}
+
+TEST_CASE("a resumed training continues bit for bit") {
+  RunOnRanks([](Rank& rank) {
+    const SharedFolder folder(rank);
+    for (const std::string optimizer : {"sgd", "adam"}) {
+      // Stopped within the second epoch (30 steps each), resumed over the end of it.
+      TrainFlags flags = Flags(rank.size(), 64);
+      flags.optimizer = optimizer;
+      flags.lr = 0.01;
+      const Trained whole = Train(rank.group(), flags);
+
+      TrainFlags first = flags;
+      first.steps = 41;
+      first.save = folder.File(optimizer);
+      Train(rank.group(), first);
+      TrainFlags second = flags;
+      second.resume = first.save;
+      const Trained resumed = Train(rank.group(), second);
+      RANK_CHECK_EQ(resumed.summary.parameters_sha256, whole.summary.parameters_sha256);
+      RANK_CHECK_EQ(resumed.summary.test_accuracy, whole.summary.test_accuracy);
+      RANK_CHECK_EQ(resumed.summary.steps, 64);
+
+      // Once more, by one rank alone: the checkpoint does not depend on the number of ranks.
+      second.batch = kGlobalBatch;
+      CheckClose(TrainAlone(second), whole, 1e-4);
+      rank.Meet();
+    }
+  });
+}
+
+TEST_CASE("a checkpoint of another run is refused on every rank") {
+  RunOnRanks([](Rank& rank) {
+    const SharedFolder folder(rank);
+    TrainFlags flags = Flags(rank.size(), 41);
+    flags.save = folder.File("a");
+    Train(rank.group(), flags);
+    flags.resume = flags.save;
+    const Dataset data = EmbeddedDigits();
+    Console console(false, false);
+    const auto create = [&](const TrainFlags& changed, std::vector<int> hidden) {
+      const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), hidden, data.classes, changed.batch);
+      return Trainer::Create(rank.group(), changed, data, *model, console).status();
+    };
+    RANK_CHECK_STATUS(create(flags, {32, 25}), absl::StatusCode::kFailedPrecondition, "3.weight [24, 32]",
+                      "3.weight [25, 32]");
+    TrainFlags changed = flags;
+    changed.optimizer = "adam";
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "--optimizer=sgd");
+    changed = flags;
+    changed.seed = 4;
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "give --seed=3");
+    changed = flags;
+    changed.batch = flags.batch + 1;
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "global batches");
+    changed = flags;
+    changed.momentum = 0;
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "1.weight/momentum");
+    rank.Meet();
+  });
+}
+
+TEST_CASE("ranks agree on an error, and say whose it is") {
+  RunOnRanks([](Rank& rank) {
+    ddp::ProcessGroup& group = rank.group();
+    RANK_CHECK_OK(AgreeOn(group, absl::OkStatus()));
+    const absl::Status same = AgreeOn(group, absl::NotFoundError("no file"));
+    RANK_CHECK_STATUS(same, absl::StatusCode::kNotFound, "no file");
+    RANK_CHECK(IsAgreed(same));
+    RANK_CHECK_EQ(same.message(), "no file");
+    if (rank.size() == 1) return;
+    const absl::Status last = AgreeOn(group, rank.rank() == rank.size() - 1 ? same : absl::OkStatus());
+    RANK_CHECK_EQ(last.message(), absl::StrCat("rank ", rank.size() - 1, ": no file"));
+    const absl::Status differ = RequireSame(group, absl::StrCat("a\nb=", rank.rank() > 0), "give all the same");
+    RANK_CHECK_EQ(differ.message(), "rank 1 has b=1, rank 0 has b=0; give all the same");
+  });
+}
+
+}  // namespace examples

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# The program train_mlp as its users meet it.
+#
+#   train_mlp_test.sh CASE TRAIN_MLP [MPIRUN...]
+#
+# MPIRUN is a command line that the number of ranks is added to; without it, only the cases help and one_rank can be run.
+set -u
+
+case_name=$1
+train_mlp=$2
+shift 2
+mpirun=("$@")
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+
+fail() {
+  echo "FAILED: $*"
+  echo "--- standard output"; cat out
+  echo "--- standard error"; cat err
+  exit 1
+}
+
+# run RANKS FLAG...: sets `code`, and leaves what the program wrote in the files out and err. With "apart" for RANKS, only the
+# second of two ranks gets the flags.
+run() {
+  local ranks=$1
+  shift
+  if [[ $ranks == 1 ]]; then
+    "$train_mlp" "$@" >out 2>err
+  elif [[ $ranks == apart ]]; then
+    "${mpirun[@]}" 1 "$train_mlp" : -n 1 "$train_mlp" "$@" >out 2>err
+  else
+    "${mpirun[@]}" "$ranks" "$train_mlp" "$@" >out 2>err
+  fi
+  code=$?
+}
+
+succeeds() {
+  run "$@"
+  ((code == 0)) || fail "exit code $code of: $*"
+}
+
+# fails TEXT RANKS FLAG...: the program ends with an error, which is one line, said once, with TEXT in it; nothing else is left behind.
+fails() {
+  local text=$1
+  shift
+  local before
+  before=$(ls -A)
+  run "$@"
+  ((code != 0)) || fail "succeeded: $*"
+  [[ $(grep -c '^train_mlp: ' err) == 1 ]] || fail "not one line of error: $*"
+  grep '^train_mlp: ' err | grep -qF -- "$text" || fail "no '$text' from: $*"
+  [[ $(ls -A) == "$before" ]] || fail "left files behind: $*: $(ls -A)"
+}
+
+# number KEY FILE: the value of a key of a summary.
+number() { sed -n "s/.*\"$1\": \"\{0,1\}\([^\",}]*\).*/\1/p" "$2"; }
+
+# holds EXPRESSION: an arithmetic comparison of decimal numbers.
+holds() { awk "BEGIN { exit !($1) }" || fail "not true: $1"; }
+
+touch out err
+case $case_name in
+  help)
+    succeeds 1 --help
+    for flag in hidden data epochs steps batch drop_last optimizer lr momentum weight_decay seed threads backend no_ddp no_sync \
+      deterministic save resume warmup summary_json; do
+      grep -q "^  --$flag=" out || fail "--$flag is not in --help"
+    done
+    grep -q "mpirun -n 2 train_mlp" out || fail "--help gives no example"
+    ;;
+
+  one_rank)
+    succeeds 1 --epochs=6 --hidden=128,64 --summary-json=summary --threads=2
+    holds "$(number test_accuracy summary) >= 0.95 && $(number test_accuracy summary) <= 1"
+    holds "$(number samples_per_second summary) > 0 && $(number exposed_comm_ms summary) >= 0"
+    holds "$(number min summary) <= $(number median summary) && $(number median summary) <= $(number max summary)"
+    holds "$(number overlap summary) >= 0 && $(number overlap summary) <= 1 && $(number peak_rss_mb summary) > 1"
+    holds "$(number world_size summary) == 1 && $(number threads summary) == 2 && $(number steps summary) == 138"
+    [[ $(number backend summary) == local ]] || fail "backend"
+    [[ $(number parameters_sha256 summary) =~ ^[0-9a-f]{64}$ ]] || fail "parameters_sha256"
+    succeeds 1 --steps=30 --no-ddp --warmup 5 --summary_json=/dev/stdout
+    grep -q '"measured_steps": 25' out || fail "--warmup or --summary_json=/dev/stdout"
+    ;;
+
+  ranks)
+    flags=(--hidden=128,64 --batch=32 --deterministic)
+    succeeds 2 "${flags[@]}" --epochs=6 --summary_json=first
+    [[ ! -s err ]] || fail "something on standard error"
+    grep -q "2 ranks started by mpirun, 1 thread each, backend hierarchical; cores: rank 0 on .*; rank 1 on " out || fail "who and where"
+    grep -q "^overlap: " out || fail "no overlap summary"
+    [[ $(grep -c $'\r' out) == 0 ]] || fail "a progress bar in a file"
+    holds "$(number test_accuracy first) >= 0.95 && $(number world_size first) == 2"
+    holds "$(number overlap first) >= 0 && $(number overlap first) <= 1"
+    # The same command, the same bits; another seed, other bits.
+    succeeds 2 "${flags[@]}" --epochs=6 --summary_json=second
+    [[ $(number parameters_sha256 first) == $(number parameters_sha256 second) ]] || fail "runs differ"
+    succeeds 2 "${flags[@]}" --steps=1 --seed=2 --summary_json=second
+    [[ $(number parameters_sha256 first) != $(number parameters_sha256 second) ]] || fail "--seed changes nothing"
+    succeeds 2 "${flags[@]}" --steps=30 --no-sync --summary_json=second
+    holds "$(number overlap second) == 0"
+    ;;
+
+  resume)
+    flags=(--hidden=64 --batch=32)
+    succeeds 2 "${flags[@]}" --epochs=3 --summary_json=whole
+    succeeds 2 "${flags[@]}" --steps=31 --save=checkpoint
+    succeeds 2 "${flags[@]}" --epochs=3 --resume=checkpoint --summary_json=resumed
+    [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
+    succeeds 1 "${flags[@]}" --batch=64 --epochs=3 --resume=checkpoint --summary_json=resumed
+    holds "$(number steps resumed) == 69 && $(number test_accuracy resumed) > 0.9"
+    # Nothing left to do: the checkpoint's model is evaluated.
+    succeeds 2 "${flags[@]}" --steps=31 --resume=checkpoint
+    [[ -e checkpoint && ! -e checkpoint.tmp ]] || fail "files: $(ls -A)"
+
+    fails "1.weight [64, 64] where 1.weight [32, 64] is expected" 2 --hidden=32 --batch=32 --resume=checkpoint
+    fails "--optimizer=sgd, this run has --optimizer=adam" 2 "${flags[@]}" --optimizer=adam --resume=checkpoint
+    cp checkpoint short && truncate -s -1000 short
+    fails "truncated or damaged" 2 "${flags[@]}" --resume=short
+    fails "not a checkpoint" 2 "${flags[@]}" --resume="$train_mlp"
+    fails "No such file" 2 "${flags[@]}" --resume=missing
+    # A save that fails (here: a full disk) leaves the checkpoint as it was.
+    sum=$(sha256sum <checkpoint)
+    (ulimit -f 8 && trap '' XFSZ &&
+      fails "File too large" 1 "${flags[@]}" --batch=64 --epochs=3 --resume=checkpoint --save=checkpoint) || exit 1
+    [[ $(sha256sum <checkpoint) == "$sum" ]] || fail "the checkpoint has changed"
+    ;;
+
+  stop)
+    # Stopped by a signal, in the middle of training: all ranks end, and nothing is left but the last checkpoint.
+    for ranks in 1 2; do
+      rm -f out checkpoint
+      run $ranks --hidden=64 --steps=1000000 --save=checkpoint &
+      job=$!
+      for ((i = 0; i < 300; ++i)); do
+        [[ -e checkpoint ]] && break
+        sleep 0.1
+      done
+      pkill -TERM -P $job || fail "not running"
+      wait $job
+      grep -q "^train_mlp: .*stopped by SIGTERM after step" err || fail "does not say that it was stopped"
+      [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
+      succeeds 1 --hidden=64 --batch=$((64 * ranks)) --steps=1 --resume=checkpoint
+    done
+    ;;
+
+  errors)
+    for ranks in 1 2; do
+      fails "unknown flag --epoch;" $ranks --epoch=3
+      fails "--batch=many is not a whole number" $ranks --batch=many
+      fails "--batch=0 is out of range" $ranks --batch=0
+      fails "--lr=nan is out of range" $ranks --lr=nan
+      fails "--optimizer=lion is not known" $ranks --optimizer=lion
+      fails "--hidden=64,x cannot be understood" $ranks --hidden=64,x
+      fails "--epochs has no value" $ranks --epochs
+      fails "\"digits\" is not a flag" $ranks digits
+      fails "in the folder /nowhere: give --data" $ranks --data=/nowhere
+      fails "cannot write --summary_json=/nowhere/s" $ranks --summary_json=/nowhere/s
+      fails "cannot create /nowhere/c.tmp" $ranks --save=/nowhere/c
+      fails "give a smaller --batch" $ranks --batch=1500 --drop-last
+      fails "give a lower --lr" $ranks --lr=1000000 --hidden=256,256
+    done
+    mkdir mnist
+    for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do echo hello >mnist/$name-ubyte; done
+    fails "train-images-idx3-ubyte: it is not an IDX file" 2 --data=mnist
+    fails "--no_ddp is for one rank" 2 --no-ddp
+    # Ranks that are not alike.
+    fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
+    fails "rank 1 has --batch=32, rank 0 has --batch=64; give all ranks the same flags" apart --batch=32
+    fails "rank 1: unknown flag --epoch" apart --epoch=3
+    ;;
+
+  *)
+    echo "no such case: $case_name"
+    exit 1
+    ;;
+esac

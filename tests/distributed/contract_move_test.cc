@@ -103,6 +103,10 @@ TEST_CASE("a barrier ends when the last rank has come, not before") {
   });
 }
 
+bool IsFilled(const char* data, size_t bytes, char value) {
+  return data[0] == value && std::memcmp(data, data + 1, bytes - 1) == 0;
+}
+
 TEST_CASE("allocated memory is zero, page-aligned and each rank's own") {
   RunOnRanks([](Rank& rank) {
     std::vector<Allocation> kept;
@@ -112,14 +116,14 @@ TEST_CASE("allocated memory is zero, page-aligned and each rank's own") {
       RANK_CHECK(memory.device() == Device{});
       RANK_CHECK_EQ(reinterpret_cast<uintptr_t>(memory.data()) % 4096, uintptr_t{0});
       const char* data = static_cast<const char*>(memory.data());
-      for (size_t i = 0; i < bytes; ++i) RANK_CHECK(data[i] == 0, "at ", i);
+      RANK_CHECK(IsFilled(data, bytes, 0));
       std::memset(memory.data(), 'a' + rank.rank(), bytes);
       kept.push_back(memory);
     }
     RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
     for (const Allocation& memory : kept) {
       const char* data = static_cast<const char*>(memory.data());
-      for (size_t i = 0; i < memory.bytes(); ++i) RANK_CHECK(data[i] == 'a' + rank.rank(), "at ", i);
+      RANK_CHECK(IsFilled(data, memory.bytes(), static_cast<char>('a' + rank.rank())));
     }
   });
 }
@@ -129,7 +133,7 @@ TEST_CASE("memory that was given back is zero when it is allocated again") {
     for (int round = 0; round < 20; ++round) {
       const Allocation memory = RANK_VALUE(rank.group().Allocate(2'000'000, Device{}));
       char* data = static_cast<char*>(memory.data());
-      for (size_t i = 0; i < memory.bytes(); ++i) RANK_CHECK(data[i] == 0, "at ", i);
+      RANK_CHECK(IsFilled(data, memory.bytes(), 0));
       std::memset(data, 1, memory.bytes());
       const Buffer whole = memory.View(DType::kInt8, 0, memory.bytes());
       RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole})));

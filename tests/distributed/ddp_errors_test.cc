@@ -37,6 +37,7 @@ void CheckMisuse(const std::function<void(DistributedDataParallel&)>& wrong, con
     };
     announce_all();
     RANK_CHECK_OK(model->FinishBackward());
+    rank.Meet();  // an abort would also end what others have not seen done
     const bool culprit = rank.rank() == rank.size() - 1;
     if (culprit) {
       wrong(*model);
@@ -92,6 +93,7 @@ TEST_CASE("an index out of range is told on every rank") {
 TEST_CASE("the same parameter unused on all ranks is named too") {
   RunOnRanks([](Rank& rank) {
     const Model model = MakeModel(rank);
+    rank.Meet();
     model->GradReady(2);
     model->GradReady(1);
     const absl::Status status = model->FinishBackward();
@@ -174,6 +176,7 @@ TEST_CASE("a rank that aborts ends the others' step") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {
     const Model model = MakeModel(rank);
+    rank.Meet();
     if (rank.rank() == 1) {
       rank.group().Abort(absl::DataLossError("cannot read batch 17"));
     } else {
@@ -190,6 +193,7 @@ TEST_CASE("a model destroyed in the middle of a step ends the job with a reason,
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {
     Model model = MakeModel(rank);
+    rank.Meet();
     if (rank.rank() == 1) rank.Meet();  // so that rank 0's reduction stays pending
     if (rank.rank() != 1) {
       model->GradReady(2);

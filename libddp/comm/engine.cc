@@ -209,12 +209,13 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
       if (!failure_.ok()) break;
       progressed = true;
     }
-    if (operation->mode == Operation::Mode::kStaged) {
-      if (staged_pending || operation->workers > 0) continue;
-      staged_pending = true;
+    const bool staged = operation->mode == Operation::Mode::kStaged;
+    if (staged) {
+      // One at a time, in order: they share the stages. And one thread at a time.
+      if (std::exchange(staged_pending, true) || operation->workers > 0) continue;
     }
     progressed |= Step(lock, operation, share, s <= up_to ? 1 << 30 : 1);
-    staged_pending = staged_pending && !operation->Done();
+    if (staged && operation->Done()) staged_pending = false;
   }
   Retire();
   return progressed;

@@ -54,6 +54,7 @@ class LocalGroup final : public ProcessGroup {
 
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
     if (absl::Status s = CallCheck(0, 1, "allocate").AllocationOf(bytes, device); !s.ok()) return s;
+    if (absl::Status s = status(); !s.ok()) return s;
     absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
     if (!data.ok()) return data.status();
     return Allocation(*std::move(data), bytes, device);

@@ -167,8 +167,9 @@ absl::StatusOr<Summary> Trainer::Run() {
     if (absl::Status status = Evaluate(); !status.ok()) return status;
     if (absl::Status status = Save(); !status.ok()) return status;
     evaluated = true;
-    console_.Print(absl::StrFormat("step %d of %d (%d epochs done): loss %.4f, test accuracy %.2f %%\n", progress_.step,
-                                   last_step_, progress_.epoch, summary_.final_loss, 100 * summary_.test_accuracy));
+    const int64_t epoch = progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0);
+    console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", epoch, progress_.step,
+                                   last_step_, summary_.final_loss, 100 * summary_.test_accuracy));
   }
   if (!evaluated) {
     if (absl::Status status = Evaluate(); !status.ok()) return status;

@@ -157,7 +157,7 @@ void Model::Plan(const std::vector<size_t>& order) {
       gradients.push_back(parameters_[i].grad);
       bucket_of_[i] = buckets_.size();
     }
-    bucket->ranges = MergeAdjacent(gradients);
+    bucket->ranges = MergeAdjacent(gradients, grad_spans_);
     if (bucket->ranges.empty()) bucket->ranges.push_back(gradients[0]);  // nothing but empty gradients
     bucket->parameters = static_cast<int>(planned.items.size());
     bucket->times.bytes = planned.bytes;

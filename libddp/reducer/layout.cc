@@ -1,5 +1,7 @@
 #include "libddp/reducer/layout.h"
 
+#include <algorithm>
+
 namespace ddp {
 
 Layout LayOut(absl::Span<const Buffer> items, const std::vector<bool>& owned, absl::Span<const size_t> order) {
@@ -17,18 +19,23 @@ Layout LayOut(absl::Span<const Buffer> items, const std::vector<bool>& owned, ab
   return layout;
 }
 
-std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers) {
+std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers, absl::Span<const Buffer> arenas) {
+  const auto end_of = [](const Buffer& b) { return static_cast<char*>(b.data) + b.count * SizeOf(b.dtype); };
+  const auto in_one_arena = [&](const char* begin, const char* end) {
+    return std::any_of(arenas.begin(), arenas.end(), [&](const Buffer& arena) {
+      return static_cast<const char*>(arena.data) <= begin && end <= end_of(arena);
+    });
+  };
   std::vector<Buffer> merged;
   for (const Buffer& b : buffers) {
     if (b.count == 0) continue;
-    const size_t size = SizeOf(b.dtype);
-    char* const begin = static_cast<char*>(b.data);
     if (!merged.empty() && merged.back().dtype == b.dtype) {
       Buffer& last = merged.back();
-      char* const last_begin = static_cast<char*>(last.data);
-      char* const last_end = last_begin + last.count * size;
-      if (begin >= last_end && begin < last_end + kItemAlign) {
-        last.count = static_cast<size_t>(begin - last_begin) / size + b.count;
+      char* const begin = static_cast<char*>(b.data);
+      const bool padded = begin > end_of(last) && begin < end_of(last) + kItemAlign &&
+                          in_one_arena(static_cast<char*>(last.data), end_of(b));
+      if (begin == end_of(last) || padded) {
+        last.count = static_cast<size_t>(begin - static_cast<char*>(last.data)) / SizeOf(b.dtype) + b.count;
         continue;
       }
     }

@@ -33,9 +33,9 @@ struct Layout {
 // permutation of the indices.
 Layout LayOut(absl::Span<const Buffer> items, const std::vector<bool>& owned, absl::Span<const size_t> order);
 
-// `buffers` in their order, adjacent ones merged: those that lie one behind the other, with at most kItemAlign bytes of
-// padding between.
-std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers);
+// `buffers` in their order, those merged that lie one directly behind the other or, where both are in one of `arenas`,
+// with only padding between. What lies between other buffers is not ours to touch.
+std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers, absl::Span<const Buffer> arenas);
 
 }  // namespace ddp
 

@@ -22,8 +22,13 @@ DType GradType(const Parameter& p) { return p.grad.data == nullptr ? p.value.dty
 std::string Describe(const Parameter& p) {
   std::string text = absl::StrCat("'", p.name, "' ", std::string(Name(p.value.dtype)));
   if (GradType(p) != p.value.dtype) absl::StrAppend(&text, " (gradient ", std::string(Name(GradType(p))), ")");
-  if (p.shape.empty()) return absl::StrCat(text, " of ", p.value.count, " elements");
-  return absl::StrCat(text, " [", absl::StrJoin(p.shape, ", "), "]");
+  if (p.shape.empty()) {
+    absl::StrAppend(&text, " of ", p.value.count, " elements");
+  } else {
+    absl::StrAppend(&text, " [", absl::StrJoin(p.shape, ", "), "]");
+  }
+  if (p.grad.data != nullptr) absl::StrAppend(&text, " with a gradient of the caller's");
+  return text;
 }
 
 // One line for the options, then one per parameter. Names may hold anything but line ends (see CheckParameters).

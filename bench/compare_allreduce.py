@@ -72,7 +72,7 @@ def run_peers(setup, times, ranks, mode, only, round_):
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, "lines.csv")
         env = dict(os.environ, RUNS="1", RANKS=str(ranks), MODES=mode, SIZES=f"--sizes={a.sizes}", BUDGET=str(a.budget),
-                   ONLY=f"^({only})$", QUIET_WAIT=str(a.quiet_wait), RETRY="1", NEAR_WAIT="10",
+                   ONLY=f"^({only})$", QUIET_WAIT=str(a.quiet_wait), RETRY="0", NEAR_WAIT="4", DEADLINE="25",
                    NEAR="120" if a.state == "near" else "1000000")
         run([os.path.join(a.peers, "run.sh"), a.peers_build, path, "table"], 3600, env)
         if not os.path.exists(path):

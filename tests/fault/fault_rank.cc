@@ -1,6 +1,7 @@
 // One rank of a fault test: works with the others, and at a given moment comes to a given end, if it is the victim.
 // Prints a line "code: message" with the first error that it gets, or "done".
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -158,6 +159,8 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   const Flags flags(argc, argv);
+  const rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);  // a crash leaves no file behind
   const absl::Status status = Run(flags);
   std::printf("%s\n", status.ok()
                           ? "done"

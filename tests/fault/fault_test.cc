@@ -19,8 +19,9 @@ using Words = std::vector<std::string>;
 
 // Long enough for a loaded machine with sanitizers. A case that works ends in a fraction of a second.
 constexpr absl::Duration kPatience = absl::Seconds(60);
-// A time-out that is never reached where a death is noticed as such.
-const Words kLongTimeout = {"DDP_TIMEOUT=50"};
+// A time-out that is never reached where a death is noticed as such. A crash is to be one, without AddressSanitizer's
+// report.
+const Words kLongTimeout = {"DDP_TIMEOUT=50", "ASAN_OPTIONS=handle_segv=0"};
 
 void CheckNothingLeft(const Job& job) {
   INFO(absl::StrJoin(job.LeftBehind(), " "));

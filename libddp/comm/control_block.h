@@ -22,6 +22,8 @@ namespace ddp {
 inline constexpr size_t kCacheLine = 64;
 inline constexpr uint64_t kSlots = 32;
 inline constexpr size_t kInlineBytes = 8192;
+// Not a power of two, so that the slots do not compete for the same few sets of the first-level cache.
+inline constexpr size_t kInlineStride = kInlineBytes + 17 * kCacheLine;
 inline constexpr size_t kStageBytes = size_t{512} << 10;
 
 struct alignas(kCacheLine) Failure {
@@ -51,6 +53,7 @@ struct alignas(kCacheLine) Announcement {
 // Where a rank's data lies, as it tells its peers.
 enum Placement : uint32_t {
   kPrivate,      // out of their reach
+  kInlined,      // out of their reach, but a copy of the input goes with the announcement
   kSharedRange,  // one range each for in and out
   kSharedList,   // inline: `in` entries, then `out` entries
 };
@@ -92,7 +95,7 @@ class ControlBlock {
     return reinterpret_cast<Slot*>(base_ + SlotOffset())[sequence % kSlots * ranks_ + static_cast<size_t>(rank)];
   }
   char* inlined(uint64_t sequence, int rank) const {
-    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineBytes;
+    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineStride;
   }
   char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
 
@@ -101,7 +104,7 @@ class ControlBlock {
   size_t InlineOffset() const { return (SlotOffset() + kSlots * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
   // A page between the stages keeps them from being a large power of two apart.
   size_t StageOffset(size_t rank, uint64_t parity) const {
-    return InlineOffset() + kSlots * ranks_ * kInlineBytes + (rank * 2 + parity) * (kStageBytes + 4096);
+    return InlineOffset() + kSlots * ranks_ * kInlineStride + (rank * 2 + parity) * (kStageBytes + 4096);
   }
 
   char* base_ = nullptr;

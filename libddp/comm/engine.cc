@@ -19,9 +19,8 @@ constexpr size_t kBriefBytes = size_t{64} << 10;
 // round.
 constexpr int64_t kStayNs = 200'000;
 
-bool GoesInline(const Operation& operation) {
-  return operation.key().kind == OperationKey::Kind::kBarrier || operation.in_bytes() <= kInlineLimit;
-}
+// How long a thread that waits looks at one word before it lets others have the mutex: about half a microsecond.
+constexpr int kGlances = 32;
 
 }  // namespace
 
@@ -49,9 +48,11 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
   {
     Lock lock(mutex_);
     if (control_.failure().state.load(std::memory_order_relaxed) != Failure::kNone) LookAround(lock);
-    if (!failure_.ok()) return failure_;
+    if (!failure_.ok()) {
+      operation->Unref();  // the queue's
+      return failure_;
+    }
     operation->sequence = first_sequence_ + queue_.size();
-    operation->Ref();
     queue_.push_back(operation);
     Announce();
   }
@@ -103,9 +104,7 @@ void Engine::AnnounceOne(Operation* operation) {
   a.count = operation->count;
   a.scales = operation->scales;
   a.placement = kPrivate;
-  if (GoesInline(*operation)) {
-    operation->PutInline(control_, options_.rank);
-  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
+  if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
     if (Describe(operation->in, &a.in, nullptr) && Describe(operation->out, &a.out, nullptr))
       a.placement = kSharedRange;
   } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
@@ -115,6 +114,10 @@ void Engine::AnnounceOne(Operation* operation) {
     if (Describe(operation->in, nullptr, entries) && Describe(operation->out, nullptr, entries + a.in)) {
       a.placement = kSharedList;
     }
+  }
+  if (a.placement == kPrivate && operation->in_bytes() <= kInlineLimit) {
+    a.placement = kInlined;
+    operation->PutInline(control_, options_.rank);
   }
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
 }
@@ -146,6 +149,11 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
       ++driven_;
       progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
       if (operation->Done()) return operation->status();
+      // What comes soon is seen soonest without letting go of the mutex.
+      for (int i = 0; !progressed && !options_.oversubscribed && i < kGlances; ++i) {
+        progressed = HasNews(*operation);
+        CpuRelax();
+      }
       if (!progressed && backoff.TimeToLook()) LookAround(lock);
     }
     if (bounded && absl::Now() >= deadline && !operation->Done()) {
@@ -225,15 +233,16 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 void Engine::MakeReady(Operation* operation) {
   if (!Agrees(*operation)) return;
   operation->ready = true;
-  if (GoesInline(*operation)) {
-    operation->mode = Operation::Mode::kInline;
-    return;
-  }
-  bool shared = true, single = true;
+  bool shared = true, single = true, inlined = true;
   for (int r = 0; r < options_.size; ++r) {
     const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
-    shared &= placement != kPrivate;
+    shared &= placement == kSharedRange || placement == kSharedList;
     single &= placement == kSharedRange;
+    inlined &= placement == kInlined;
+  }
+  if (inlined) {
+    operation->mode = Operation::Mode::kInline;
+    return;
   }
   if (!shared) {
     operation->mode = Operation::Mode::kStaged;
@@ -297,6 +306,16 @@ bool Engine::ResolveList(Operation* operation, int peer) const {
     }
   }
   return true;
+}
+
+// Whether what the operation waited for in the last pass has come.
+bool Engine::HasNews(const Operation& operation) const {
+  if (operation.sequence >= announced_) return false;
+  if (!operation.ready) {
+    return control_.slot(operation.sequence, operation.arrived).announcement.sequence.load(std::memory_order_acquire) ==
+           operation.sequence + 1;
+  }
+  return operation.mode == Operation::Mode::kDirect && operation.ChunksDone(control_);
 }
 
 bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {

@@ -22,7 +22,7 @@
 
 namespace ddp {
 
-// Operations below this many input bytes travel in their announcement.
+// Private data of up to so many bytes travels with its announcement.
 inline constexpr size_t kInlineLimit = 2048;
 static_assert(kInlineLimit <= kInlineBytes);
 
@@ -42,7 +42,7 @@ class Engine final : public ProgressThread::Client {
   // Leaves the group: what is unfinished ends with Aborted.
   ~Engine() override;
 
-  // Takes over the operation, which has its data, count, kernel and scales.
+  // Takes over the operation (both its references), which has its data, count, kernel and scales.
   absl::StatusOr<Work> Launch(Operation* operation);
 
   // Work::Wait of an operation of this engine: drives it.
@@ -71,6 +71,7 @@ class Engine final : public ProgressThread::Client {
   void AnnounceOne(Operation* operation);
   bool MustWaitForEarlier(const Operation& operation);
   bool Drive(Lock& lock, uint64_t up_to, Share share);
+  bool HasNews(const Operation& operation) const;
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
   bool Agrees(const Operation& operation);

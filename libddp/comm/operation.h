@@ -43,7 +43,7 @@ struct OperationKey {
 class Operation final : public internal::WorkState {
  public:
   enum class Mode {
-    kInline,  // the data travels in the announcement; each rank finishes by itself
+    kInline,  // a little private data, which travels with the announcement; each rank finishes by itself
     kDirect,  // every rank's data lies in shared memory: slices are reduced in place, by whoever has time
     kStaged,  // the data is passed on through the stages, round by round; each rank moves its own
   };
@@ -56,7 +56,8 @@ class Operation final : public internal::WorkState {
   absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
   void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    // The last owner need not count down.
+    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
   // --- set before the launch ---
@@ -125,8 +126,8 @@ class Operation final : public internal::WorkState {
 
   Engine* const engine_;
   const OperationKey key_;
-  size_t slice_ = 0;  // kDirect: elements of a slice, but for a shorter last one and the root's
-  std::atomic<int> refs_{1};
+  size_t slice_ = 0;          // kDirect: elements of a slice, but for a shorter last one and the root's
+  std::atomic<int> refs_{2};  // the engine's queue, and the Work that Launch returns
   std::atomic<bool> done_{false};
   absl::Status status_;
 };

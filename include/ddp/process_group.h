@@ -151,7 +151,7 @@ class DDP_EXPORT ProcessGroup {
   virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
                                              Stream after = {}) = 0;
 
-  // Done when all ranks have made the call.
+  // Done when all ranks have made the call, and all operations that they called before are done.
   virtual absl::StatusOr<Work> Barrier() = 0;
 
   // Memory of `bytes` bytes (> 0) on every rank, zeroed and page-aligned. Collective: all ranks ask for the same size

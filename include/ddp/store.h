@@ -14,7 +14,7 @@
 
 namespace ddp {
 
-// A small shared dictionary used for rendezvous, never for data.
+// A small shared dictionary used for rendezvous, never for data. Keys have up to 1 KiB, values up to 16 MiB.
 //
 // Every call has a deadline and returns DeadlineExceeded, naming the key, when it passes. A key is set once by one rank
 // and then read by others; setting it again replaces the value. Thread-safe: any thread of any rank may call at any
@@ -47,8 +47,9 @@ struct FileStoreOptions {
   int world_size = 0;
 };
 
-// A store in one append-only file, for ranks of one host. InvalidArgument or PermissionDenied (naming the path) if the
-// file cannot be used.
+// A store in one append-only file, for ranks of one host. One run at a time uses a path; each process opens the file
+// for itself (after fork, not before). InvalidArgument or PermissionDenied (naming the path) if the file cannot be
+// used, DataLoss if it holds something else.
 DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
 
 }  // namespace ddp

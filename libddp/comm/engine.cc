@@ -82,10 +82,11 @@ void Engine::Announce() {
 // held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
 // is.
 bool Engine::MustWaitForEarlier(const Operation& operation) {
+  const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
   for (uint64_t s = first_sequence_; s < operation.sequence; ++s) {
     const Operation& earlier = *At(s);
     if (earlier.Done()) continue;
-    if (operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
+    if (barrier || operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
         operation.in.Overlaps(earlier.out)) {
       return true;
     }

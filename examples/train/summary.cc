@@ -14,10 +14,12 @@ namespace {
 
 double Milliseconds(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
+// Of an even number of times, the mean of the two in the middle.
 double MedianMs(std::vector<int64_t>& ns) {
-  const size_t middle = ns.size() / 2;
-  std::nth_element(ns.begin(), ns.begin() + static_cast<ptrdiff_t>(middle), ns.end());
-  return Milliseconds(ns[middle]);
+  const auto upper = ns.begin() + static_cast<ptrdiff_t>(ns.size() / 2);
+  std::nth_element(ns.begin(), upper, ns.end());
+  const int64_t lower = ns.size() % 2 == 1 ? *upper : *std::max_element(ns.begin(), upper);
+  return (Milliseconds(lower) + Milliseconds(*upper)) / 2;
 }
 
 std::string OverlapText(const Summary& summary) {

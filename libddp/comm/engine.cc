@@ -95,11 +95,8 @@ bool Engine::MustWaitForEarlier(const Operation& operation) {
 }
 
 void Engine::AnnounceOne(Operation* operation) {
+  ClearSlots(operation->sequence + 1);
   Slot& slot = control_.slot(operation->sequence, options_.rank);
-  // Nobody looks at these before everybody has announced the operation.
-  slot.claimed.store(0, std::memory_order_relaxed);
-  slot.done.store(0, std::memory_order_relaxed);
-  slot.nonfinite.store(0, std::memory_order_relaxed);
   Announcement& a = slot.announcement;
   a.what = operation->key().Pack();
   a.count = operation->count;
@@ -121,6 +118,22 @@ void Engine::AnnounceOne(Operation* operation) {
     operation->PutInline(control_, options_.rank);
   }
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
+  // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
+  // rest of an announcement, so do it while there is something to wait for.
+  if (operation->sequence + 1 < slots_free_until_) {
+    ClearSlots(operation->sequence + 2);
+    __builtin_prefetch(&control_.slot(operation->sequence + 1, options_.rank).announcement, /*rw=*/1);
+  }
+}
+
+// Nobody looks at these before everybody has announced the operation.
+void Engine::ClearSlots(uint64_t end) {
+  for (; cleared_ < end; ++cleared_) {
+    Slot& slot = control_.slot(cleared_, options_.rank);
+    slot.claimed.store(0, std::memory_order_relaxed);
+    slot.done.store(0, std::memory_order_relaxed);
+    slot.nonfinite.store(0, std::memory_order_relaxed);
+  }
 }
 
 // Writes the group-wide addresses of the list's ranges; false if one is private.
@@ -146,15 +159,12 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
     bool progressed = false;
     {
       Lock lock(mutex_);
-      if (operation->Done()) return operation->status();
       ++driven_;
-      progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
-      if (operation->Done()) return operation->status();
-      // What comes soon is seen soonest without letting go of the mutex.
-      for (int i = 0; !progressed && !options_.oversubscribed && i < kGlances; ++i) {
-        progressed = HasNews(*operation);
-        CpuRelax();
-      }
+      do {
+        if (operation->Done()) return operation->status();
+        progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
+        if (operation->Done()) return operation->status();
+      } while (GlanceForNews(*operation));
       if (!progressed && backoff.TimeToLook()) LookAround(lock);
     }
     if (bounded && absl::Now() >= deadline && !operation->Done()) {
@@ -317,6 +327,15 @@ bool Engine::HasNews(const Operation& operation) const {
            operation.sequence + 1;
   }
   return operation.mode == Operation::Mode::kDirect && operation.ChunksDone(control_);
+}
+
+// What comes soon is seen soonest without letting go of the mutex.
+bool Engine::GlanceForNews(const Operation& operation) const {
+  for (int i = 0; i < (options_.oversubscribed ? 0 : kGlances); ++i) {
+    if (HasNews(operation)) return true;
+    CpuRelax();
+  }
+  return false;
 }
 
 bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {

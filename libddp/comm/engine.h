@@ -69,9 +69,11 @@ class Engine final : public ProgressThread::Client {
   // The following are called with the mutex held; those given the lock may let go of it for a while.
   void Announce();
   void AnnounceOne(Operation* operation);
+  void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
   bool Drive(Lock& lock, uint64_t up_to, Share share);
   bool HasNews(const Operation& operation) const;
+  bool GlanceForNews(const Operation& operation) const;
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
   bool Agrees(const Operation& operation);
@@ -97,6 +99,7 @@ class Engine final : public ProgressThread::Client {
   uint64_t first_sequence_ = 0;         // of queue_.front()
   uint64_t announced_ = 0;              // operations with a smaller number are known to the peers
   uint64_t slots_free_until_ = kSlots;  // operations with a smaller number have a slot
+  uint64_t cleared_ = 0;                // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;          // of all operations that became ready
   AllocationTable allocations_;
   absl::Status failure_;

@@ -75,9 +75,9 @@ class Operation final : public internal::WorkState {
   int workers = 0;
   int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
   // kDirect: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
-  absl::InlinedVector<char*, 8> in_bases, out_bases;
+  absl::InlinedVector<char*, 4> in_bases, out_bases;
   std::vector<RangeList> ins, outs;
-  absl::InlinedVector<uint32_t, 8> chunks;  // of each slice
+  absl::InlinedVector<uint32_t, 4> chunks;  // of each slice
   // kStaged: the next thing to do.
   uint64_t first_round = 0, round = 0;
   enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;

@@ -166,43 +166,42 @@ TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and 
 TEST_CASE("a rank that does not come is named after the time-out") {
   if (RankCount() == 1) return;
   ContextOptions options;
-  options.timeout = absl::Milliseconds(400);
+  options.timeout = absl::Seconds(1);
   for (const Placement placement : {Placement::kAllocated, Placement::kOrdinary}) {
-    for (const size_t count : {size_t{1}, size_t{200'000}}) {
-      RunOnRanks(
-          [&](Rank& rank) {
-            Memory m(rank, placement, DType::kFloat32, count);
-            rank.Meet();
-            const int late = rank.size() - 1;
-            const std::string name = absl::StrCat("rank ", late);
-            if (rank.rank() != late) {
-              const absl::Time begin = absl::Now();
-              Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
-              Work behind = RANK_VALUE(rank.group().Barrier());
-              RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
-              RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
-              const absl::Duration took = absl::Now() - begin;
-              RANK_CHECK(took > absl::Milliseconds(300) && took < absl::Seconds(10), absl::FormatDuration(took));
-            }
-            rank.Meet();
-            // Now it comes, too late.
-            RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
-                              StatusCode::kDeadlineExceeded, "all_reduce", name);
-          },
-          options);
-    }
+    const size_t count = placement == Placement::kAllocated ? 1 : 200'000;
+    RunOnRanks(
+        [&](Rank& rank) {
+          Memory m(rank, placement, DType::kFloat32, count);
+          rank.Meet();
+          const int late = rank.size() - 1;
+          const std::string name = absl::StrCat("rank ", late);
+          if (rank.rank() != late) {
+            const absl::Time begin = absl::Now();
+            Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+            Work behind = RANK_VALUE(rank.group().Barrier());
+            RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
+            RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
+            const absl::Duration took = absl::Now() - begin;
+            RANK_CHECK(took > absl::Milliseconds(900) && took < absl::Seconds(20), absl::FormatDuration(took));
+          }
+          rank.Meet();
+          // Now it comes, too late.
+          RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
+                            StatusCode::kDeadlineExceeded, "all_reduce", name);
+        },
+        options);
   }
 }
 
 TEST_CASE("time in which nothing is pending does not count") {
   ContextOptions options;
-  options.timeout = absl::Milliseconds(300);
+  options.timeout = absl::Seconds(1);
   RunOnRanks(
       [](Rank& rank) {
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < 2; ++i) {
           RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
           rank.Meet();
-          std::this_thread::sleep_for(std::chrono::milliseconds(400));
+          std::this_thread::sleep_for(std::chrono::milliseconds(1300));
           rank.Meet();
         }
       },

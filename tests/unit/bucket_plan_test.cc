@@ -135,16 +135,28 @@ TEST_CASE("what the library owns lies in arenas by dtype, aligned, in the order 
 TEST_CASE("ranges that lie one behind the other become one") {
   static char memory[4096];
   const auto range = [](size_t offset, size_t count) { return Buffer{memory + offset, count, DType::kFloat32, {}}; };
+  const Buffer arena = range(0, sizeof(memory) / sizeof(float));
+  const auto merge = [&](const std::vector<Buffer>& buffers) { return MergeAdjacent(buffers, {&arena, 1}); };
   // Padding of up to one alignment is taken in; a gap of more is not, nor is one that lies before.
-  CHECK(MergeAdjacent({range(0, 64), range(256, 64)}).size() == 1);
-  CHECK(MergeAdjacent({range(0, 60), range(256, 64)}).size() == 1);
-  const auto merged = MergeAdjacent({range(0, 60), range(256, 10), range(512, 1)});
+  CHECK(merge({range(0, 64), range(256, 64)}).size() == 1);
+  CHECK(merge({range(0, 60), range(256, 64)}).size() == 1);
+  const auto merged = merge({range(0, 60), range(256, 10), range(512, 1)});
   REQUIRE(merged.size() == 1);
   CHECK(merged[0].data == memory);
   CHECK(merged[0].count == 129);
-  CHECK(MergeAdjacent({range(0, 64), range(1024, 64)}).size() == 2);
-  CHECK(MergeAdjacent({range(256, 64), range(0, 64)}).size() == 2);
-  CHECK(MergeAdjacent({}).empty());
+  CHECK(merge({range(0, 64), range(1024, 64)}).size() == 2);
+  CHECK(merge({range(256, 64), range(0, 64)}).size() == 2);
+  CHECK(merge({}).empty());
+}
+
+TEST_CASE("what lies between ranges outside of the arenas is not taken in") {
+  static char memory[4096];
+  const auto range = [](size_t offset, size_t count) { return Buffer{memory + offset, count, DType::kFloat32, {}}; };
+  const std::vector<Buffer> apart = {range(0, 60), range(256, 64)};
+  CHECK(MergeAdjacent(apart, {}).size() == 2);
+  const Buffer arena = range(0, 64);  // holds only the first
+  CHECK(MergeAdjacent(apart, {&arena, 1}).size() == 2);
+  CHECK(MergeAdjacent({range(0, 64), range(256, 64)}, {}).size() == 1);
 }
 
 }  // namespace

@@ -107,7 +107,8 @@ class DDP_EXPORT DistributedDataParallel {
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
 
   // Ends the step: waits for all reductions. Returns what went wrong in it, on every rank: FailedPrecondition naming
-  // the parameters that this rank did not announce; Aborted with that cause on the others.
+  // the parameters that this rank did not announce; Aborted with that cause on the others (in their next step, where
+  // they were through with this one).
   virtual absl::Status FinishBackward(Stream stream = {}) = 0;
 
   // Sets all gradients to zero.

@@ -85,7 +85,7 @@ class Engine final : public ProgressThread::Client {
   void Retire();
   void FailLocked(const absl::Status& why);
   void LookAround(Lock& lock);
-  void CheckPeers();
+  void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Operation& operation) const;
   bool Needs(const Operation& operation, int peer) const;
   Operation* At(uint64_t sequence) const { return queue_[sequence - first_sequence_]; }

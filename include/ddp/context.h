@@ -44,7 +44,7 @@ struct ContextOptions {
 // not initialised before Create, the Context initialises it and finalizes it at the end.
 class DDP_EXPORT Context {
  public:
-  static absl::StatusOr<std::unique_ptr<Context>> Create(ContextOptions options = {});
+  static absl::StatusOr<std::unique_ptr<Context>> Create(const ContextOptions& options = {});
 
   virtual ~Context() = default;
 

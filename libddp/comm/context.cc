@@ -110,7 +110,7 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Context>> Context::Create(ContextOptions options) {
+absl::StatusOr<std::unique_ptr<Context>> Context::Create(const ContextOptions& options) {
   auto context = std::make_unique<ContextImpl>();
   if (absl::Status s = context->Start(options); !s.ok()) return s;
   return std::unique_ptr<Context>(std::move(context));

@@ -186,8 +186,8 @@ absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device devi
   Note mine;
   if (rank() == 0) {
     absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(total);
+    mine = Note(made.status(), made.ok() ? (*made)->handle() : "");
     if (made.ok()) segment = *std::move(made);
-    mine = Note(made.status(), segment == nullptr ? "" : segment->handle());
   }
   mine.bytes = bytes;
   absl::StatusOr<std::vector<Note>> notes = Exchange(mine);

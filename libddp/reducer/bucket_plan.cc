@@ -30,6 +30,7 @@ std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<c
     if (!rest.bucket.items.empty()) closed.emplace(rest.last, std::move(rest.bucket));
   }
   std::vector<Bucket> buckets;
+  buckets.reserve(closed.size());
   for (auto& [position, bucket] : closed) buckets.push_back(std::move(bucket));
   return buckets;
 }

@@ -85,7 +85,7 @@ case $case_name in
     ;;
 
   ranks)
-    flags=(--hidden=128,64 --batch=32 --deterministic)
+    flags=("--hidden=128,64" --batch=32 --deterministic)
     succeeds 2 "${flags[@]}" --epochs=6 --summary_json=first
     [[ ! -s err ]] || fail "something on standard error"
     grep -q "2 ranks started by mpirun, 1 thread each, backend hierarchical; cores: rank 0 on .*; rank 1 on " out || fail "who and where"

@@ -3,7 +3,6 @@
 #include <numeric>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "examples/data/dataset.h"
 #include "tests/support/catch.h"

@@ -53,9 +53,6 @@ class Backoff {
   // False in the first fraction of a microsecond, in which a peer that runs will take up its own part of the work.
   bool PeerHadItsChance() const { return spins_left_ <= kSpins - 64; }
 
-  // Something happened: start over.
-  void Reset(bool oversubscribed) { *this = Backoff(oversubscribed); }
-
  private:
   static constexpr int kSpins = 4000;   // about 100 us with the work of a look between
   static constexpr int kYields = 4000;  // some milliseconds

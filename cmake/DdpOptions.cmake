@@ -12,6 +12,7 @@ option(BUILD_SHARED_LIBS "Build libddp as a shared library" OFF)
 option(DDP_BUILD_TESTS "Build the tests" ${_ddp_extras})
 option(DDP_BUILD_BENCH "Build the benchmarks" ${_ddp_extras})
 option(DDP_BUILD_EXAMPLES "Build the example trainers" ${_ddp_extras})
+option(DDP_BUILD_FUZZERS "Build the fuzz targets with libFuzzer, and no other tests (needs clang)" OFF)
 option(DDP_INSTALL "Make install rules" ${_ddp_extras})
 option(DDP_WERROR "Treat warnings as errors" OFF)
 set(DDP_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
@@ -23,6 +24,10 @@ endif()
 set(DDP_WITH_MPI ${_ddp_with_mpi})
 if(NOT DDP_SANITIZE MATCHES "^(|address|undefined|address,undefined|thread)$")
   message(FATAL_ERROR "DDP_SANITIZE is \"${DDP_SANITIZE}\": it may be empty, address,undefined or thread")
+endif()
+
+if(DDP_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "DDP_BUILD_FUZZERS needs clang, which has libFuzzer: -DCMAKE_CXX_COMPILER=clang++")
 endif()
 
 # The flags of our own targets; never handed on to those who link the library.
@@ -38,4 +43,9 @@ if(DDP_SANITIZE)
   target_compile_options(ddp_build_flags INTERFACE -fsanitize=${DDP_SANITIZE} -fno-omit-frame-pointer
                                                    -fno-sanitize-recover=all)
   target_link_options(ddp_build_flags INTERFACE -fsanitize=${DDP_SANITIZE})
+endif()
+if(DDP_BUILD_FUZZERS)
+  # Tells the fuzzer which ways an input has taken, everywhere; its main() is linked to the fuzz targets alone.
+  target_compile_options(ddp_build_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(ddp_build_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

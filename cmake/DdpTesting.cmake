@@ -1,6 +1,8 @@
 # How tests are declared: ddp_add_unit_test for one process, ddp_add_distributed_test for several ranks.
 #
-# Labels: unit, distributed, fault, slow (not part of a quick run: ctest -LE slow), gpu.
+# ddp_add_fuzzer for a reader of untrusted input.
+#
+# Labels: unit, distributed, fault, fuzz, slow (not part of a quick run: ctest -LE slow), gpu.
 include_guard(GLOBAL)
 
 set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
@@ -105,4 +107,30 @@ function(ddp_add_distributed_test)
                           $<TARGET_FILE:${arg_TARGET}> ${arg_ARGS})
     endif()
   endforeach()
+endfunction()
+
+# ddp_add_fuzzer(name source [LIBS library...])
+#
+# Builds bin/<name>_fuzz from a source that defines LLVMFuzzerTestOneInput, and runs it as the test fuzz.<name>. With DDP_BUILD_FUZZERS a fuzzer
+# makes inputs up for DDP_FUZZ_SECONDS, beginning with those in corpus/<name> beside the source; what it finds is put into fuzz/<name> of the
+# build folder: new inputs, and those that fail (crash-*), which belong into the corpus once they are mended. In other builds the test runs what
+# is in the corpus. Every public and internal function of libddp can be called.
+set(DDP_FUZZ_SECONDS 20 CACHE STRING "How long each fuzz target runs as a test")
+function(ddp_add_fuzzer name source)
+  cmake_parse_arguments(arg "" "" "LIBS" ${ARGN})
+  set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
+  add_executable(${name}_fuzz ${source})
+  target_link_libraries(${name}_fuzz PRIVATE ddp_internals ddp_build_flags ${arg_LIBS})
+  if(DDP_BUILD_FUZZERS)
+    set(found ${PROJECT_BINARY_DIR}/fuzz/${name})
+    file(MAKE_DIRECTORY ${found})
+    target_link_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
+    add_test(NAME fuzz.${name} COMMAND ${name}_fuzz -max_total_time=${DDP_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
+                                       -artifact_prefix=${found}/ -print_final_stats=1 ${found} ${corpus})
+  else()
+    target_sources(${name}_fuzz PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay_main.cc)
+    add_test(NAME fuzz.${name} COMMAND ${name}_fuzz ${corpus})
+  endif()
+  math(EXPR timeout "${DDP_TEST_TIMEOUT} + ${DDP_FUZZ_SECONDS}")
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT ${timeout} ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
 endfunction()

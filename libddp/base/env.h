@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -33,6 +34,9 @@ absl::Span<const EnvInfo> EnvTable();
 
 // The variable's value; nullopt if unset or empty.
 std::optional<std::string> ReadEnv(Env env);
+
+// ReadEnv, or what a test puts in its place.
+using EnvLookup = absl::FunctionRef<std::optional<std::string>(Env)>;
 
 }  // namespace ddp
 

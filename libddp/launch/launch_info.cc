@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "libddp/base/env.h"
 
 namespace ddp {
 namespace {
@@ -61,8 +60,8 @@ absl::StatusOr<LaunchInfo> FromOptions(const ContextOptions& options) {
   return info;
 }
 
-absl::StatusOr<int> ReadNumber(Env env) {
-  const std::optional<std::string> text = ReadEnv(env);
+absl::StatusOr<int> ReadNumber(Env env, EnvLookup lookup) {
+  const std::optional<std::string> text = lookup(env);
   if (!text) {
     return absl::InvalidArgumentError(
         absl::StrCat(NameOf(env),
@@ -77,7 +76,7 @@ absl::StatusOr<int> ReadNumber(Env env) {
   return value;
 }
 
-absl::StatusOr<LaunchInfo> FromOpenMpi() {
+absl::StatusOr<LaunchInfo> FromOpenMpi(EnvLookup lookup) {
   LaunchInfo info;
   info.launcher = "mpirun";
   const struct {
@@ -88,7 +87,7 @@ absl::StatusOr<LaunchInfo> FromOpenMpi() {
                 {Env::kOmpiLocalRank, info.local_rank},
                 {Env::kOmpiLocalSize, info.local_world_size}};
   for (const auto& [env, field] : fields) {
-    const absl::StatusOr<int> value = ReadNumber(env);
+    const absl::StatusOr<int> value = ReadNumber(env, lookup);
     if (!value.ok()) return value.status();
     field = *value;
   }
@@ -101,12 +100,12 @@ absl::StatusOr<LaunchInfo> FromOpenMpi() {
 
 }  // namespace
 
-absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options) {
+absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup lookup) {
   if (options.rank || options.world_size || options.local_rank || options.local_world_size || options.store) {
     return FromOptions(options);
   }
   for (Env env : {Env::kOmpiRank, Env::kOmpiSize, Env::kOmpiLocalRank, Env::kOmpiLocalSize}) {
-    if (ReadEnv(env)) return FromOpenMpi();
+    if (lookup(env)) return FromOpenMpi(lookup);
   }
   return LaunchInfo{};
 }

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "ddp/context.h"
+#include "libddp/base/env.h"
 
 namespace ddp {
 
@@ -19,7 +20,7 @@ struct LaunchInfo {
 
 // From `options` if they say it, else from Open MPI's variables, else a world of one. InvalidArgument names the option
 // or variable that is missing, not a number, out of range, or contradicts another, and what to do.
-absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options);
+absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup lookup = ReadEnv);
 
 }  // namespace ddp
 

@@ -40,6 +40,9 @@ struct DdpOptions {
   size_t first_bucket_bytes = 0;
   // kAvg (the default) or kSum.
   ReduceOp op = ReduceOp::kAvg;
+  // If set, 1 is stored there in a step, before FinishBackward returns, where a reduced gradient has an infinity or a
+  // NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all ranks or on none.
+  uint32_t* nonfinite = nullptr;
   // Copy rank 0's parameters to all ranks at Create.
   bool broadcast_parameters = true;
 };

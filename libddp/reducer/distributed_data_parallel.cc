@@ -234,7 +234,8 @@ void Model::LaunchReady() {
   for (size_t b = launched_; b < buckets_.size() && buckets_[b]->ready && misuse_.ok(); launched_ = ++b) {
     BucketState& bucket = *buckets_[b];
     bucket.times.launched_ns = NowNs() - begin_ns_;
-    absl::StatusOr<Work> work = group_.AllReduce(bucket.ranges, bucket.ranges, {.op = options_.op});
+    absl::StatusOr<Work> work =
+        group_.AllReduce(bucket.ranges, bucket.ranges, {.op = options_.op, .nonfinite = options_.nonfinite});
     if (!work.ok()) {
       misuse_ = work.status();
       return;

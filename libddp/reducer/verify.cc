@@ -35,7 +35,8 @@ std::string Describe(const Parameter& p) {
 std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptions& options) {
   std::string text =
       absl::StrCat("bucket_bytes=", options.bucket_bytes, " first_bucket_bytes=", options.first_bucket_bytes,
-                   " op=", std::string(Name(options.op)), " broadcast_parameters=", options.broadcast_parameters);
+                   " op=", std::string(Name(options.op)), " nonfinite=", options.nonfinite != nullptr ? "set" : "unset",
+                   " broadcast_parameters=", options.broadcast_parameters);
   for (const Parameter& p : parameters) absl::StrAppend(&text, "\n", Describe(p));
   return text;
 }

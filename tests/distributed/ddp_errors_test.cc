@@ -145,6 +145,8 @@ TEST_CASE("different models are told by their first difference") {
       {"3", "4", "extra"});
   CheckDifference([](auto&, auto& options) { options.bucket_bytes = 12'345; }, {"bucket_bytes", "12345"});
   CheckDifference([](auto&, auto& options) { options.op = ReduceOp::kSum; }, {"sum", "avg"});
+  static uint32_t nonfinite = 0;
+  CheckDifference([](auto&, auto& options) { options.nonfinite = &nonfinite; }, {"nonfinite"});
 }
 
 TEST_CASE("a rank's own mistake at Create is told on every rank") {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -130,6 +131,29 @@ TEST_CASE("the sum instead of the average") {
     }
     RANK_CHECK_OK(model->FinishBackward());
     CheckGradients(rank, *model, [&](size_t p, size_t i) { return rank.size() * Average(rank.size(), p, i, 0); });
+  });
+}
+
+TEST_CASE("a gradient that is not finite anywhere is told on every rank") {
+  RunOnRanks([](Rank& rank) {
+    uint32_t nonfinite = 0;
+    DdpOptions options;
+    options.bucket_bytes = 4000;
+    options.nonfinite = &nonfinite;
+    const Model model = Make(rank, MakeParameters({1000, 7, 3000}), options);
+    for (int step = 0; step < 4; ++step) {
+      const bool bad = step % 2 == 1;
+      nonfinite = 0;
+      for (const size_t p : Backwards(model->size())) {
+        WriteGradient(rank, *model, p, step);
+        if (bad && p == 1 && rank.rank() == rank.size() - 1) {
+          SetElement(DType::kFloat32, model->grad(1).data, 6, step == 1 ? HUGE_VAL : NAN);
+        }
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_EQ(nonfinite, bad ? 1u : 0u);
+    }
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -103,6 +104,10 @@ struct ReduceOptions {
   uint32_t* nonfinite = nullptr;
 };
 
+// The ranks that an error of a group is about: those that have died or left, or did not arrive in time. Empty where
+// nobody in particular is to blame (Aborted, FailedPrecondition). The same on all ranks. See Context::NewGroup.
+DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
+
 // A fixed set of ranks, 0 to size() - 1, that do collective operations together. Made by Context.
 //
 // Contract of every operation. All ranks make the same calls in the same order, with equal counts, dtypes and options.
@@ -118,7 +123,10 @@ struct ReduceOptions {
 // Errors. InvalidArgument at the call: the caller's mistake, nothing has happened. From Work::Wait, and then from every
 // later call, since a failed group stays failed: DeadlineExceeded (the operation's time-out; names the operation and
 // the ranks that did not arrive), Unavailable (a peer has died; names it), FailedPrecondition (ranks disagree about the
-// operation; names both sides), Aborted (carries the cause).
+// operation; names both sides), Aborted (carries the cause). What a failed operation leaves in its outputs is
+// undefined, but from the error on nobody else writes there: a peer that was stopped in the middle and wakes up later
+// finds other memory behind its addresses. (Ranks that are threads of one process have only one memory; there the error
+// waits until no peer is in the middle.)
 //
 // Thread-safety: all methods may be called from any thread; concurrent operations on one group are serialised inside,
 // in an order that is the caller's duty to keep equal on all ranks.

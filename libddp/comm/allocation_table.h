@@ -10,19 +10,23 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "libddp/comm/control_block.h"
+#include "libddp/comm/shared_segment.h"
 
 namespace ddp {
 
-// One call of Allocate: a segment with one part per rank. Speaks of the memory but does not own it.
+// One call of Allocate or Register: a segment with one part per rank. Speaks of the memory but does not own it.
 struct SharedAllocation {
   uint64_t id = 0;
-  char* base = nullptr;
-  size_t stride = 0;                               // from one rank's part to the next
-  size_t bytes = 0;                                // of one part
+  absl::InlinedVector<char*, 4> parts;  // by rank, where this process sees them
+  size_t bytes = 0;                     // of one part
+  size_t own_offset = 0;                // of this rank's part in the segment
+  std::weak_ptr<SharedSegment> segment;
   std::shared_ptr<const std::atomic<bool>> freed;  // by this rank's user: the addresses may mean something else by now
 
-  char* part(int rank) const { return base + stride * static_cast<size_t>(rank); }
+  char* part(int rank) const { return parts[static_cast<size_t>(rank)]; }
   bool gone() const { return freed->load(std::memory_order_acquire); }
 };
 
@@ -54,6 +58,17 @@ class AllocationTable {
       return a.part(rank) + Address::Offset(address);
     }
     return nullptr;
+  }
+
+  // Where [data, data + bytes) lies in this rank's part of an allocation, the process gets memory of its own there.
+  absl::Status MakePrivate(int rank, char* data, size_t bytes) const {
+    for (const SharedAllocation& a : live_) {
+      const size_t offset = static_cast<size_t>(data - a.part(rank));
+      const std::shared_ptr<SharedSegment> segment = a.segment.lock();
+      if (data < a.part(rank) || offset + bytes > a.bytes || a.gone() || segment == nullptr) continue;
+      return segment->MakePrivate(data, a.own_offset + offset, bytes);
+    }
+    return absl::OkStatus();
   }
 
  private:

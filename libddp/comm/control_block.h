@@ -29,8 +29,9 @@ inline constexpr size_t kStageBytes = size_t{512} << 10;
 struct alignas(kCacheLine) Failure {
   enum : uint32_t { kNone, kBeingWritten, kWritten };
   std::atomic<uint32_t> state;
-  int32_t code;  // absl::StatusCode
-  char message[1016];
+  int32_t code;            // absl::StatusCode
+  char failed_ranks[136];  // see PackFailedRanks
+  char message[880];
 };
 
 struct alignas(kCacheLine) PeerLine {
@@ -38,6 +39,8 @@ struct alignas(kCacheLine) PeerLine {
   std::atomic<uint64_t> copied;    // staging rounds (counted over the group's life) whose input this rank has laid out
   std::atomic<uint64_t> reduced;   // ... and whose share it has reduced
   std::atomic<uint32_t> departed;  // the rank has left in good order
+  std::atomic<uint32_t> working;   // threads of the rank that may be writing to others' memory, see Engine::Step
+  std::atomic<int64_t> seen_ns;    // when the rank last waited for its peers, on the clock of NowNs
 };
 
 // One rank's part of one operation. Everything but `sequence` is written before it.

@@ -22,6 +22,10 @@ constexpr int kGlances = 32;
 }  // namespace
 
 Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::move(options)), progress_(progress) {
+  for (int r = 0; r < options_.size; ++r) {
+    if (r != options_.rank)
+      (options_.peers.InThisProcess(r) ? peers_in_this_process_ : peers_in_other_processes_) = true;
+  }
   progress_->Add(this);
 }
 
@@ -29,6 +33,7 @@ Engine::~Engine() {
   progress_->Remove(this);
   Lock lock(mutex_);
   control_.peer(options_.rank).departed.store(1, std::memory_order_release);
+  KeepLateWritersOut().IgnoreError();
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
       operation->Finish(absl::AbortedError(
@@ -346,7 +351,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       const bool brief = operation->in_bytes() <= kBriefBytes;
       ++operation->workers;
       if (!brief) lock.unlock();
-      progressed = operation->RunChunks(control_, options_.rank, options_.size, share == Share::kAll, limit) > 0;
+      progressed = RunChunks(operation, share, limit);
       if (!brief) lock.lock();
       Worked(operation);
       if (!operation->Done() && operation->ChunksDone(control_)) {
@@ -365,6 +370,19 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       break;
   }
   return progressed;
+}
+
+// Without the mutex, unless the work is brief. A peer in this process that has seen the group fail waits until
+// `working` is 0 (see KeepLateWritersOut): either it sees this thread there, or this thread sees the failure.
+bool Engine::RunChunks(Operation* operation, Share share, int limit) {
+  const bool steal = share == Share::kAll;
+  if (!peers_in_this_process_) return operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
+  std::atomic<uint32_t>& working = control_.peer(options_.rank).working;
+  working.fetch_add(1);
+  const bool ran = control_.failure().state.load() == Failure::kNone &&
+                   operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
+  working.fetch_sub(1);
+  return ran;
 }
 
 // A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.

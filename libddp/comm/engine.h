@@ -75,6 +75,7 @@ class Engine final : public ProgressThread::Client {
   bool HasNews(const Operation& operation) const;
   bool GlanceForNews(const Operation& operation) const;
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
+  bool RunChunks(Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
   bool Agrees(const Operation& operation);
   bool ResolveSingle(Operation* operation, int peer) const;
@@ -84,6 +85,7 @@ class Engine final : public ProgressThread::Client {
   void FinishOk(Operation* operation);
   void Retire();
   void FailLocked(const absl::Status& why);
+  absl::Status KeepLateWritersOut();
   void LookAround(Lock& lock);
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Operation& operation) const;
@@ -93,6 +95,7 @@ class Engine final : public ProgressThread::Client {
   const EngineOptions options_;
   const ControlBlock& control_ = options_.control;
   ProgressThread* const progress_;
+  bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
 
   mutable std::mutex mutex_;
   std::deque<Operation*> queue_;        // not yet retired, in order; one reference each

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/comm/engine.h"
 
 namespace ddp {
@@ -15,6 +16,16 @@ namespace {
 
 constexpr int64_t kLookEveryNs = 1'000'000;
 constexpr int64_t kGraceNs = 200'000'000;
+
+// Into an array of characters, cut off before the last separator that fits.
+void CopyText(absl::string_view text, absl::string_view separator, absl::Span<char> to) {
+  if (text.size() >= to.size()) {
+    const size_t end = separator.empty() ? absl::string_view::npos : text.rfind(separator, to.size() - 1);
+    text = text.substr(0, std::min(end, to.size() - 1));
+  }
+  std::memcpy(to.data(), text.data(), text.size());
+  to[text.size()] = 0;
+}
 
 }  // namespace
 
@@ -36,20 +47,47 @@ void Engine::FailLocked(const absl::Status& why) {
   failure_ = why;
   if (shared.state.compare_exchange_strong(none, Failure::kBeingWritten)) {
     shared.code = static_cast<int32_t>(why.code());
-    const size_t n = std::min(why.message().size(), sizeof shared.message - 1);
-    std::memcpy(shared.message, why.message().data(), n);
-    shared.message[n] = 0;
+    CopyText(why.message(), "", absl::MakeSpan(shared.message));
+    CopyText(PackFailedRanks(why), ",", absl::MakeSpan(shared.failed_ranks));
     shared.state.store(Failure::kWritten, std::memory_order_release);
   } else {
     // A writer that died in the middle must not hold us up.
     for (int i = 0; i < 1000 && shared.state.load(std::memory_order_acquire) != Failure::kWritten; ++i) sched_yield();
     if (shared.state.load(std::memory_order_acquire) == Failure::kWritten) {
-      failure_ = absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message);
+      failure_ = WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message),
+                                       shared.failed_ranks);
     }
+  }
+  if (absl::Status s = KeepLateWritersOut(); !s.ok()) {
+    const std::string ranks = PackFailedRanks(failure_);
+    failure_ = WithPackedFailedRanks(
+        absl::Status(failure_.code(), absl::StrCat(failure_.message(), "; and ", s.message())), ranks);
   }
   for (Operation* operation : queue_) {
     if (!operation->Done() && operation->workers == 0) operation->Finish(failure_);
   }
+}
+
+// A peer that the failure overtook in the middle of a chunk may wake up at any time and write on: to the outputs of
+// operations that are under way, nowhere else. In this process those addresses get other memory with the same contents.
+// A peer that is a thread of this process has the same addresses; it is waited for, which does not take longer than a
+// chunk, since it looks at `failure` before it takes another (see Step).
+absl::Status Engine::KeepLateWritersOut() {
+  absl::Status status;
+  if (peers_in_other_processes_) {
+    for (uint64_t s = first_sequence_; s < announced_; ++s) {
+      if (At(s)->Done()) continue;
+      At(s)->out.ForEach([&](char* data, size_t bytes) {
+        status.Update(allocations_.MakePrivate(options_.rank, data, bytes));
+        return true;
+      });
+    }
+  }
+  for (int r = 0; peers_in_this_process_ && r < options_.size; ++r) {
+    if (r == options_.rank || !options_.peers.InThisProcess(r)) continue;
+    while (control_.peer(r).working.load() != 0) sched_yield();
+  }
+  return status;
 }
 
 // Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
@@ -62,6 +100,7 @@ void Engine::LookAround(Lock&) {
   const int64_t now = NowNs();
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;
+  control_.peer(options_.rank).seen_ns.store(now, std::memory_order_relaxed);
   const Operation* oldest = nullptr;
   for (Operation* operation : queue_) {
     if (operation->Done()) continue;
@@ -87,12 +126,14 @@ void Engine::CheckPeers(int64_t waited_ns) {
     if (left && waiting == queue_.end()) continue;
     // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in time.
     if (died && waiting == queue_.end() && waited_ns < kGraceNs) continue;
-    FailLocked(absl::UnavailableError(
-        died ? absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
-                            ") has died; see its own output for the reason, and start the job again")
-             : absl::StrCat("rank ", r, " has left the group without taking part in operation ", (*waiting)->sequence,
-                            ", ", (*waiting)->key().Describe((*waiting)->count),
-                            "; all ranks must make the same calls in the same order")));
+    FailLocked(WithFailedRanks(
+        absl::UnavailableError(
+            died ? absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
+                                ") has died; see its own output for the reason, and start the job again")
+                 : absl::StrCat("rank ", r, " has left the group without taking part in operation ",
+                                (*waiting)->sequence, ", ", (*waiting)->key().Describe((*waiting)->count),
+                                "; all ranks must make the same calls in the same order")),
+        {r}));
     return;
   }
 }
@@ -108,8 +149,12 @@ bool Engine::Needs(const Operation& operation, int peer) const {
   return control_.peer(peer).reduced.load(std::memory_order_acquire) < rounds;
 }
 
+// Who has not done its part? Of an operation that all have announced, counters alone do not tell: a chunk belongs to
+// one rank and may have been claimed by another, and who waits for a third one is behind too. But whoever waits says so
+// once in a while.
 absl::Status Engine::TimedOut(const Operation& operation) const {
-  std::vector<int> missing, unfinished;
+  const int64_t silent_since = NowNs() - absl::ToInt64Nanoseconds(options_.timeout) / 2;
+  std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {
     const Slot& slot = control_.slot(operation.sequence, r);
     if (slot.announcement.sequence.load(std::memory_order_acquire) != operation.sequence + 1) {
@@ -120,14 +165,19 @@ absl::Status Engine::TimedOut(const Operation& operation) const {
     } else if (Needs(operation, r)) {
       unfinished.push_back(r);
     }
+    if (r != options_.rank && control_.peer(r).seen_ns.load(std::memory_order_relaxed) < silent_since) {
+      silent.push_back(r);
+    }
   }
   const bool arrived = missing.empty();
-  return absl::DeadlineExceededError(absl::StrCat(
-      "rank ", options_.rank, ": operation ", operation.sequence, ", ", operation.key().Describe(operation.count),
-      ", timed out after ", absl::FormatDuration(options_.timeout), ": ",
-      arrived ? "did not finish their part: rank " : "did not arrive: rank ",
-      absl::StrJoin(arrived ? unfinished : missing, ", "),
-      "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call"));
+  const std::vector<int>& blamed = !arrived ? missing : silent.empty() ? unfinished : silent;
+  return WithFailedRanks(
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": operation ", operation.sequence, ", ", operation.key().Describe(operation.count),
+          ", timed out after ", absl::FormatDuration(options_.timeout), ": ",
+          arrived ? "did not finish their part: rank " : "did not arrive: rank ", absl::StrJoin(blamed, ", "),
+          "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
+      blamed);
 }
 
 }  // namespace ddp

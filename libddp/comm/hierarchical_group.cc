@@ -217,7 +217,11 @@ absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device devi
   segment->Prepare(0, total);  // page tables for the peers' parts
 
   auto freed = std::make_shared<std::atomic<bool>>(false);
-  engine_.AddAllocation({next_allocation_++, segment->data(), stride, bytes, freed});
+  SharedAllocation allocation{next_allocation_++, {}, bytes, begin, segment, freed};
+  for (int r = 0; r < size(); ++r) {
+    allocation.parts.push_back(segment->data() + stride * static_cast<size_t>(r));
+  }
+  engine_.AddAllocation(std::move(allocation));
   std::shared_ptr<void> data(segment->data() + begin, [segment, freed](void*) { freed->store(true); });
   return Allocation(std::move(data), bytes, device);
 }

@@ -31,6 +31,8 @@ PeerWatch& PeerWatch::operator=(PeerWatch&& other) noexcept {
   return *this;
 }
 
+bool PeerWatch::InThisProcess(int rank) const { return pid(rank) == getpid(); }
+
 std::vector<int> PeerWatch::Dead() const {
   std::vector<pollfd> fds;
   std::vector<int> ranks, dead;

@@ -23,6 +23,7 @@ class PeerWatch {
   // The ranks whose process has ended, also if nobody has waited for it yet. One system call; never blocks.
   std::vector<int> Dead() const;
 
+  bool InThisProcess(int rank) const;
   pid_t pid(int rank) const { return peers_[static_cast<size_t>(rank)].pid; }
 
  private:

@@ -82,7 +82,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
       return absl::UnavailableError(
           absl::StrCat(Failure("memfd_create", errno), "; DDP_SHARED_MEMORY=posix uses /dev/shm instead"));
     }
-    where = absl::StrCat("/proc/", getpid(), "/fd/", segment->fd_.load());
+    where = absl::StrCat("/proc/", getpid(), "/fd/", segment->fd_);
   }
   if (ftruncate(segment->fd_, static_cast<off_t>(segment->bytes_)) != 0) return NoMemory("ftruncate", errno, bytes);
   if (absl::Status s = segment->Map(); !s.ok()) return s;
@@ -143,6 +143,7 @@ absl::Status SharedSegment::Map() {
 SharedSegment::~SharedSegment() {
   if (data_ != nullptr) munmap(data_, bytes_);
   Seal();
+  if (fd_ >= 0) close(fd_);
 }
 
 absl::Status SharedSegment::Reserve(size_t offset, size_t bytes) {
@@ -166,10 +167,40 @@ void SharedSegment::Prepare(size_t offset, size_t bytes) {
 
 void SharedSegment::Seal() {
   // Ranks that are threads share the object: the first to come does it.
-  const int fd = fd_.exchange(-1);
-  if (fd < 0) return;
-  close(fd);
-  if (!posix_name_.empty()) shm_unlink(posix_name_.c_str());
+  if (!sealed_.exchange(true) && !posix_name_.empty()) shm_unlink(posix_name_.c_str());
+}
+
+absl::Status SharedSegment::MapAt(char* address, size_t offset, size_t bytes) {
+  return MapAt(address, offset, bytes, MAP_SHARED);
+}
+
+// Somewhere else first: if that fails, what was mapped before is still there.
+absl::Status SharedSegment::MapAt(char* address, size_t offset, size_t bytes, int sharing) {
+  void* const fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, sharing, fd_, static_cast<off_t>(offset));
+  if (fresh == MAP_FAILED) return NoMemory("mmap", errno, bytes);
+  if (mremap(fresh, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) != MAP_FAILED) return absl::OkStatus();
+  const int error = errno;
+  munmap(fresh, bytes);
+  return NoMemory("mremap", error, bytes);
+}
+
+// A private mapping shows the common pages until the process first writes to one, which gives it a copy. The kernel
+// makes that copy; so whatever this process writes meanwhile, before or after, goes into it.
+absl::Status SharedSegment::MakePrivate(char* address, size_t offset, size_t bytes) {
+  const size_t before = offset % kPage;
+  bytes = (before + bytes + kPage - 1) / kPage * kPage;
+  address -= before;
+  offset -= before;
+  if (bytes > AvailableMemory()) return NoMemory("MemAvailable", ENOMEM, bytes);
+  if (absl::Status s = MapAt(address, offset, bytes, MAP_PRIVATE); !s.ok()) return s;
+  if (madvise(address, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  // A kernel before 5.14. Exchanging a byte for itself is a write that loses nobody else's.
+  for (char* page = address; page < address + bytes; page += kPage) {
+    std::atomic_ref<char> byte(*page);
+    for (char value = byte.load(std::memory_order_relaxed); !byte.compare_exchange_weak(value, value);) {
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ddp

@@ -42,16 +42,27 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   // Huge pages and page tables for a range, where the kernel is willing. Only speed depends on it.
   void Prepare(size_t offset, size_t bytes);
 
-  // Everybody has it open: drops the file descriptor and the name.
+  // Everybody has it open: drops the name.
   void Seal();
+
+  // The pages of [address, address + bytes), where this process sees the segment from `offset` on, become its own:
+  // their contents stay, but neither side sees any more what the other writes there. Threads of this process may be
+  // writing to them meanwhile, no write is lost. ResourceExhausted where memory is short; then nothing has changed.
+  absl::Status MakePrivate(char* address, size_t offset, size_t bytes);
+
+  // Replaces what this process has mapped at [address, address + bytes), whole pages, by the segment from `offset` on.
+  // Nobody may be using the addresses. ResourceExhausted where there is no room for another mapping.
+  absl::Status MapAt(char* address, size_t offset, size_t bytes);
 
  private:
   SharedSegment() = default;
   absl::Status Map();
+  absl::Status MapAt(char* address, size_t offset, size_t bytes, int sharing);
 
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  std::atomic<int> fd_ = -1;
+  int fd_ = -1;
+  std::atomic<bool> sealed_{false};
   std::string posix_name_;  // not empty: to be unlinked by Seal
   std::string handle_;
 };

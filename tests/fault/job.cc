@@ -95,6 +95,21 @@ void Job::Collect(Process& process, bool block) {
   }
 }
 
+bool Job::WaitForLine(int number, absl::Duration patience) {
+  Process& process = processes_[static_cast<size_t>(number)];
+  const absl::Time deadline = absl::Now() + patience;
+  while (!absl::StrContains(process.ending.output, "\n") && !process.ended && absl::Now() < deadline) {
+    Collect(process, false);
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return absl::StrContains(process.ending.output, "\n");
+}
+
+void Job::Signal(int number, int signal) const {
+  const Process& process = processes_[static_cast<size_t>(number)];
+  if (!process.ended) kill(process.pid, signal);
+}
+
 std::vector<Ending> Job::Finish(absl::Duration patience, int except) {
   const absl::Time deadline = absl::Now() + patience;
   for (bool running = true; running && absl::Now() < deadline;) {

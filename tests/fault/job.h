@@ -32,6 +32,12 @@ class Job {
   void Start(int rank, int size, const std::vector<std::string>& arguments,
              const std::vector<std::string>& environment);
 
+  // Waits until process number `number` has written a whole line, at most until `patience` is over; false if it has
+  // not.
+  bool WaitForLine(int number, absl::Duration patience);
+
+  void Signal(int number, int signal) const;
+
   // Waits until all processes but number `except` (in order of Start) have ended, at most until `patience` is over;
   // then ends them all. By number.
   std::vector<Ending> Finish(absl::Duration patience, int except = -1);

@@ -1,0 +1,23 @@
+// Which ranks an error is about, in a form that programs can read.
+#ifndef LIBDDP_BASE_FAILED_RANKS_H_
+#define LIBDDP_BASE_FAILED_RANKS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace ddp {
+
+// The error with the ranks to blame attached, which ddp::FailedRanks (process_group.h) reads back. The message is left
+// as it is.
+absl::Status WithFailedRanks(absl::Status error, absl::Span<const int> ranks);
+
+// As text, for an error on its way to another rank: "1,3", or "".
+std::string PackFailedRanks(const absl::Status& error);
+absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_BASE_FAILED_RANKS_H_

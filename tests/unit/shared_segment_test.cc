@@ -1,0 +1,104 @@
+// Memory common to processes: what one of them makes its own, and what it maps elsewhere.
+#include "libddp/comm/shared_segment.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+std::shared_ptr<SharedSegment> MakeSegment(size_t bytes) {
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(bytes);
+  REQUIRE(segment.ok());
+  REQUIRE((*segment)->Reserve(0, bytes).ok());
+  (*segment)->Seal();
+  return *std::move(segment);
+}
+
+// Runs `body` in another process, which sees the segment where we do, and shares it.
+template <typename Body>
+void InAnotherProcess(Body body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  REQUIRE(status == 0);
+}
+
+TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {
+  for (const size_t bytes : {8 * kPage, size_t{5} << 20}) {
+    const std::shared_ptr<SharedSegment> segment = MakeSegment(bytes);
+    char* const data = segment->data();
+    std::memset(data, 'a', bytes);
+    // From the middle of one page to the middle of another: these two become private as a whole.
+    const size_t begin = kPage + 100, end = 4 * kPage + 7;
+    REQUIRE(segment->MakePrivate(data + begin, begin, end - begin).ok());
+    for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == 'a');
+    InAnotherProcess([&] {
+      // The child of a fork has its own copy of what is private; through the segment it sees the common pages.
+      if (!segment->MapAt(data, 0, bytes).ok()) _exit(1);
+      for (size_t i = 0; i < bytes; ++i) {
+        if (data[i] != 'a') _exit(2);
+      }
+      std::memset(data, 'b', bytes);
+    });
+    for (size_t i = 0; i < bytes; ++i) {
+      const bool own = i >= kPage && i < 5 * kPage;
+      INFO("byte " << i << " of " << bytes);
+      REQUIRE(data[i] == (own ? 'a' : 'b'));
+    }
+    // And the other way round.
+    std::memset(data, 'c', bytes);
+    REQUIRE(segment->MapAt(data, 0, bytes).ok());
+    for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == (i >= kPage && i < 5 * kPage ? 'b' : 'c'));
+  }
+}
+
+TEST_CASE("no write of the process's own threads is lost while memory becomes private") {
+  constexpr size_t kPages = 512;
+  for (int round = 0; round < 20; ++round) {
+    const std::shared_ptr<SharedSegment> segment = MakeSegment(kPages * kPage);
+    std::atomic<bool> stop{false};
+    // Each thread has a counter of its own in every page.
+    std::vector<uint64_t> counted(2, 0);
+    std::vector<std::thread> writers;
+    for (size_t t = 0; t < counted.size(); ++t) {
+      writers.emplace_back([&, t] {
+        while (!stop.load(std::memory_order_relaxed)) {
+          for (size_t page = 0; page < kPages; ++page) {
+            volatile uint64_t& counter = reinterpret_cast<volatile uint64_t*>(segment->data() + page * kPage)[t];
+            counter = counter + 1;
+          }
+          ++counted[t];
+        }
+      });
+    }
+    for (size_t page = 0; page < kPages; page += 8) {
+      CHECK(segment->MakePrivate(segment->data() + page * kPage, page * kPage, 8 * kPage).ok());
+    }
+    stop = true;
+    for (std::thread& writer : writers) writer.join();
+    for (size_t page = 0; page < kPages; ++page) {
+      for (size_t t = 0; t < counted.size(); ++t) {
+        REQUIRE(reinterpret_cast<const uint64_t*>(segment->data() + page * kPage)[t] == counted[t]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddp

@@ -154,17 +154,32 @@ class DDP_EXPORT ProcessGroup {
   // own place in out.
   virtual absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after = {}) = 0;
 
+  // The same with uneven inputs: rank r gives counts[r] elements (perhaps none), and `out` has as many as all together.
+  // `counts`, one for each rank, is equal on all of them, and not needed after the call.
+  virtual absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts,
+                                          Stream after = {}) = 0;
+
+  // in and out consist of size() equal parts: part r of in goes to rank r, part r of out comes from there. In place: in
+  // and out are the same.
+  virtual absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after = {}) = 0;
+
   // out = this rank's part of the reduction of in: count(in) = size() * count(out). In place: out lies at its own place
   // in in.
   virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
                                              Stream after = {}) = 0;
 
-  // Done when all ranks have made the call, and all operations that they called before are done.
+  // Done when all ranks have made the call, and all collective operations that they called before are done.
   virtual absl::StatusOr<Work> Barrier() = 0;
 
   // Memory of `bytes` bytes (> 0) on every rank, zeroed and page-aligned. Collective: all ranks ask for the same size
   // in the same order. ResourceExhausted where memory is short (on every rank).
   virtual absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) = 0;
+
+  // A group of those ranks that give the same `color`, ordered by `key` and, where keys are equal, by their rank here.
+  // A negative color gives no group (a null pointer). Collective, and blocks. The new group works for itself: neither
+  // waits for operations of the other, and a failure or Abort of one does not fail the other, but for a rank that dies,
+  // which fails both. It may outlive this group, not the Context.
+  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) = 0;
 
   // Fails the group on all ranks: every Work that is not done, here and on the peers, ends with Aborted carrying `why`.
   // Any thread, at any time. Only the first cause counts.

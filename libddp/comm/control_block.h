@@ -48,9 +48,9 @@ struct alignas(kCacheLine) Announcement {
   std::atomic<uint64_t> sequence;  // the operation's number + 1
   uint64_t what;                   // see OperationKey
   uint64_t count;
-  uint64_t scales;     // a hash of prescale and postscale
-  uint64_t in, out;    // Address of the one range, or the number of ranges (see placement)
-  uint32_t placement;  // Placement
+  uint64_t parameters;  // a hash of what else must be equal: prescale and postscale, or counts
+  uint64_t in, out;     // Address of the one range, or the number of ranges (see placement)
+  uint32_t placement;   // Placement
 };
 
 // Where a rank's data lies, as it tells its peers.

@@ -102,9 +102,11 @@ void Engine::AnnounceOne(Operation* operation) {
   Announcement& a = slot.announcement;
   a.what = operation->key().Pack();
   a.count = operation->count;
-  a.scales = operation->scales;
+  a.parameters = operation->parameters;
   a.placement = kPrivate;
-  if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
+  if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
+    // In place: directly, a peer would overwrite what others have still to read.
+  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
     if (Describe(operation->in, &a.in, nullptr) && Describe(operation->out, &a.out, nullptr))
       a.placement = kSharedRange;
   } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
@@ -115,7 +117,7 @@ void Engine::AnnounceOne(Operation* operation) {
       a.placement = kSharedList;
     }
   }
-  if (a.placement == kPrivate && operation->in_bytes() <= kInlineLimit) {
+  if (a.placement == kPrivate && operation->in.bytes() <= kInlineLimit) {
     a.placement = kInlined;
     operation->PutInline(control_, options_.rank);
   }
@@ -280,13 +282,16 @@ bool Engine::Agrees(const Operation& operation) {
   const Announcement& first = control_.slot(operation.sequence, 0).announcement;
   for (int r = 1; r < options_.size; ++r) {
     const Announcement& a = control_.slot(operation.sequence, r).announcement;
-    if (a.what == first.what && a.count == first.count && a.scales == first.scales) continue;
+    if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) continue;
     const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
-    const bool only_scales = a.what == first.what && a.count == first.count;
-    FailLocked(absl::FailedPreconditionError(
-        absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank 0 calls ", describe(first),
-                     ", rank ", r, " calls ", describe(a), only_scales ? " with another prescale or postscale" : "",
-                     "; all ranks must make the same calls in the same order")));
+    const bool only_parameters = a.what == first.what && a.count == first.count;
+    const char* const with = operation.key().kind == OperationKey::Kind::kAllGatherV
+                                 ? " with other counts of the single ranks"
+                                 : " with another prescale or postscale";
+    FailLocked(absl::FailedPreconditionError(absl::StrCat("ranks disagree about operation ", operation.sequence,
+                                                          ": rank 0 calls ", describe(first), ", rank ", r, " calls ",
+                                                          describe(a), only_parameters ? with : "",
+                                                          "; all ranks must make the same calls in the same order")));
     return false;
   }
   return true;
@@ -294,7 +299,7 @@ bool Engine::Agrees(const Operation& operation) {
 
 bool Engine::ResolveSingle(Operation* operation, int peer) const {
   const Announcement& a = control_.slot(operation->sequence, peer).announcement;
-  char* const in = allocations_.Resolve(peer, a.in, operation->in.bytes());
+  char* const in = allocations_.Resolve(peer, a.in, operation->in_bytes(peer));
   char* const out = a.out == a.in ? in : allocations_.Resolve(peer, a.out, operation->out.bytes());
   operation->in_bases.push_back(in);
   operation->out_bases.push_back(out);
@@ -311,7 +316,7 @@ bool Engine::ResolveList(Operation* operation, int peer) const {
     return data != nullptr;
   };
   if (a.placement == kSharedRange) {
-    if (!add(in, a.in, operation->in.bytes()) || !add(out, a.out, operation->out.bytes())) return false;
+    if (!add(in, a.in, operation->in_bytes(peer)) || !add(out, a.out, operation->out.bytes())) return false;
   } else {
     const auto* entry = reinterpret_cast<const ListedRange*>(control_.inlined(operation->sequence, peer));
     for (uint64_t i = 0; i < a.in + a.out; ++i, ++entry) {

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/engine.h"
+#include "libddp/comm/local_group.h"
 #include "libddp/comm/shared_segment.h"
 #include "libddp/comm/validate.h"
 #include "libddp/launch/topology.h"
@@ -56,7 +58,7 @@ size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096;
 class HierarchicalGroup final : public ProcessGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
-      : control_(std::move(control)), engine_(std::move(options), progress) {
+      : control_(std::move(control)), progress_(progress), engine_(std::move(options), progress) {
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {
         absl::StatusOr<CpuReduce> reduce =
@@ -92,9 +94,26 @@ class HierarchicalGroup final : public ProcessGroup {
     if (from.dtype != to.dtype) return check.Error("in and out have different types");
     return Launch({.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype}, in, out, from.count);
   }
+  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream) override {
+    Extent to;
+    if (absl::Status s = CallCheck(rank(), size(), "all_gather_v").Counts(in, out, counts, &to); !s.ok()) return s;
+    Operation* const operation = Make({.kind = Kind::kAllGatherV, .in = to.dtype, .out = to.dtype}, in, out, to.count);
+    operation->begins.push_back(0);
+    for (const size_t count : counts) {
+      operation->begins.push_back(operation->begins.back() + count);
+      operation->parameters = std::rotl(operation->parameters, 23) * 0x9e3779b97f4a7c15 + count;
+    }
+    return engine_.Launch(operation);
+  }
+  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream) override {
+    Extent extent;
+    if (absl::Status s = CallCheck(rank(), size(), "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
+    return Launch({.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype}, in, out, extent.count);
+  }
   absl::StatusOr<Work> Barrier() override { return Launch({}, {}, {}, 0); }
 
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {
     engine_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
@@ -142,15 +161,17 @@ class HierarchicalGroup final : public ProcessGroup {
                                       in, out, from.count);
     operation->reduce = reduce;
     if (!plain) {
-      operation->scales = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
+      operation->parameters =
+          std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
     }
     operation->nonfinite = options.nonfinite;
     return engine_.Launch(operation);
   }
 
-  // Everybody's note, in rank order. Fails as the group does.
-  absl::StatusOr<std::vector<Note>> Exchange(Note mine) {
-    std::vector<Note> all(static_cast<size_t>(size()));
+  // What everybody gives, in rank order. Fails as the group does.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> Exchange(T mine) {
+    std::vector<T> all(static_cast<size_t>(size()));
     const Buffer in{&mine, sizeof mine, DType::kUInt8, Device{}};
     const Buffer out{all.data(), sizeof mine * all.size(), DType::kUInt8, Device{}};
     absl::StatusOr<Work> work = AllGather({&in, 1}, {&out, 1}, {});
@@ -158,26 +179,30 @@ class HierarchicalGroup final : public ProcessGroup {
     if (absl::Status s = work->Wait(); !s.ok()) return s;
     return all;
   }
-  // Exchanges notes and returns the first that is an error.
+  // Exchanges outcomes and returns the first that is an error.
   absl::Status Agree(const absl::Status& mine) {
     absl::StatusOr<std::vector<Note>> notes = Exchange(Note(mine, ""));
     if (!notes.ok()) return notes.status();
-    for (int r = 0; r < size(); ++r) {
-      if (absl::Status s = (*notes)[static_cast<size_t>(r)].status(r); !s.ok()) return s;
+    return FirstError(*notes);
+  }
+  static absl::Status FirstError(const std::vector<Note>& notes) {
+    for (size_t r = 0; r < notes.size(); ++r) {
+      if (absl::Status s = notes[r].status(static_cast<int>(r)); !s.ok()) return s;
     }
     return absl::OkStatus();
   }
 
   const std::shared_ptr<SharedSegment> control_;
+  ProgressThread* const progress_;
   Engine engine_;
   CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
-  std::mutex allocate_mutex_;
+  std::mutex exchange_mutex_;                                   // one Allocate or Split at a time
   uint64_t next_allocation_ = 0;
 };
 
 absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device device) {
   if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
-  std::lock_guard<std::mutex> lock(allocate_mutex_);
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
   const size_t stride = StrideFor(bytes);
   const size_t total = stride * static_cast<size_t>(size());
 
@@ -224,6 +249,61 @@ absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device devi
   engine_.AddAllocation(std::move(allocation));
   std::shared_ptr<void> data(segment->data() + begin, [segment, freed](void*) { freed->store(true); });
   return Allocation(std::move(data), bytes, device);
+}
+
+// The new group's first rank makes its control block. All ranks of this group take part in the exchanges, so that all
+// learn of any failure.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color, int key) {
+  struct Wish {
+    int32_t color, key;
+  };
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  absl::StatusOr<std::vector<Wish>> wishes = Exchange(Wish{color, key});
+  if (!wishes.ok()) return wishes.status();
+  std::vector<int> members;
+  for (int r = 0; color >= 0 && r < size(); ++r) {
+    if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
+  });
+  const int count = static_cast<int>(members.size());
+  const size_t bytes = ControlBlock::Bytes(count);
+
+  std::shared_ptr<SharedSegment> segment;
+  Note mine;
+  if (count > 1 && members[0] == rank()) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
+    if (made.ok()) segment = *made;
+    mine = made.ok() ? Note(segment->Reserve(0, bytes), segment->handle()) : Note(made.status(), "");
+  }
+  absl::StatusOr<std::vector<Note>> notes = Exchange(mine);
+  if (!notes.ok()) return notes.status();
+  if (absl::Status s = FirstError(*notes); !s.ok()) return s;
+  absl::Status opened;
+  if (count > 1 && segment == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs =
+        SharedSegment::Open((*notes)[static_cast<size_t>(members[0])].text);
+    opened = theirs.status();
+    if (theirs.ok()) segment = *std::move(theirs);
+  }
+  if (absl::Status s = Agree(opened); !s.ok()) return s;
+  if (count == 0) return nullptr;
+  if (count == 1) return CreateLocalGroup();
+  segment->Seal();
+  segment->Prepare(0, bytes);
+
+  const EngineOptions& all = engine_.options();
+  std::vector<pid_t> pids;
+  for (const int r : members) pids.push_back(all.peers.pid(r));
+  EngineOptions options{.rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin()),
+                        .size = count,
+                        .oversubscribed = all.oversubscribed,
+                        .timeout = all.timeout,
+                        .control = ControlBlock(segment->data(), count),
+                        .peers = PeerWatch(pids)};
+  return std::unique_ptr<ProcessGroup>(
+      std::make_unique<HierarchicalGroup>(std::move(segment), std::move(options), progress_));
 }
 
 // --- creation -------------------------------------------------------------------------------------------------------

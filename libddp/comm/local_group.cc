@@ -45,10 +45,17 @@ class LocalGroup final : public ProcessGroup {
     const CallCheck check(0, 1, "all_gather");
     if (absl::Status s = check.InOut(in, out, 1, 1, &from, &to); !s.ok()) return s;
     if (from.dtype != to.dtype) return check.Error("in and out have different types");
-    if (absl::Status s = status(); !s.ok()) return s;
-    const RangeList source = Ranges(in);
-    source.CopyTo(0, Ranges(out), 0, source.bytes());
-    return Work();
+    return Copy(in, out);
+  }
+  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream) override {
+    Extent extent;
+    if (absl::Status s = CallCheck(0, 1, "all_gather_v").Counts(in, out, counts, &extent); !s.ok()) return s;
+    return Copy(in, out);
+  }
+  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream) override {
+    Extent extent;
+    if (absl::Status s = CallCheck(0, 1, "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
+    return Copy(in, out);
   }
   absl::StatusOr<Work> Barrier() override { return Finished(); }
 
@@ -58,6 +65,11 @@ class LocalGroup final : public ProcessGroup {
     absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
     if (!data.ok()) return data.status();
     return Allocation(*std::move(data), bytes, device);
+  }
+
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
+    if (absl::Status s = status(); !s.ok()) return s;
+    return color < 0 ? nullptr : CreateLocalGroup();
   }
 
   void Abort(absl::Status why) override {
@@ -73,6 +85,13 @@ class LocalGroup final : public ProcessGroup {
  private:
   absl::StatusOr<Work> Finished() const {
     if (absl::Status s = status(); !s.ok()) return s;
+    return Work();
+  }
+
+  absl::StatusOr<Work> Copy(Buffers in, Buffers out) const {
+    if (absl::Status s = status(); !s.ok()) return s;
+    const RangeList source = Ranges(in);
+    source.CopyTo(0, Ranges(out), 0, source.bytes());
     return Work();
   }
 

@@ -24,7 +24,7 @@ class Engine;
 
 // What all ranks must agree on, small enough to be compared in one word.
 struct OperationKey {
-  enum class Kind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
+  enum class Kind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllGatherV, kAllToAll, kBroadcast, kBarrier };
   Kind kind = Kind::kBarrier;
   DType in = DType::kUInt8;
   DType out = DType::kUInt8;
@@ -62,9 +62,12 @@ class Operation final : public internal::WorkState {
 
   // --- set before the launch ---
   RangeList in, out;  // this rank's data
-  size_t count = 0;   // elements of `in` (all-gather: of one rank's input; reduce-scatter: of the whole input)
+  // Elements of `in` (all-gather: of one rank's input; reduce-scatter and all-to-all: of all parts; all-gather with
+  // counts: of all ranks' inputs together).
+  size_t count = 0;
+  std::vector<size_t> begins;  // all-gather with counts: where each rank's part begins in the result, and the end
   CpuReduce reduce;
-  uint64_t scales = 0;
+  uint64_t parameters = 0;  // a hash of what else all ranks must agree on: scales, counts
   uint32_t* nonfinite = nullptr;
 
   // --- the engine's ---
@@ -86,6 +89,7 @@ class Operation final : public internal::WorkState {
   size_t in_size() const { return SizeOf(key_.in); }  // of one element
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }
+  size_t in_bytes(int rank) const;  // of that rank's `in`
 
   // Sets the outcome; from here on the buffers are the caller's again.
   void Finish(absl::Status status) {
@@ -112,6 +116,13 @@ class Operation final : public internal::WorkState {
  private:
   ~Operation() override = default;
 
+  // Elements: a rank's part of the result of an all-gather.
+  size_t PartBegin(int rank) const {
+    return begins.empty() ? count * static_cast<size_t>(rank) : begins[static_cast<size_t>(rank)];
+  }
+  size_t PartCount(int rank) const { return PartBegin(rank + 1) - PartBegin(rank); }
+  int PartOf(size_t element) const;  // the rank whose part it lies in
+
   size_t SliceElements(int slice) const;
   size_t SliceBegin(int slice) const;
   size_t ChunkElements() const;
@@ -119,6 +130,7 @@ class Operation final : public internal::WorkState {
   bool ReduceChunk(int ranks, size_t in_begin, int first_out, int outs_count, size_t out_begin, size_t n) const;
   void CopyChunk(int source, size_t from, int target, size_t to, size_t elements) const;
   size_t RoundElements(int ranks) const;
+  size_t RoundPart(int r, int ranks, size_t base) const;
   size_t StagedElements(int ranks) const;
   void StageIn(const ControlBlock& control, int rank, int ranks) const;
   void StageReduce(const ControlBlock& control, int rank, int ranks) const;

@@ -1,5 +1,7 @@
 #include "libddp/comm/validate.h"
 
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 
 namespace ddp {
@@ -50,6 +52,30 @@ absl::Status CallCheck::InOut(Buffers in, Buffers out, size_t in_times, size_t o
     return Error("in and out overlap without being the same memory");
   }
   return absl::OkStatus();
+}
+
+absl::Status CallCheck::Counts(Buffers in, Buffers out, absl::Span<const size_t> counts, Extent* out_extent) const {
+  Extent from;
+  if (absl::Status s = CheckBuffers("in", in, &from); !s.ok()) return s;
+  if (absl::Status s = CheckBuffers("out", out, out_extent); !s.ok()) return s;
+  if (from.dtype != out_extent->dtype) return Error("in and out have different types");
+  if (counts.size() != static_cast<size_t>(size_)) {
+    return Error(absl::StrCat(counts.size(), " counts given to a group of ", size_, " ranks"));
+  }
+  if (const size_t own = counts[static_cast<size_t>(rank_)]; from.count != own) {
+    return Error(absl::StrCat("in has ", from.count, " elements, but this rank's count is ", own));
+  }
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  if (out_extent->count == total) return absl::OkStatus();
+  return Error(absl::StrCat("out has ", out_extent->count, " elements, but the counts come to ", total));
+}
+
+absl::Status CallCheck::Parts(Buffers in, Buffers out, Extent* extent) const {
+  Extent to;
+  if (absl::Status s = InOut(in, out, 1, 1, extent, &to); !s.ok()) return s;
+  if (extent->dtype != to.dtype) return Error("in and out have different types");
+  if (extent->count % static_cast<size_t>(size_) == 0) return absl::OkStatus();
+  return Error(absl::StrCat(extent->count, " elements cannot be cut into ", size_, " equal parts"));
 }
 
 absl::Status CallCheck::Root(int root) const {

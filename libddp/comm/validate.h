@@ -29,6 +29,10 @@ class CallCheck {
   // in and out, where count(in) * in_times == count(out) * out_times, of one dtype.
   absl::Status InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
                      Extent* out_extent) const;
+  // in has counts[rank] elements and out as many as all counts together, of one dtype.
+  absl::Status Counts(Buffers in, Buffers out, absl::Span<const size_t> counts, Extent* out_extent) const;
+  // As InOut, for `size` equal parts each.
+  absl::Status Parts(Buffers in, Buffers out, Extent* extent) const;
   absl::Status Root(int root) const;
   absl::Status AllocationOf(size_t bytes, Device device) const;
 

@@ -1,0 +1,47 @@
+// How the pieces of an operation are cut, and the reduction of arrays that consist of several ranges.
+#ifndef LIBDDP_COMM_OPERATION_INL_H_
+#define LIBDDP_COMM_OPERATION_INL_H_
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/container/inlined_vector.h"
+#include "libddp/device/cpu_reduce.h"
+
+namespace ddp {
+
+// Slices begin at multiples of so many elements: whole cache lines for every type.
+inline constexpr size_t kSliceAlign = 64;
+
+inline size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
+inline size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
+
+// Reduces `count` elements from every `ins` list to every `outs` list, stretch by stretch where ranges end at different
+// places.
+template <typename InAt, typename OutAt>
+bool ReduceLists(const CpuReduce& reduce, int ins, InAt in_at, size_t in_size, int outs, OutAt out_at, size_t out_size,
+                 size_t count) {
+  absl::InlinedVector<const void*, 16> from(static_cast<size_t>(ins));
+  absl::InlinedVector<void*, 16> to(static_cast<size_t>(outs));
+  bool nonfinite = false;
+  for (size_t at = 0; at < count;) {
+    size_t n = count - at;
+    for (int r = 0; r < ins; ++r) {
+      size_t contiguous = 0;
+      from[static_cast<size_t>(r)] = in_at(r, at, &contiguous);
+      n = std::min(n, contiguous / in_size);
+    }
+    for (int r = 0; r < outs; ++r) {
+      size_t contiguous = 0;
+      to[static_cast<size_t>(r)] = out_at(r, at, &contiguous);
+      n = std::min(n, contiguous / out_size);
+    }
+    nonfinite |= reduce(from.data(), ins, to.data(), outs, n);
+    at += n;
+  }
+  return nonfinite;
+}
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_OPERATION_INL_H_

@@ -1,0 +1,200 @@
+// Private data passes through the stages in rounds. In a round each rank (1) copies into its stage what others need of
+// its data, (2) once all have, reduces its own share from its private data and the others' stages, keeping one copy and
+// leaving one in its own stage where nobody's input lies, and (3) once all have, copies the others' results out. Stages
+// alternate between two halves: a rank that lays out round g + 2 has seen everybody finish (2) of round g + 1, and so
+// (3) of round g. A round fits the cache: that, not the number of steps, decides the speed.
+#include <algorithm>
+
+#include "libddp/comm/operation-inl.h"
+#include "libddp/comm/operation.h"
+
+namespace ddp {
+
+namespace {
+
+// Whether each rank has a part for each other.
+bool Scatters(OperationKey::Kind kind) {
+  return kind == OperationKey::Kind::kReduceScatter || kind == OperationKey::Kind::kAllToAll;
+}
+
+}  // namespace
+
+// Elements that the rounds move, where ranks have unequal ones the most of any (reduce-scatter, all-to-all: of each
+// part).
+size_t Operation::StagedElements(int ranks) const {
+  if (Scatters(key_.kind)) return count / static_cast<size_t>(ranks);
+  if (key_.kind != OperationKey::Kind::kAllGatherV) return count;
+  size_t most = 0;
+  for (int r = 0; r < ranks; ++r) most = std::max(most, PartCount(r));
+  return most;
+}
+
+// Elements that one round moves.
+size_t Operation::RoundElements(int ranks) const {
+  const size_t fit = kStageBytes / std::max(SizeOf(key_.in), SizeOf(key_.out));
+  const size_t share = fit / static_cast<size_t>(ranks) / kSliceAlign * kSliceAlign;
+  return Scatters(key_.kind) ? share : share * static_cast<size_t>(ranks);
+}
+
+// What of rank r's part of an all-gather the round that begins at `base` moves.
+size_t Operation::RoundPart(int r, int ranks, size_t base) const {
+  return std::min(RoundElements(ranks), PartCount(r) - std::min(base, PartCount(r)));
+}
+
+uint64_t Operation::Rounds(int ranks) const { return CeilDiv(StagedElements(ranks), RoundElements(ranks)); }
+
+bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
+  const uint64_t rounds = Rounds(ranks);
+  bool progressed = false;
+  const auto all_reached = [&](std::atomic<uint64_t> PeerLine::*counter, uint64_t value) {
+    for (int r = 0; r < ranks; ++r) {
+      if ((control.peer(r).*counter).load(std::memory_order_acquire) < value) return false;
+    }
+    return true;
+  };
+  while (round < rounds) {
+    const uint64_t global = first_round + round;
+    switch (phase) {
+      case Phase::kCopyIn:
+        StageIn(control, rank, ranks);
+        control.peer(rank).copied.store(global + 1, std::memory_order_release);
+        phase = Phase::kReduce;
+        break;
+      case Phase::kReduce:
+        if (!all_reached(&PeerLine::copied, global + 1)) return progressed;
+        StageReduce(control, rank, ranks);
+        control.peer(rank).reduced.store(global + 1, std::memory_order_release);
+        phase = Phase::kCopyOut;
+        break;
+      case Phase::kCopyOut:
+        if (!all_reached(&PeerLine::reduced, global + 1)) return progressed;
+        StageOut(control, rank, ranks);
+        phase = Phase::kCopyIn;
+        ++round;
+        break;
+    }
+    progressed = true;
+  }
+  return progressed;
+}
+
+namespace {
+
+// The share of rank r in a round of `n` elements.
+struct Share {
+  size_t begin, end;
+};
+Share ShareOf(size_t n, int r, int ranks) {
+  const size_t per_rank = RoundUp(CeilDiv(n, static_cast<size_t>(ranks)), kSliceAlign);
+  const size_t begin = std::min(n, per_rank * static_cast<size_t>(r));
+  return {begin, std::min(n, begin + per_rank)};
+}
+
+}  // namespace
+
+void Operation::StageIn(const ControlBlock& control, int rank, int ranks) const {
+  const size_t size = SizeOf(key_.in), slot_size = std::max(size, SizeOf(key_.out));
+  const size_t base = round * RoundElements(ranks), n = std::min(RoundElements(ranks), StagedElements(ranks) - base);
+  char* const stage = control.stage(rank, first_round + round);
+  switch (key_.kind) {
+    case OperationKey::Kind::kAllReduce:
+      for (int r = 0; r < ranks; ++r) {
+        const Share share = ShareOf(n, r, ranks);
+        if (r == rank || share.begin == share.end) continue;
+        in.CopyOut((base + share.begin) * size, stage + share.begin * slot_size, (share.end - share.begin) * size);
+      }
+      return;
+    case OperationKey::Kind::kReduceScatter:
+    case OperationKey::Kind::kAllToAll:
+      for (int r = 0; r < ranks; ++r) {
+        if (r == rank) continue;
+        const size_t from = static_cast<size_t>(r) * StagedElements(ranks) + base;
+        in.CopyOut(from * size, stage + static_cast<size_t>(r) * RoundElements(ranks) * slot_size, n * size);
+      }
+      return;
+    case OperationKey::Kind::kAllGather:
+    case OperationKey::Kind::kAllGatherV:
+      in.CopyOut(base * size, stage, RoundPart(rank, ranks, base) * size);
+      return;
+    case OperationKey::Kind::kBroadcast:
+      if (rank == key_.root) in.CopyOut(base * size, stage, n * size);
+      return;
+    case OperationKey::Kind::kBarrier:
+      return;
+  }
+}
+
+void Operation::StageReduce(const ControlBlock& control, int rank, int ranks) const {
+  const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
+  if (!scatter && key_.kind != OperationKey::Kind::kAllReduce) return;
+  const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out), slot_size = std::max(in_size, out_size);
+  const size_t base = round * RoundElements(ranks), n = std::min(RoundElements(ranks), StagedElements(ranks) - base);
+  const uint64_t global = first_round + round;
+  const Share share = scatter ? Share{0, n} : ShareOf(n, rank, ranks);
+  if (share.begin == share.end) return;
+  const size_t count_here = share.end - share.begin;
+  // Where this rank's share lies: in every stage, in its own input, in its own output.
+  const size_t in_stage = (scatter ? static_cast<size_t>(rank) * RoundElements(ranks) : share.begin) * slot_size;
+  const size_t in_begin = (scatter ? static_cast<size_t>(rank) * StagedElements(ranks) : share.begin) + base;
+  const size_t out_begin = base + share.begin;
+  const bool bad = ReduceLists(
+      reduce, ranks,
+      [&](int r, size_t at, size_t* contiguous) -> const void* {
+        if (r == rank) return in.At((in_begin + at) * in_size, contiguous);
+        *contiguous = (count_here - at) * in_size;
+        return control.stage(r, global) + in_stage + at * in_size;
+      },
+      in_size, scatter ? 1 : 2,
+      [&](int which, size_t at, size_t* contiguous) -> void* {
+        if (which == 0) return out.At((out_begin + at) * out_size, contiguous);
+        *contiguous = (count_here - at) * out_size;
+        return control.stage(rank, global) + in_stage + at * out_size;
+      },
+      out_size, count_here);
+  if (bad) control.slot(sequence, rank).nonfinite.store(1, std::memory_order_relaxed);
+}
+
+void Operation::StageOut(const ControlBlock& control, int rank, int ranks) const {
+  const size_t size = SizeOf(key_.out), slot_size = std::max(SizeOf(key_.in), size);
+  const size_t base = round * RoundElements(ranks), n = std::min(RoundElements(ranks), StagedElements(ranks) - base);
+  const uint64_t global = first_round + round;
+  switch (key_.kind) {
+    case OperationKey::Kind::kAllReduce:
+      for (int r = 0; r < ranks; ++r) {
+        const Share share = ShareOf(n, r, ranks);
+        if (r == rank || share.begin == share.end) continue;
+        out.CopyIn((base + share.begin) * size, control.stage(r, global) + share.begin * slot_size,
+                   (share.end - share.begin) * size);
+      }
+      return;
+    case OperationKey::Kind::kAllGather:
+    case OperationKey::Kind::kAllGatherV:
+      for (int r = 0; r < ranks; ++r) {
+        const size_t to = (PartBegin(r) + base) * size, bytes = RoundPart(r, ranks, base) * size;
+        if (r == rank) {
+          in.CopyTo(base * size, out, to, bytes);
+        } else {
+          out.CopyIn(to, control.stage(r, global), bytes);
+        }
+      }
+      return;
+    case OperationKey::Kind::kAllToAll:
+      for (int r = 0; r < ranks; ++r) {
+        const size_t to = (static_cast<size_t>(r) * StagedElements(ranks) + base) * size;
+        if (r == rank) {
+          in.CopyTo(to, out, to, n * size);
+        } else {
+          out.CopyIn(to, control.stage(r, global) + static_cast<size_t>(rank) * RoundElements(ranks) * size, n * size);
+        }
+      }
+      return;
+    case OperationKey::Kind::kBroadcast:
+      if (rank != key_.root) out.CopyIn(base * size, control.stage(key_.root, global), n * size);
+      return;
+    case OperationKey::Kind::kReduceScatter:
+    case OperationKey::Kind::kBarrier:
+      return;
+  }
+}
+
+}  // namespace ddp

@@ -76,7 +76,7 @@ void Engine::Announce() {
     Operation* const operation = At(announced_);
     if (MustWaitForEarlier(*operation)) return;
     AnnounceOne(operation);
-    ++announced_;
+    announced_.store(announced_ + 1, std::memory_order_relaxed);
   }
 }
 
@@ -122,11 +122,13 @@ void Engine::AnnounceOne(Operation* operation) {
     operation->PutInline(control_, options_.rank);
   }
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
+  // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
+  if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
   // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
-  // rest of an announcement, so do it while there is something to wait for.
+  // rest of an announcement.
   if (operation->sequence + 1 < slots_free_until_) {
     ClearSlots(operation->sequence + 2);
-    __builtin_prefetch(&control_.slot(operation->sequence + 1, options_.rank).announcement, /*rw=*/1);
+    PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
   }
 }
 
@@ -246,15 +248,15 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 
 // All ranks have announced it: do they agree, and how is it done?
 void Engine::MakeReady(Operation* operation) {
-  if (!Agrees(*operation)) return;
-  operation->ready = true;
   bool shared = true, single = true, inlined = true;
   for (int r = 0; r < options_.size; ++r) {
+    if (r > 0 && !Agrees(*operation, r)) return;
     const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
     shared &= placement == kSharedRange || placement == kSharedList;
     single &= placement == kSharedRange;
     inlined &= placement == kInlined;
   }
+  operation->ready = true;
   if (inlined) {
     operation->mode = Operation::Mode::kInline;
     return;
@@ -275,26 +277,22 @@ void Engine::MakeReady(Operation* operation) {
       return;
     }
   }
-  operation->CutSlices(options_.size);
 }
 
-bool Engine::Agrees(const Operation& operation) {
+// Whether `peer` calls what rank 0 calls.
+bool Engine::Agrees(const Operation& operation, int peer) {
   const Announcement& first = control_.slot(operation.sequence, 0).announcement;
-  for (int r = 1; r < options_.size; ++r) {
-    const Announcement& a = control_.slot(operation.sequence, r).announcement;
-    if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) continue;
-    const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
-    const bool only_parameters = a.what == first.what && a.count == first.count;
-    const char* const with = operation.key().kind == OperationKey::Kind::kAllGatherV
-                                 ? " with other counts of the single ranks"
-                                 : " with another prescale or postscale";
-    FailLocked(absl::FailedPreconditionError(absl::StrCat("ranks disagree about operation ", operation.sequence,
-                                                          ": rank 0 calls ", describe(first), ", rank ", r, " calls ",
-                                                          describe(a), only_parameters ? with : "",
-                                                          "; all ranks must make the same calls in the same order")));
-    return false;
-  }
-  return true;
+  const Announcement& a = control_.slot(operation.sequence, peer).announcement;
+  if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
+  const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
+  const bool only_parameters = a.what == first.what && a.count == first.count;
+  const char* const with = operation.key().kind == OperationKey::Kind::kAllGatherV
+                               ? " with other counts of the single ranks"
+                               : " with another prescale or postscale";
+  FailLocked(absl::FailedPreconditionError(absl::StrCat(
+      "ranks disagree about operation ", operation.sequence, ": rank 0 calls ", describe(first), ", rank ", peer,
+      " calls ", describe(a), only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
+  return false;
 }
 
 bool Engine::ResolveSingle(Operation* operation, int peer) const {

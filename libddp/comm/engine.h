@@ -3,6 +3,7 @@
 #ifndef LIBDDP_COMM_ENGINE_H_
 #define LIBDDP_COMM_ENGINE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -42,6 +43,11 @@ class Engine final : public ProgressThread::Client {
   // Leaves the group: what is unfinished ends with Aborted.
   ~Engine() override;
 
+  // To be called while the next operation is being made: begins to fetch what its announcement is written to.
+  void Expect() const {
+    PrefetchForWrite(&control_.slot(announced_.load(std::memory_order_relaxed), options_.rank).announcement);
+  }
+
   // Takes over the operation (both its references), which has its data, count, kernel and scales.
   absl::StatusOr<Work> Launch(Operation* operation);
 
@@ -77,7 +83,7 @@ class Engine final : public ProgressThread::Client {
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
   bool RunChunks(Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
-  bool Agrees(const Operation& operation);
+  bool Agrees(const Operation& operation, int peer);
   bool ResolveSingle(Operation* operation, int peer) const;
   bool ResolveList(Operation* operation, int peer) const;
   bool Describe(const RangeList& list, uint64_t* single, ListedRange* entries) const;
@@ -100,7 +106,7 @@ class Engine final : public ProgressThread::Client {
   mutable std::mutex mutex_;
   std::deque<Operation*> queue_;        // not yet retired, in order; one reference each
   uint64_t first_sequence_ = 0;         // of queue_.front()
-  uint64_t announced_ = 0;              // operations with a smaller number are known to the peers
+  std::atomic<uint64_t> announced_{0};  // operations with a smaller number are known to the peers
   uint64_t slots_free_until_ = kSlots;  // operations with a smaller number have a slot
   uint64_t cleared_ = 0;                // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;          // of all operations that became ready

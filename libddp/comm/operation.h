@@ -125,7 +125,6 @@ class Operation final : public internal::WorkState {
 
   size_t SliceElements(int slice) const;
   size_t SliceBegin(int slice) const;
-  size_t ChunkElements() const;
   void RunChunk(const ControlBlock& control, int rank, int ranks, int slice, size_t lo, size_t hi);
   bool ReduceChunk(int ranks, size_t in_begin, int first_out, int outs_count, size_t out_begin, size_t n) const;
   void CopyChunk(int source, size_t from, int target, size_t to, size_t elements) const;
@@ -139,6 +138,7 @@ class Operation final : public internal::WorkState {
   Engine* const engine_;
   const OperationKey key_;
   size_t slice_ = 0;          // kDirect: elements of a slice, but for a shorter last one and the root's
+  size_t chunk_ = 0;          // kDirect: elements of a chunk, but for a slice's last one
   std::atomic<int> refs_{2};  // the engine's queue, and the Work that Launch returns
   std::atomic<bool> done_{false};
   absl::Status status_;

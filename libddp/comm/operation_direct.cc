@@ -36,14 +36,12 @@ void Operation::CutSlices(int ranks) {
     case OperationKey::Kind::kBarrier:
       break;
   }
-  const size_t chunk = ChunkElements();
+  chunk_ = kChunkBytes / in_size();
   for (int r = 0; r < ranks; ++r) {
     const size_t elements = SliceElements(r);
-    chunks.push_back(elements <= chunk ? elements > 0 : static_cast<uint32_t>(CeilDiv(elements, chunk)));
+    chunks.push_back(elements <= chunk_ ? elements > 0 : static_cast<uint32_t>(CeilDiv(elements, chunk_)));
   }
 }
-
-size_t Operation::ChunkElements() const { return kChunkBytes / in_size(); }
 
 size_t Operation::SliceBegin(int slice) const { return std::min(count, slice_ * static_cast<size_t>(slice)); }
 
@@ -62,7 +60,6 @@ bool Operation::ChunksDone(const ControlBlock& control) const {
 }
 
 int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit) {
-  const size_t chunk = ChunkElements();
   int ran = 0;
   for (int k = 0; k < (steal ? ranks : 1); ++k) {
     const int slice = rank + k < ranks ? rank + k : rank + k - ranks;
@@ -71,8 +68,8 @@ int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool 
     while (ran < limit && slot.claimed.load(std::memory_order_relaxed) < here) {
       const uint32_t c = slot.claimed.fetch_add(1, std::memory_order_relaxed);
       if (c >= here) break;
-      const size_t lo = c * chunk;
-      RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice), lo + chunk));
+      const size_t lo = c * chunk_;
+      RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice), lo + chunk_));
       if (here == 1) {
         slot.done.store(1, std::memory_order_release);
       } else {

@@ -1,6 +1,7 @@
 #include "examples/data/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,9 +30,10 @@ class AtomicFileImpl final : public AtomicFile {
   AtomicFileImpl(int fd, std::string path, std::string temporary)
       : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
 
+  // Removed while the lock is held: afterwards the name may be another process's.
   ~AtomicFileImpl() override {
-    if (fd_ >= 0) close(fd_);
-    if (!committed_) unlink(temporary_.c_str());
+    if (!renamed_) unlink(temporary_.c_str());
+    close(fd_);
   }
 
   absl::Status Write(const void* data, size_t size) override {
@@ -48,9 +50,8 @@ class AtomicFileImpl final : public AtomicFile {
 
   absl::Status Commit() override {
     if (fsync(fd_) != 0) return Failed("sync", temporary_);
-    if (close(std::exchange(fd_, -1)) != 0) return Failed("close", temporary_);
     if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("rename the finished file to", path_);
-    committed_ = true;
+    renamed_ = true;
     // The new name is on the disk only when the folder is.
     const std::string folder = FolderOf(path_);
     const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -64,8 +65,22 @@ class AtomicFileImpl final : public AtomicFile {
   int fd_;
   std::string path_;
   std::string temporary_;
-  bool committed_ = false;
+  bool renamed_ = false;
 };
+
+enum class Claim { kMine, kTaken, kGone };
+
+// Locks an open temporary file for as long as it is open. The lock of a process ends with it, so that what is not
+// locked belongs to nobody. A file system without locks has to do without. kGone: before we had the lock, its former
+// owner renamed or removed it.
+Claim ClaimTemporary(int fd, const std::string& temporary) {
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Claim::kTaken;
+  struct stat opened, named;
+  if (fstat(fd, &opened) != 0 || stat(temporary.c_str(), &named) != 0) return Claim::kGone;
+  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino ? Claim::kMine : Claim::kGone;
+}
+
+std::string TemporaryOf(const std::string& path) { return absl::StrCat(path, ".tmp"); }
 
 }  // namespace
 
@@ -95,10 +110,31 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
   if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("cannot write ", path, ": it exists and is not a regular file"));
   }
-  std::string temporary = absl::StrCat(path, ".tmp");
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-  if (fd < 0) return Failed("create", temporary);
-  return std::make_unique<AtomicFileImpl>(fd, path, std::move(temporary));
+  std::string temporary = TemporaryOf(path);
+  while (true) {
+    // O_NONBLOCK: a pipe by this name may not stop us.
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd < 0) return Failed("create", temporary);
+    const Claim claim = ClaimTemporary(fd, temporary);
+    if (claim == Claim::kMine) {
+      auto file = std::make_unique<AtomicFileImpl>(fd, path, temporary);
+      if (ftruncate(fd, 0) != 0) return Failed("empty", temporary);
+      return file;
+    }
+    close(fd);
+    if (claim == Claim::kTaken) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot write ", path, ": another process is writing it; give each run a file of its own"));
+    }
+  }
+}
+
+void RemoveUnfinished(const std::string& path) {
+  const std::string temporary = TemporaryOf(path);
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return;
+  if (ClaimTemporary(fd, temporary) == Claim::kMine) unlink(temporary.c_str());
+  close(fd);
 }
 
 }  // namespace examples

@@ -65,4 +65,24 @@ absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl:
   return absl::OkStatus();
 }
 
+absl::StatusOr<StepNotice> StepNotice::Create(ddp::ProcessGroup& group) {
+  absl::StatusOr<ddp::Allocation> memory = group.Allocate(sizeof(int32_t), ddp::Device{});
+  if (!memory.ok()) return memory.status();
+  return StepNotice(group, *std::move(memory));
+}
+
+absl::Status StepNotice::Begin(int32_t mine) {
+  *static_cast<int32_t*>(memory_.data()) = mine;
+  const ddp::Buffer buffer = memory_.View(ddp::DType::kInt32, 0, 1);
+  absl::StatusOr<ddp::Work> work = group_->AllReduce({buffer}, {buffer}, {.op = ddp::ReduceOp::kMax});
+  if (!work.ok()) return work.status();
+  work_ = *std::move(work);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> StepNotice::End() {
+  if (absl::Status status = work_.Wait(); !status.ok()) return status;
+  return *static_cast<const int32_t*>(memory_.data());
+}
+
 }  // namespace examples

@@ -2,7 +2,9 @@
 #ifndef EXAMPLES_TRAIN_AGREEMENT_H_
 #define EXAMPLES_TRAIN_AGREEMENT_H_
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,6 +29,28 @@ absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
 // FailedPrecondition on all ranks where `mine`, one item a line, is not the same on all of them: names the first line
 // that differs and both ranks, "rank 1 has --batch=64, rank 0 has --batch=32; <remedy>".
 absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy);
+
+// A number that every rank may have something to say by in every step of the training loop. It travels beside the
+// gradients, so that ranks wait for each other no more than they do anyway, and all of them learn in the same step what
+// one of them alone knew.
+//
+//   notice.Begin(mine);                        // before the backward pass
+//   ...                                        // gradients are reduced
+//   absl::StatusOr<int> all = notice.End();    // the largest of all ranks'
+class StepNotice {
+ public:
+  static absl::StatusOr<StepNotice> Create(ddp::ProcessGroup& group);
+
+  absl::Status Begin(int32_t mine);
+  absl::StatusOr<int32_t> End();
+
+ private:
+  StepNotice(ddp::ProcessGroup& group, ddp::Allocation memory) : group_(&group), memory_(std::move(memory)) {}
+
+  ddp::ProcessGroup* group_;
+  ddp::Allocation memory_;
+  ddp::Work work_;
+};
 
 }  // namespace examples
 

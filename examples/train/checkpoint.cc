@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "examples/data/file.h"
@@ -20,31 +21,49 @@ static_assert(std::endian::native == std::endian::little, "the file is written a
 using nlohmann::json;
 
 constexpr absl::string_view kMagic = "DDPCKPT\n";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kFixedBytes = 16;  // magic, version, header length
 
-// The numbers of a Progress by their names in the header; one table for both directions.
-struct ProgressField {
+// The numbers of a Progress by their names in the header; one table of a kind for both directions.
+template <typename T>
+struct Field {
   const char* name;
-  int64_t Progress::*member;
+  T Progress::*member;
 };
-constexpr ProgressField kProgressFields[] = {
+constexpr Field<int64_t> kCounts[] = {
     {"step", &Progress::step},
     {"epoch", &Progress::epoch},
     {"epoch_samples", &Progress::epoch_samples},
     {"seed", &Progress::seed},
     {"train_samples", &Progress::train_samples},
     {"optimizer_steps", &Progress::optimizer_steps},
+    {"drop_last", &Progress::drop_last},
+    {"loss_steps", &Progress::loss_steps},
+};
+constexpr Field<double> kReals[] = {
+    {"loss_sum", &Progress::loss_sum},
+    {"lr", &Progress::lr},
+    {"momentum", &Progress::momentum},
+    {"weight_decay", &Progress::weight_decay},
 };
 
 std::string EncodeHeader(const std::string& optimizer, const Progress& progress, absl::Span<const Tensor> tensors) {
   json header;
   header["optimizer"] = optimizer;
-  for (const ProgressField& field : kProgressFields) header["progress"][field.name] = progress.*field.member;
+  for (const auto& field : kCounts) header["progress"][field.name] = progress.*field.member;
+  for (const auto& field : kReals) header["progress"][field.name] = progress.*field.member;
   header["tensors"] = json::array();
   for (const Tensor& tensor : tensors) header["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}});
   return header.dump();
 }
+
+// Throw where the header has another form; get<int64_t>() would also take true and 1e300.
+int64_t WholeNumber(const json& value) { return value.get_ref<const json::number_integer_t&>(); }
+const json::array_t& List(const json& value) { return value.get_ref<const json::array_t&>(); }
+double RealNumber(const json& value) { return value.get_ref<const json::number_float_t&>(); }
+
+// A file may say anything; a message is one line.
+std::string Word(const json& text) { return absl::Utf8SafeCHexEscape(text.get_ref<const std::string&>()); }
 
 std::string Describe(absl::string_view name, absl::Span<const int64_t> shape) {
   return absl::StrCat(name, " [", absl::StrJoin(shape, ", "), "]");
@@ -59,10 +78,11 @@ absl::Status OtherTraining(absl::string_view what) {
       absl::StrCat(what, "; give the flags that it was saved with, or start without --resume"));
 }
 
-absl::Status CompareTensors(const json& saved, absl::Span<const Tensor> tensors) {
+absl::Status CompareTensors(const json::array_t& saved, absl::Span<const Tensor> tensors) {
   for (size_t i = 0; i < std::min(saved.size(), tensors.size()); ++i) {
-    const auto name = saved[i].at("name").get<std::string>();
-    const auto shape = saved[i].at("shape").get<std::vector<int64_t>>();
+    const std::string name = Word(saved[i].at("name"));
+    std::vector<int64_t> shape;
+    for (const json& size : List(saved[i].at("shape"))) shape.push_back(WholeNumber(size));
     if (name != tensors[i].name || shape != tensors[i].shape) {
       return OtherTraining(absl::StrCat("it was saved from another model: it holds ", Describe(name, shape), " where ",
                                         Describe(tensors[i].name, tensors[i].shape), " is expected"));
@@ -70,7 +90,7 @@ absl::Status CompareTensors(const json& saved, absl::Span<const Tensor> tensors)
   }
   if (saved.size() > tensors.size()) {
     return OtherTraining(absl::StrCat("it was saved from another model or optimizer: it also holds ",
-                                      saved[tensors.size()].at("name").get<std::string>()));
+                                      Word(saved[tensors.size()].at("name"))));
   }
   if (saved.size() < tensors.size()) {
     return OtherTraining(
@@ -82,15 +102,17 @@ absl::Status CompareTensors(const json& saved, absl::Span<const Tensor> tensors)
 // Throws json::exception where the header has another form.
 absl::StatusOr<Progress> ReadHeader(const json& header, const std::string& optimizer,
                                     absl::Span<const Tensor> tensors) {
-  const auto saved_optimizer = header.at("optimizer").get<std::string>();
+  const std::string saved_optimizer = Word(header.at("optimizer"));
   if (saved_optimizer != optimizer) {
     return OtherTraining(
         absl::StrCat("it was saved with --optimizer=", saved_optimizer, ", this run has --optimizer=", optimizer));
   }
-  if (absl::Status status = CompareTensors(header.at("tensors"), tensors); !status.ok()) return status;
+  if (absl::Status status = CompareTensors(List(header.at("tensors")), tensors); !status.ok()) return status;
   Progress progress;
-  for (const ProgressField& field : kProgressFields) {
-    const auto number = header.at("progress").at(field.name).get<int64_t>();
+  const json& numbers = header.at("progress");
+  for (const auto& field : kReals) progress.*field.member = RealNumber(numbers.at(field.name));
+  for (const auto& field : kCounts) {
+    const int64_t number = WholeNumber(numbers.at(field.name));
     // Any 64 bits are a seed.
     if (number < 0 && field.member != &Progress::seed) return Damaged(absl::StrCat("its ", field.name, " is ", number));
     progress.*field.member = number;

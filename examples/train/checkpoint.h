@@ -2,11 +2,12 @@
 //
 // The file, little-endian:
 //   8 bytes   "DDPCKPT\n"
-//   4 bytes   version, 1
+//   4 bytes   version, 2
 //   4 bytes   length of the header
-//   header    JSON: {"optimizer": "sgd", "progress": {"step": 24, ...}, "tensors": [{"name": "1.weight", "shape":
-//   [1024, 784]}, ...]} tensors   float32, one after the other in the header's order 32 bytes  SHA-256 of all that
-//   comes before
+//   header    JSON: {"optimizer": "sgd", "progress": {"step": 24, "lr": 0.05, ...},
+//                    "tensors": [{"name": "1.weight", "shape": [1024, 784]}, ...]}
+//   tensors   float32, one after the other in the header's order
+//   32 bytes  SHA-256 of all that comes before
 #ifndef EXAMPLES_TRAIN_CHECKPOINT_H_
 #define EXAMPLES_TRAIN_CHECKPOINT_H_
 
@@ -21,7 +22,8 @@
 
 namespace examples {
 
-// How far the training has come. Numbers alone, so that ranks can broadcast it.
+// How far the training has come, and by which numbers it goes on. Numbers alone, so that ranks can broadcast it. The
+// order of samples follows from seed, epoch and epoch_samples: no other random numbers are drawn.
 struct Progress {
   int64_t step = 0;           // made so far
   int64_t epoch = 0;          // completed
@@ -29,6 +31,12 @@ struct Progress {
   int64_t seed = 0;           // of the order (and of the initial parameters), as uint64_t
   int64_t train_samples = 0;  // in the data set
   int64_t optimizer_steps = 0;
+  int64_t drop_last = 0;   // 1: an epoch leaves out the samples that do not fill its last batch
+  int64_t loss_steps = 0;  // of the current epoch so far, counted on each rank
+  double loss_sum = 0;     // of those steps
+  double lr = 0;           // the learning rate of the next step
+  double momentum = 0;
+  double weight_decay = 0;
 
   friend bool operator==(const Progress&, const Progress&) = default;
 };

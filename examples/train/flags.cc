@@ -22,7 +22,8 @@ ABSL_FLAG(int, batch, 64, "samples of one step on each rank");
 ABSL_FLAG(bool, drop_last, false,
           "leave out the samples that do not fill an epoch's last batch, instead of filling it from the epoch's start");
 ABSL_FLAG(std::string, optimizer, "sgd", "sgd or adam");
-ABSL_FLAG(std::optional<double>, lr, std::nullopt, "learning rate; 0.05 with sgd, 0.001 with adam");
+ABSL_FLAG(std::optional<double>, lr, std::nullopt,
+          "learning rate; if not given, that of the checkpoint, or 0.05 with sgd, 0.001 with adam");
 ABSL_FLAG(double, momentum, 0.9, "of sgd");
 ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
@@ -34,7 +35,8 @@ ABSL_FLAG(bool, no_sync, false,
 ABSL_FLAG(bool, deterministic, false,
           "same command, same bits: never revise the bucket plan, and check after each epoch that all ranks hold the "
           "same parameters");
-ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch and at the end");
+ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch, at the end, and when a signal asks to stop");
+ABSL_FLAG(int64_t, save_every, 0, "write the checkpoint of --save after every so many steps too; 0: only as it says");
 ABSL_FLAG(std::string, resume, "", "checkpoint to go on from; the other flags as they were when it was saved");
 ABSL_FLAG(int64_t, warmup, 20, "first steps of this run that are left out of the measured times");
 ABSL_FLAG(std::string, summary_json, "", "file to write the results to, as JSON");
@@ -43,10 +45,10 @@ namespace examples {
 namespace {
 
 // In the order of --help.
-constexpr absl::string_view kCommonFlags[] = {"data",      "epochs",  "steps",    "batch",        "drop_last",
-                                              "optimizer", "lr",      "momentum", "weight_decay", "seed",
-                                              "threads",   "backend", "no_ddp",   "no_sync",      "deterministic",
-                                              "save",      "resume",  "warmup",   "summary_json"};
+constexpr absl::string_view kCommonFlags[] = {"data",      "epochs",     "steps",    "batch",        "drop_last",
+                                              "optimizer", "lr",         "momentum", "weight_decay", "seed",
+                                              "threads",   "backend",    "no_ddp",   "no_sync",      "deterministic",
+                                              "save",      "save_every", "resume",   "warmup",       "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -75,9 +77,10 @@ absl::Status Check(const TrainFlags& flags) {
            CheckRange<int64_t>("epochs", flags.epochs, 1, kMany),
            CheckRange<int64_t>("steps", flags.steps, 0, kMany),
            CheckRange<int64_t>("warmup", flags.warmup, 0, kMany),
+           CheckRange<int64_t>("save_every", flags.save_every, 0, kMany),
            CheckRange<int>("batch", flags.batch, 1, 1 << 20),
            CheckRange<int>("threads", flags.threads, 1, 1024),
-           CheckRange<double>("lr", flags.lr, 0, 1e6),
+           CheckRange<double>("lr", flags.lr.value_or(0), 0, 1e6),
            CheckRange<double>("momentum", flags.momentum, 0, 1),
            CheckRange<double>("weight_decay", flags.weight_decay, 0, 1e6),
            CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam"}),
@@ -87,6 +90,9 @@ absl::Status Check(const TrainFlags& flags) {
   }
   if (flags.no_sync && !flags.save.empty()) {
     return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
+  }
+  if (flags.save_every > 0 && flags.save.empty()) {
+    return absl::InvalidArgumentError("--save_every says how often, but not where: give --save=FILE too");
   }
   return absl::OkStatus();
 }
@@ -110,6 +116,8 @@ std::vector<std::string> Wrap(absl::string_view text, size_t width) {
 
 }  // namespace
 
+double DefaultLr(absl::string_view optimizer) { return optimizer == "adam" ? 0.001 : 0.05; }
+
 absl::StatusOr<TrainFlags> ReadTrainFlags() {
   TrainFlags flags;
   flags.data = absl::GetFlag(FLAGS_data);
@@ -118,7 +126,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.batch = absl::GetFlag(FLAGS_batch);
   flags.drop_last = absl::GetFlag(FLAGS_drop_last);
   flags.optimizer = absl::GetFlag(FLAGS_optimizer);
-  flags.lr = absl::GetFlag(FLAGS_lr).value_or(flags.optimizer == "adam" ? 0.001 : 0.05);
+  flags.lr = absl::GetFlag(FLAGS_lr);
   flags.momentum = absl::GetFlag(FLAGS_momentum);
   flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
   flags.seed = absl::GetFlag(FLAGS_seed);
@@ -128,6 +136,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.no_sync = absl::GetFlag(FLAGS_no_sync);
   flags.deterministic = absl::GetFlag(FLAGS_deterministic);
   flags.save = absl::GetFlag(FLAGS_save);
+  flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.resume = absl::GetFlag(FLAGS_resume);
   flags.warmup = absl::GetFlag(FLAGS_warmup);
   flags.summary_json = absl::GetFlag(FLAGS_summary_json);

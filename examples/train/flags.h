@@ -24,7 +24,7 @@ struct TrainFlags {
   int batch = 64;     // per rank
   bool drop_last = false;
   std::string optimizer = "sgd";
-  double lr = 0;
+  std::optional<double> lr;  // unset: as in the checkpoint, else DefaultLr()
   double momentum = 0.9;
   double weight_decay = 0;
   uint64_t seed = 1;
@@ -34,10 +34,14 @@ struct TrainFlags {
   bool no_sync = false;
   bool deterministic = false;
   std::string save;
+  int64_t save_every = 0;  // steps; 0: at the end of each epoch only
   std::string resume;
   int64_t warmup = 20;
   std::string summary_json;
 };
+
+// The learning rate of an optimizer that is not told one.
+double DefaultLr(absl::string_view optimizer);
 
 // The values of the flags after ParseArguments. InvalidArgument names the flag, its value and what is allowed.
 absl::StatusOr<TrainFlags> ReadTrainFlags();

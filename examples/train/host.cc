@@ -52,16 +52,17 @@ void CatchStopSignals() {
   struct sigaction action = {};
   action.sa_handler = &Remember;
   action.sa_flags = SA_ONSTACK | SA_RESTART | static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-const char* StopSignal() {
-  switch (g_signal) {
-    case 0:
-      return nullptr;
+int StopSignal() { return g_signal; }
+
+const char* SignalName(int signal) {
+  switch (signal) {
     case SIGINT:
       return "SIGINT";
+    case SIGUSR1:
+      return "SIGUSR1";
     default:
       return "SIGTERM";
   }

@@ -13,11 +13,15 @@ std::string BoundCores();
 // The most memory that this process has had resident so far.
 int64_t PeakRssMb();
 
-// From now on SIGINT and SIGTERM are remembered instead of ending the process; a second one ends it.
+// From now on SIGTERM, SIGUSR1 (batch systems send either ahead of the end) and SIGINT are remembered instead of ending
+// the process; the second of a kind ends it.
 void CatchStopSignals();
 
-// The name of the signal that was caught, or null.
-const char* StopSignal();
+// The signal that was caught, or 0.
+int StopSignal();
+
+// "SIGTERM" and the like, for those above.
+const char* SignalName(int signal);
 
 // Whether a person sees what we print on standard output, directly or through a parent (mpirun gives rank 0 a terminal
 // of its own whatever becomes of the output).

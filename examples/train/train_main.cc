@@ -45,10 +45,11 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
   return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
-                      "\n--drop_last=", f.drop_last, "\n--optimizer=", f.optimizer, "\n--lr=", f.lr,
-                      "\n--momentum=", f.momentum, "\n--weight_decay=", f.weight_decay, "\n--seed=", f.seed,
-                      "\n--no_ddp=", f.no_ddp, "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic,
-                      "\n--save=", f.save, "\n--resume=", f.resume);
+                      "\n--drop_last=", f.drop_last, "\n--optimizer=", f.optimizer,
+                      "\n--lr=", f.lr.has_value() ? absl::StrCat(*f.lr) : "(not given)", "\n--momentum=", f.momentum,
+                      "\n--weight_decay=", f.weight_decay, "\n--seed=", f.seed, "\n--no_ddp=", f.no_ddp,
+                      "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
+                      "\n--save_every=", f.save_every, "\n--resume=", f.resume);
 }
 
 std::string DataText(const Dataset& data) {
@@ -149,7 +150,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   } else if (group.rank() == 0) {
     PrintError(program, "", status);
   }
-  return 1;
+  return absl::IsCancelled(status) ? kStoppedBySignal : 1;
 }
 
 }  // namespace examples

@@ -29,8 +29,14 @@ struct Program {
   std::function<absl::StatusOr<ModelChoice>()> read_own_flags;
 };
 
+// The exit code after SIGTERM, SIGUSR1 or SIGINT on any rank: all ranks have stopped after the same step, and the
+// checkpoint of --save, if that is given, is written. sysexits.h calls it EX_TEMPFAIL: what was asked for is not done,
+// and may be by trying again.
+inline constexpr int kStoppedBySignal = 75;
+
 // Parses the flags, meets the other ranks, trains, and reports. An error is one line on standard error, said once by
-// rank 0 where all ranks have the same. Returns the process's exit code: not 0 on every rank when one has failed.
+// rank 0 where all ranks have the same. Returns the process's exit code: 0 when the training is complete,
+// kStoppedBySignal, or 1; not 0 on every rank when one has failed.
 int TrainMain(int argc, char** argv, const Program& program);
 
 }  // namespace examples

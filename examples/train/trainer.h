@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,9 @@
 #include "examples/data/sampler.h"
 #include "examples/nn/model.h"
 #include "examples/nn/optimizer.h"
+#include "examples/train/agreement.h"
 #include "examples/train/checkpoint.h"
+#include "examples/train/checkpoint_writer.h"
 #include "examples/train/console.h"
 #include "examples/train/flags.h"
 #include "examples/train/replica.h"
@@ -32,8 +35,9 @@ class Trainer {
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console);
 
-  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. Cancelled where a signal
-  // asked to stop.
+  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. When it returns, nothing is
+  // being written any more. Cancelled where a signal asked any rank to stop: all ranks have then stopped after the same
+  // step, and saved it.
   absl::StatusOr<Summary> Run();
 
   // What is to be done, in one line for people.
@@ -49,15 +53,20 @@ class Trainer {
   absl::Status Start();
   absl::Status Resume();
   absl::Status CheckResumed() const;
+  absl::Status CheckSaveable() const;
   absl::Status BroadcastState();
   std::vector<Tensor> Tensors() const;
 
   bool Finished() const;
   absl::Status RunEpoch();
   absl::Status Step(absl::Span<const uint32_t> samples);
-  absl::Status Stop(const char* signal);
+  void Advance();
+  absl::Status AfterStep();
+  absl::Status Stop(int signal);
   absl::Status Evaluate();
+  absl::Status LossNotFinite() const;
   absl::Status Save();
+  absl::Status FinishSaving();
   absl::StatusOr<Summary> Summarize();
 
   ddp::ProcessGroup& group_;
@@ -72,11 +81,16 @@ class Trainer {
   Progress progress_;
   int64_t last_step_ = 0;  // the number of steps at which training ends
 
+  // What the ranks tell each other in each step: kSaveFailed, a signal's number, or 0.
+  std::optional<StepNotice> notice_;          // none where the ranks train apart
+  int32_t news_ = 0;                          // of the last step
+  std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
+
   // One batch, filled anew in each step.
   hwy::AlignedFreeUniquePtr<float[]> pixels_;
   std::vector<int32_t> labels_;
 
-  // Of this rank, since the epoch began (or was resumed).
+  // Of this rank, since the epoch began; what went before a checkpoint within the epoch counts on rank 0.
   double loss_sum_ = 0;
   int64_t loss_steps_ = 0;
   // Of this rank, one number for each step of this run.

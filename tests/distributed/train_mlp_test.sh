@@ -54,6 +54,21 @@ fails() {
   [[ $(ls -A) == "$before" ]] || fail "left files behind: $*: $(ls -A)"
 }
 
+# start RANKS FLAG...: the same in the background, and waits until an epoch is done. Sets `job`, and `rank_pids`.
+start() {
+  rm -f out
+  { run "$@"; exit $code; } &
+  job=$!
+  for ((i = 0; i < 600; ++i)); do
+    grep -q "^epoch" out 2>/dev/null && break
+    kill -0 $job || break
+    sleep 0.05
+  done
+  mapfile -t rank_pids < <(pgrep -P $job)
+  if (($1 > 1)); then mapfile -t rank_pids < <(pgrep -P "${rank_pids[0]:-0}"); fi
+  ((${#rank_pids[@]} == $1)) || fail "not running: $*"
+}
+
 # number KEY FILE: the value of a key of a summary.
 number() { sed -n "s/.*\"$1\": \"\{0,1\}\([^\",}]*\).*/\1/p" "$2"; }
 
@@ -65,7 +80,7 @@ case $case_name in
   help)
     succeeds 1 --help
     for flag in hidden data epochs steps batch drop_last optimizer lr momentum weight_decay seed threads backend no_ddp no_sync \
-      deterministic save resume warmup summary_json; do
+      deterministic save save_every resume warmup summary_json; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
     grep -q "mpirun -n 2 train_mlp" out || fail "--help gives no example"
@@ -114,6 +129,15 @@ case $case_name in
     succeeds 2 "${flags[@]}" --steps=31 --resume=checkpoint
     [[ -e checkpoint && ! -e checkpoint.tmp ]] || fail "files: $(ls -A)"
 
+    # The learning rate is a part of it; another one is taken only if it is given.
+    succeeds 2 "${flags[@]}" --steps=31 --lr=0.02 --save=slow
+    succeeds 2 "${flags[@]}" --steps=40 --resume=slow
+    grep -q "learning rate 0.02" out || fail "the checkpoint's learning rate"
+    succeeds 2 "${flags[@]}" --steps=40 --lr=0.01 --resume=slow
+    grep -q "learning rate 0.01" out || fail "a learning rate of its own"
+    rm slow
+    fails "saved with --weight_decay=0, this run has --weight_decay=0.1" 2 "${flags[@]}" --weight-decay=0.1 --resume=checkpoint
+    fails "saved with --drop_last=0, this run has --drop_last=1" 2 "${flags[@]}" --drop-last --resume=checkpoint
     fails "1.weight [64, 64] where 1.weight [32, 64] is expected" 2 --hidden=32 --batch=32 --resume=checkpoint
     fails "--optimizer=sgd, this run has --optimizer=adam" 2 "${flags[@]}" --optimizer=adam --resume=checkpoint
     cp checkpoint short && truncate -s -1000 short
@@ -128,24 +152,56 @@ case $case_name in
     ;;
 
   stop)
-    # Stopped by a signal, in the middle of training: all ranks end, and nothing is left but the last checkpoint.
+    # A signal to any one rank stops all of them after the same step, which is saved; from there training goes on as if nothing had been.
     for ranks in 1 2; do
-      rm -f out checkpoint
-      run $ranks --hidden=64 --steps=1000000 --save=checkpoint &
-      job=$!
-      for ((i = 0; i < 300; ++i)); do
-        [[ -e checkpoint ]] && break
-        sleep 0.1
+      for signal in USR1 TERM; do
+        rm -f checkpoint
+        start $ranks --hidden=64 --deterministic --steps=1000000 --save=checkpoint
+        kill -$signal "${rank_pids[-1]}"
+        wait $job
+        [[ $? == 75 ]] || fail "exit code"
+        [[ $(grep -c '^train_mlp: ' err) == 1 ]] || fail "not one line that says that it was stopped"
+        step=$(sed -n "s/^train_mlp: stopped by SIG$signal after step \([0-9]*\); go on from there with --resume=checkpoint$/\1/p" err)
+        [[ $step ]] || fail "does not say after which step SIG$signal stopped it"
+        [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
       done
-      pkill -TERM -P $job || fail "not running"
-      wait $job
-      # An mpirun that is stopped itself passes on the signal, but not always what its ranks then say.
-      if ((ranks == 1)); then
-        grep -q "^train_mlp: .*stopped by SIGTERM after step" err || fail "does not say that it was stopped"
-      fi
-      [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
-      succeeds 1 --hidden=64 --batch=$((64 * ranks)) --steps=1 --resume=checkpoint
+      succeeds $ranks --hidden=64 --deterministic --steps=$((step + 5)) --resume=checkpoint --summary_json=resumed
+      holds "$(number steps resumed) == $step + 5"
+      succeeds $ranks --hidden=64 --deterministic --steps=$((step + 5)) --summary_json=whole
+      [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
+      rm whole resumed
     done
+    # mpirun, told to stop, stops its ranks; it does not always pass on what they then say.
+    rm -f checkpoint
+    start 2 --hidden=64 --steps=1000000 --save=checkpoint
+    pkill -TERM -P $job
+    wait $job
+    [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
+    succeeds 2 --hidden=64 --steps=1 --resume=checkpoint
+    # Without --save there is nothing to go on from.
+    start 1 --hidden=64 --steps=1000000
+    kill -TERM "${rank_pids[0]}"
+    wait $job
+    [[ $? == 75 ]] || fail "exit code without --save"
+    grep -q "; nothing is saved without --save$" err || fail "does not say that nothing is saved"
+    ;;
+
+  killed)
+    # Killed again and again, at any moment, saving after every step: the training ends with the same bits.
+    flags=(--hidden=64 --batch=32 --deterministic --epochs=100)
+    succeeds 2 "${flags[@]}" --summary_json=whole
+    resume=()
+    for pause in 0 0.11 0.02 0.07 0.15 0.04; do
+      start 2 "${flags[@]}" "${resume[@]}" --save=checkpoint --save-every=1
+      sleep $pause
+      kill -KILL "${rank_pids[RANDOM % 2]}"
+      wait $job
+      resume=(--resume=checkpoint)
+    done
+    succeeds 2 "${flags[@]}" "${resume[@]}" --summary_json=resumed
+    holds "$(number steps resumed) == $(number steps whole)"
+    [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
+    [[ $(ls -A) == $'checkpoint\nerr\nout\nresumed\nwhole' ]] || fail "left files behind: $(ls -A)"
     ;;
 
   errors)
@@ -154,6 +210,7 @@ case $case_name in
     fails "--batch=0 is out of range" 1 --batch=0
     fails "--lr=nan is out of range" 1 --lr=nan
     fails "--optimizer=lion is not known" 1 --optimizer=lion
+    fails "give --save=FILE too" 1 --save-every=5
     fails "--hidden=64,x cannot be understood" 1 --hidden=64,x
     fails "--epochs has no value" 1 --epochs
     fails "\"digits\" is not a flag" 1 digits

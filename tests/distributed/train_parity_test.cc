@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "examples/data/dataset.h"
+#include "examples/data/file.h"
 #include "examples/nn/model.h"
 #include "examples/train/agreement.h"
 #include "examples/train/trainer.h"
@@ -147,10 +148,75 @@ TEST_CASE("a resumed training continues bit for bit") {
       RANK_CHECK_EQ(resumed.summary.test_accuracy, whole.summary.test_accuracy);
       RANK_CHECK_EQ(resumed.summary.steps, 64);
 
+      // Over an end: stopped in the first step, at an epoch's end and beside it, and in the last step. What the next
+      // run reads is what the run before wrote on its way, not at its end.
+      TrainFlags part = flags;
+      for (const int steps : {1, 29, 30, 31, 60, 63}) {
+        part.steps = steps;
+        part.save = folder.File(absl::StrCat(optimizer, steps));
+        part.save_every = 7;
+        Train(rank.group(), part);
+        part.resume = part.save;
+      }
+      part.steps = 64;
+      part.save.clear();
+      const Trained last = Train(rank.group(), part);
+      RANK_CHECK_EQ(last.summary.parameters_sha256, whole.summary.parameters_sha256);
+      // The loss is the epoch's, also of steps before the checkpoint.
+      RANK_CHECK(std::abs(last.summary.final_loss - whole.summary.final_loss) < 1e-12);
+
       // Once more, by one rank alone: the checkpoint does not depend on the number of ranks.
       second.batch = kGlobalBatch;
       CheckClose(TrainAlone(second), whole, 1e-4);
       rank.Meet();
+    }
+  });
+}
+
+TEST_CASE("a run that ends in an error has saved on its way") {
+  RunOnRanks([](Rank& rank) {
+    const SharedFolder folder(rank);
+    TrainFlags flags = Flags(rank.size(), 64);
+    const Trained whole = Train(rank.group(), flags);
+    TrainFlags part = flags;
+    part.save = folder.File("a");
+    part.save_every = 20;
+    part.steps = 47;
+    Train(rank.group(), part);
+    // The next run cannot write, learns it in the middle of an epoch, and ends on all ranks with rank 0's error.
+    part.resume = part.save;
+    part.steps = 64;
+    part.save_every = 1;
+    const Dataset data = EmbeddedDigits();
+    Console console(false, false);
+    const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {32, 24}, data.classes, part.batch);
+    absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(rank.group(), part, data, *model, console);
+    RANK_CHECK_OK(trainer);
+    absl::StatusOr<std::unique_ptr<AtomicFile>> other = absl::UnknownError("");
+    if (rank.rank() == 0) {
+      other = AtomicFile::Create(part.save);
+      RANK_CHECK_OK(other);
+    }
+    const absl::Status status = (*trainer)->Run().status();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "another process is writing it");
+    RANK_CHECK(IsAgreed(status));
+    other = absl::UnknownError("");
+    // What was there before is still there.
+    part.save.clear();
+    part.save_every = 0;
+    RANK_CHECK_EQ(Train(rank.group(), part).summary.parameters_sha256, whole.summary.parameters_sha256);
+    rank.Meet();
+  });
+}
+
+TEST_CASE("all ranks learn in the same step what one of them knows") {
+  RunOnRanks([](Rank& rank) {
+    absl::StatusOr<StepNotice> notice = StepNotice::Create(rank.group());
+    RANK_CHECK_OK(notice);
+    for (int step = 0; step < 50; ++step) {
+      const int speaker = step % (rank.size() + 1);  // in some steps nobody
+      RANK_CHECK_OK(notice->Begin(speaker == rank.rank() ? 100 + step : 0));
+      RANK_CHECK_EQ(RANK_VALUE(notice->End()), speaker < rank.size() ? 100 + step : 0);
     }
   });
 }
@@ -182,6 +248,11 @@ TEST_CASE("a checkpoint of another run is refused on every rank") {
     changed = flags;
     changed.momentum = 0;
     RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "1.weight/momentum");
+    changed.momentum = 0.5;
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "saved with --momentum=0.9");
+    changed = flags;
+    changed.weight_decay = 0.5;
+    RANK_CHECK_STATUS(create(changed, {32, 24}), absl::StatusCode::kFailedPrecondition, "this run has --weight_decay");
     rank.Meet();
   });
 }

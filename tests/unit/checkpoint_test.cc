@@ -1,17 +1,26 @@
 #include "examples/train/checkpoint.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "examples/data/file.h"
+#include "examples/train/checkpoint_writer.h"
 #include "examples/train/sha256.h"
 #include "tests/support/catch.h"
 
@@ -54,8 +63,18 @@ class Fixture {
   std::string folder_, path_;
   std::vector<float> weight_ = std::vector<float>(12);
   std::vector<float> bias_ = {1, -2, 3e-42f};
-  Progress progress_ = {
-      .step = 24, .epoch = 2, .epoch_samples = 640, .seed = -1, .train_samples = 1437, .optimizer_steps = 24};
+  Progress progress_ = {.step = 24,
+                        .epoch = 2,
+                        .epoch_samples = 640,
+                        .seed = -1,
+                        .train_samples = 1437,
+                        .optimizer_steps = 24,
+                        .drop_last = 1,
+                        .loss_steps = 10,
+                        .loss_sum = 0.1,
+                        .lr = 1e-300,
+                        .momentum = 0.9,
+                        .weight_decay = 1.0 / 3};
 };
 
 // Loading fails with `part` in a one-line message that names the file, and the tensors are as before.
@@ -79,6 +98,23 @@ void Reseal(std::vector<uint8_t>& bytes) {
   sha.Update(bytes.data(), bytes.size() - 32);
   const Sha256::Digest digest = sha.Finish();
   std::copy(digest.begin(), digest.end(), bytes.end() - 32);
+}
+
+// The checkpoint with `what` in its header replaced, sealed anew.
+void ReplaceInHeader(Fixture& f, const std::string& what, const std::string& with) {
+  REQUIRE(f.Save().ok());
+  const std::vector<uint8_t> good = f.Bytes();
+  std::string text(good.begin(), good.end());
+  const size_t at = text.find(what);
+  REQUIRE(at != std::string::npos);
+  text.replace(at, what.size(), with);
+  std::vector<uint8_t> bytes(text.begin(), text.end());
+  uint32_t length = 0;
+  std::memcpy(&length, &bytes[12], sizeof(length));
+  length += static_cast<uint32_t>(with.size() - what.size());
+  std::memcpy(&bytes[12], &length, sizeof(length));
+  Reseal(bytes);
+  f.WriteBytes(bytes);
 }
 
 }  // namespace
@@ -178,6 +214,31 @@ TEST_CASE("numbers that no training has are refused") {
   RequireRefused(f, f.Tensors(), absl::StatusCode::kDataLoss, "epoch_samples is -64");
 }
 
+TEST_CASE("a header whose numbers and words are of another kind is refused") {
+  Fixture f;
+  for (const auto& [what, with] : std::vector<std::pair<std::string, std::string>>{
+           {"\"step\":24", "\"step\":24.5"},
+           {"\"step\":24", "\"step\":true"},
+           {"\"step\":24", "\"step\":1e300"},
+           {"\"step\":24", "\"step\":null"},
+           {"\"lr\":1e-300", "\"lr\":\"fast\""},
+           {"\"lr\":1e-300", "\"lr\":1e999"},
+           {"\"shape\":[3]", "\"shape\":[3.0]"},
+           {"\"shape\":[3]", "\"shape\":3"},
+           {"\"name\":\"1.bias\"", "\"name\":17"},
+           {"\"optimizer\":\"sgd\"", "\"optimizer\":[]"},
+       }) {
+    INFO(with);
+    ReplaceInHeader(f, what, with);
+    RequireRefused(f, f.Tensors(), absl::StatusCode::kDataLoss, "header");
+  }
+  ReplaceInHeader(f, "\"step\":24", "\"step\":18446744073709551615");
+  RequireRefused(f, f.Tensors(), absl::StatusCode::kDataLoss, "step is -1");
+  // Whatever a file says, a message stays one line that no terminal obeys.
+  ReplaceInHeader(f, "\"name\":\"1.bias\"", "\"name\":\"a\\nb\\u001b[2J\"");
+  RequireRefused(f, f.Tensors(), absl::StatusCode::kFailedPrecondition, "a\\nb\\x1b[2J [3] where 1.bias [3]");
+}
+
 TEST_CASE("a save that fails leaves the old checkpoint and no temporary file") {
   Fixture f;
   REQUIRE(f.Save().ok());
@@ -209,10 +270,154 @@ TEST_CASE("a save that fails leaves the old checkpoint and no temporary file") {
   }
 }
 
+TEST_CASE("what a killed process was writing is taken over, what somebody writes now is not") {
+  Fixture f;
+  REQUIRE(f.Save().ok());
+  const std::vector<uint8_t> good = f.Bytes();
+  const std::string temporary = f.path_ + ".tmp";
+  std::ofstream(temporary) << std::string(10000, 'x');
+  RemoveUnfinished(f.path_);
+  CHECK(f.FilesInFolder() == 1);
+  RemoveUnfinished(f.path_);
+
+  std::ofstream(temporary) << std::string(10000, 'x');
+  REQUIRE(f.Save().ok());
+  CHECK(f.Bytes() == good);
+  CHECK(f.FilesInFolder() == 1);
+
+  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(f.path_);
+  REQUIRE(file.ok());
+  REQUIRE((*file)->Write("abc", 3).ok());
+  const absl::Status second = f.Save();
+  CHECK(absl::IsFailedPrecondition(second));
+  CHECK(absl::StrContains(second.message(), "another process is writing it"));
+  RemoveUnfinished(f.path_);
+  CHECK(f.FilesInFolder() == 2);
+  REQUIRE((*file)->Commit().ok());
+  // Its name is free again, though it is still open.
+  CHECK(f.Save().ok());
+  file->reset();
+  CHECK(f.Bytes() == good);
+  CHECK(f.FilesInFolder() == 1);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which does not survive fork
+
+// Runs `body` in a process of its own; returns the signal that killed it, or 0.
+int RunAndWait(const std::function<void()>& body, absl::Duration kill_after = absl::InfiniteDuration()) {
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    body();
+    _exit(0);
+  }
+  if (kill_after < absl::InfiniteDuration()) {
+    absl::SleepFor(kill_after);
+    kill(pid, SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+TEST_CASE("a process killed after any number of bytes leaves the checkpoint before") {
+  Fixture f;
+  REQUIRE(f.Save().ok());
+  const std::vector<uint8_t> good = f.Bytes();
+  f.weight_[0] = 5;
+  for (rlim_t bytes = 0; bytes < good.size(); ++bytes) {
+    INFO(bytes);
+    // Whoever writes beyond the limit is killed.
+    const int signal = RunAndWait([&] {
+      std::signal(SIGXFSZ, SIG_DFL);
+      const struct rlimit none = {0, 0}, limit = {bytes, bytes};
+      setrlimit(RLIMIT_CORE, &none);
+      setrlimit(RLIMIT_FSIZE, &limit);
+      f.Save().IgnoreError();
+    });
+    REQUIRE(signal == SIGXFSZ);
+    REQUIRE(f.Bytes() == good);
+    REQUIRE(f.FilesInFolder() == 2);  // never more than one that is not finished
+  }
+  REQUIRE(f.Save().ok());
+  CHECK(f.Bytes() != good);
+  CHECK(f.FilesInFolder() == 1);
+}
+
+TEST_CASE("a process killed at any moment leaves one whole checkpoint") {
+  Fixture f;
+  REQUIRE(f.Save().ok());
+  std::mt19937 random(7);
+  int64_t last = f.progress_.step;
+  for (int kills = 0; kills < 100; ++kills) {
+    // Saves as fast as it can; every number in a checkpoint is its step.
+    const int signal = RunAndWait(
+        [&] {
+          for (int64_t step = last + 1;; ++step) {
+            f.progress_.step = step;
+            std::fill(f.weight_.begin(), f.weight_.end(), static_cast<float>(step));
+            if (!f.Save().ok()) _exit(1);
+          }
+        },
+        absl::Microseconds(random() % 10000));
+    REQUIRE(signal == SIGKILL);
+    const absl::StatusOr<Progress> loaded = LoadCheckpoint(f.path_, "sgd", f.Tensors());
+    INFO(loaded.status().ToString());
+    REQUIRE(loaded.ok());
+    REQUIRE(loaded->step >= last);
+    if (loaded->step > 24) {
+      REQUIRE(f.weight_ == std::vector<float>(f.weight_.size(), static_cast<float>(loaded->step)));
+    }
+    REQUIRE(f.FilesInFolder() <= 2);
+    last = loaded->step;
+  }
+  CHECK(last > 24);
+  RemoveUnfinished(f.path_);
+  CHECK(f.FilesInFolder() == 1);
+}
+
+#endif
+
+TEST_CASE("a checkpoint is written while its tensors change") {
+  Fixture f;
+  CheckpointWriter writer(f.path_, "sgd");
+  for (int64_t step = 1; step <= 20; ++step) {
+    f.progress_.step = step;
+    std::fill(f.weight_.begin(), f.weight_.end(), static_cast<float>(step));
+    writer.Start(f.progress_, f.Tensors());
+    std::fill(f.weight_.begin(), f.weight_.end(), -1.0f);
+  }
+  REQUIRE(writer.Finish().ok());
+  CHECK_FALSE(writer.failed());
+  const absl::StatusOr<Progress> loaded = LoadCheckpoint(f.path_, "sgd", f.Tensors());
+  REQUIRE(loaded.ok());
+  CHECK(loaded->step == 20);
+  CHECK(f.weight_ == std::vector<float>(f.weight_.size(), 20.0f));
+}
+
+TEST_CASE("a checkpoint that could not be written in the background is told of, and ends the writing") {
+  Fixture f;
+  REQUIRE(f.Save().ok());
+  const std::vector<uint8_t> good = f.Bytes();
+  CheckpointWriter writer(f.path_, "sgd");
+  absl::StatusOr<std::unique_ptr<AtomicFile>> other = AtomicFile::Create(f.path_);
+  REQUIRE(other.ok());
+  writer.Start(f.progress_, f.Tensors());
+  CHECK(absl::StrContains(writer.Finish().message(), "another process is writing it"));
+  CHECK(writer.failed());
+  other->reset();
+  f.progress_.step = 25;
+  writer.Start(f.progress_, f.Tensors());
+  CHECK_FALSE(writer.Finish().ok());
+  CHECK(f.Bytes() == good);
+}
+
 TEST_CASE("a checkpoint is written to regular files only") {
   Fixture f;
   CHECK(absl::IsInvalidArgument(AtomicFile::Create("/dev/null").status()));
   CHECK(absl::IsInvalidArgument(AtomicFile::Create(f.folder_).status()));
+  REQUIRE(mkfifo((f.path_ + ".tmp").c_str(), 0600) == 0);
+  CHECK_FALSE(AtomicFile::Create(f.path_).ok());  // and does not wait for a reader
   CHECK(absl::IsNotFound(AtomicFile::Create(f.folder_ + "/no/such").status()));
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "ddp/store.h"
 #include "ddp/types.h"
@@ -57,6 +58,25 @@ class DDP_EXPORT Context {
 
   // All ranks.
   virtual ProcessGroup& world() = 0;
+
+  // A group of some ranks of the world, this one among them: what survivors go on in when the world, or an earlier
+  // group, has failed. ranks[i], a rank of the world, is rank i of the new group. Collective over the listed ranks,
+  // which all give the same list; the others need not know. They meet in the store, so there has to be one
+  // (ContextOptions::store, or torchrun's): FailedPrecondition where there is none, as under mpirun, which ends all
+  // ranks when one dies anyway. DeadlineExceeded, on all that have come, names the listed ranks that have not come
+  // until `deadline`; FailedRanks gives them as ranks of the world. After an error call it again, with a list that is
+  // shorter, or the same. One thread at a time.
+  //
+  //   std::vector<int> alive = {0, 1, 2, 3};   // of the world
+  //   ...
+  //   absl::Status status = model->FinishBackward();
+  //   while (!status.ok() && !ddp::FailedRanks(status).empty()) {
+  //     Remove(ddp::FailedRanks(status), &alive);
+  //     auto smaller = context->NewGroup(alive, absl::Now() + absl::Minutes(1));
+  //     status = smaller.status();
+  //     ...  model->Rebind(**smaller), SyncState(**smaller, ...): see docs/guide.md, "When a rank dies"
+  //   }
+  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) = 0;
 };
 
 }  // namespace ddp

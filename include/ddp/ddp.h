@@ -6,6 +6,7 @@
 #include "ddp/distributed_data_parallel.h"  // IWYU pragma: export
 #include "ddp/process_group.h"              // IWYU pragma: export
 #include "ddp/store.h"                      // IWYU pragma: export
+#include "ddp/sync_state.h"                 // IWYU pragma: export
 #include "ddp/types.h"                      // IWYU pragma: export
 
 #endif  // DDP_DDP_H_

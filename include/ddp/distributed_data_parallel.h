@@ -77,7 +77,8 @@ struct DdpStatistics {
 //   }
 //
 // Requires: the same parameters in the same order on all ranks (checked at Create), and the same sequence of reduced
-// steps. The group outlives the model. Between GradReady(i) and FinishBackward gradient i belongs to the library.
+// steps. The group outlives the model (see Rebind). Between GradReady(i) and FinishBackward gradient i belongs to the
+// library.
 //
 // Thread-safety: GradReady may be called from any thread and concurrently; everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {
@@ -132,6 +133,13 @@ class DDP_EXPORT DistributedDataParallel {
   };
 
   virtual DdpStatistics statistics() const = 0;
+
+  // Goes on in another group: after a failure, in that of the survivors (Context::NewGroup). Collective over `group`,
+  // which outlives the model from now on; the earlier one may go. Checks that all its ranks have the same model, and
+  // registers the gradients' memory there. Addresses and plan stay; values and gradients are left as they are, so make
+  // them equal: SyncState. A step that was under way is dropped: its gradients are worthless. FailedPrecondition in the
+  // middle of a step of a group that works. After another error call it again, with a group that works.
+  virtual absl::Status Rebind(ProcessGroup& group) = 0;
 
  private:
   virtual void ChangeNoSync(int delta) = 0;

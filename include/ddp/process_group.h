@@ -79,6 +79,7 @@ class DDP_EXPORT Allocation {
       : data_(std::move(data)), bytes_(bytes), device_(device) {}
 
   void* data() const { return data_.get(); }
+  const std::shared_ptr<void>& owner() const { return data_; }  // keeps the memory alive
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
@@ -180,6 +181,14 @@ class DDP_EXPORT ProcessGroup {
   // waits for operations of the other, and a failure or Abort of one does not fail the other, but for a rank that dies,
   // which fails both. It may outlive this group, not the Context.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) = 0;
+
+  // Makes memory that another group has allocated this group's: from now on it is reduced here where it lies. Addresses
+  // and contents stay. For survivors that go on in a smaller group (DistributedDataParallel::Rebind calls it); the
+  // earlier group, if it still works, copies the memory in and out from now on. Collective: all ranks give memory of
+  // one size, in the same order; no operation on it is under way in any group, and no thread touches it during the
+  // call. ResourceExhausted where memory is short (on every rank; the contents are kept), FailedPrecondition where
+  // sizes differ, InvalidArgument for memory that no Allocate returned.
+  virtual absl::Status Register(const Allocation& memory) = 0;
 
   // Fails the group on all ranks: every Work that is not done, here and on the peers, ends with Aborted carrying `why`.
   // Any thread, at any time. Only the first cause counts.

@@ -1,10 +1,17 @@
 #include "ddp/context.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "libddp/base/env.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/progress_thread.h"
@@ -29,6 +36,7 @@ class ContextImpl final : public Context {
   absl::string_view launcher() const override { return info_.launcher; }
   absl::Duration timeout() const override { return timeout_; }
   ProcessGroup& world() override { return *world_; }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) override;
 
   absl::Status Start(const ContextOptions& options);
 
@@ -36,12 +44,15 @@ class ContextImpl final : public Context {
   absl::Status ReadTimeout(const ContextOptions& options);
   absl::Status ReadBackend(const ContextOptions& options);
   absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
+  absl::Status CheckMembers(absl::Span<const int> ranks) const;
 
   // Destroyed in reverse order: the group first, MPI last.
   LaunchInfo info_;
   absl::Duration timeout_ = absl::Minutes(10);
   std::string backend_;
   std::unique_ptr<MpiSession> mpi_;
+  std::shared_ptr<Store> store_;
+  std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
   ProgressThread progress_;
   std::unique_ptr<ProcessGroup> world_;
@@ -59,7 +70,8 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   }
   absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
   if (!rendezvous.ok()) return rendezvous.status();
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = CreateHierarchicalGroup(**rendezvous, timeout_, &progress_);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> world =
+      CreateHierarchicalGroup(**rendezvous, timeout_, absl::Now() + timeout_, &progress_);
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
   return absl::OkStatus();
@@ -103,9 +115,51 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
     mpi_ = *std::move(session);
     return &mpi_->rendezvous();
   }
-  over_store_ = CreateStoreRendezvous(options.store != nullptr ? options.store : CreateMemoryStore(), info_.rank,
-                                      info_.world_size, "world");
+  store_ = options.store != nullptr ? options.store : CreateMemoryStore();
+  over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, "world");
   return over_store_.get();
+}
+
+absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
+  const auto error = [&](auto&&... what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", info_.rank, ": NewGroup of ranks ", absl::StrJoin(ranks, ", "), ": ", what...));
+  };
+  std::set<int> seen;
+  for (const int r : ranks) {
+    if (r < 0 || r >= info_.world_size) return error("the world has no rank ", r);
+    if (!seen.insert(r).second) return error("rank ", r, " is listed twice");
+  }
+  return seen.count(info_.rank) != 0 ? absl::OkStatus() : error("this rank is not among them");
+}
+
+// The ranks' n-th attempt at a group of this list uses keys of its own. One that has failed for another rank would fail
+// here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
+  if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
+  if (ranks.size() == 1) return CreateLocalGroup();
+  if (store_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,
+        " has none; start the ranks by torchrun, or by a launcher of your own with ContextOptions::store"));
+  }
+  const std::string list = absl::StrJoin(ranks, ",");
+  // Keys are of bounded length, lists are not.
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : list) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  std::string name;
+  do {
+    name = absl::StrCat("group/", absl::Hex(hash), "/", ++attempts_[list]);
+  } while (StoreRendezvousFailed(*store_, name));
+  const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
+  const std::unique_ptr<Rendezvous> rendezvous =
+      CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> group =
+      CreateHierarchicalGroup(*rendezvous, timeout_, deadline, &progress_);
+  if (group.ok()) return group;
+  return WithPackedFailedRanks(
+      absl::Status(group.status().code(), absl::StrCat(group.status().message(), " (NewGroup of ranks ", list, ")")),
+      PackFailedRanks(group.status()));
 }
 
 }  // namespace

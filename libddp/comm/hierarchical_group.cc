@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -20,6 +18,8 @@
 #include "absl/strings/str_split.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/engine.h"
+#include "libddp/comm/exchange.h"
+#include "libddp/comm/group_memory.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/shared_segment.h"
 #include "libddp/comm/validate.h"
@@ -34,31 +34,13 @@ constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMi
 constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                              DType::kInt64,   DType::kInt32,   DType::kInt8,    DType::kUInt8};
 
-// A status, or a short text, in a form that travels through an inline all-gather.
-struct Note {
-  int32_t code = 0;
-  uint64_t bytes = 0;
-  char text[236] = {};
-
-  Note() = default;
-  Note(const absl::Status& status, absl::string_view ok_text) : code(static_cast<int32_t>(status.code())) {
-    const absl::string_view source = status.ok() ? ok_text : status.message();
-    std::memcpy(text, source.data(), std::min(source.size(), sizeof text - 1));
-  }
-  absl::Status status(int rank) const {
-    if (code == 0) return absl::OkStatus();
-    return absl::Status(static_cast<absl::StatusCode>(code), absl::StrCat("rank ", rank, ": ", text));
-  }
-};
-
-// Buffers a whole multiple of 256 MiB apart are up to eleven times slower on some processors (the hash by which the
-// first-level cache finds a line repeats there); three pages more avoid it.
-size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096; }
-
 class HierarchicalGroup final : public ProcessGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
-      : control_(std::move(control)), progress_(progress), engine_(std::move(options), progress) {
+      : control_(std::move(control)),
+        progress_(progress),
+        engine_(std::move(options), progress),
+        memory_(this, &engine_) {
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {
         absl::StatusOr<CpuReduce> reduce =
@@ -112,7 +94,15 @@ class HierarchicalGroup final : public ProcessGroup {
   }
   absl::StatusOr<Work> Barrier() override { return Launch({}, {}, {}, 0); }
 
-  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
+    if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
+    std::lock_guard<std::mutex> lock(exchange_mutex_);
+    return memory_.Allocate(bytes);
+  }
+  absl::Status Register(const Allocation& memory) override {
+    std::lock_guard<std::mutex> lock(exchange_mutex_);
+    return memory_.Register(memory);
+  }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {
@@ -169,88 +159,13 @@ class HierarchicalGroup final : public ProcessGroup {
     return engine_.Launch(operation);
   }
 
-  // What everybody gives, in rank order. Fails as the group does.
-  template <typename T>
-  absl::StatusOr<std::vector<T>> Exchange(T mine) {
-    std::vector<T> all(static_cast<size_t>(size()));
-    const Buffer in{&mine, sizeof mine, DType::kUInt8, Device{}};
-    const Buffer out{all.data(), sizeof mine * all.size(), DType::kUInt8, Device{}};
-    absl::StatusOr<Work> work = AllGather({&in, 1}, {&out, 1}, {});
-    if (!work.ok()) return work.status();
-    if (absl::Status s = work->Wait(); !s.ok()) return s;
-    return all;
-  }
-  // Exchanges outcomes and returns the first that is an error.
-  absl::Status Agree(const absl::Status& mine) {
-    absl::StatusOr<std::vector<Note>> notes = Exchange(Note(mine, ""));
-    if (!notes.ok()) return notes.status();
-    return FirstError(*notes);
-  }
-  static absl::Status FirstError(const std::vector<Note>& notes) {
-    for (size_t r = 0; r < notes.size(); ++r) {
-      if (absl::Status s = notes[r].status(static_cast<int>(r)); !s.ok()) return s;
-    }
-    return absl::OkStatus();
-  }
-
   const std::shared_ptr<SharedSegment> control_;
   ProgressThread* const progress_;
   Engine engine_;
   CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
-  std::mutex exchange_mutex_;                                   // one Allocate or Split at a time
-  uint64_t next_allocation_ = 0;
+  std::mutex exchange_mutex_;                                   // one Allocate, Register or Split at a time
+  GroupMemory memory_;
 };
-
-absl::StatusOr<Allocation> HierarchicalGroup::Allocate(size_t bytes, Device device) {
-  if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
-  const size_t stride = StrideFor(bytes);
-  const size_t total = stride * static_cast<size_t>(size());
-
-  // Rank 0 makes the segment; all learn where it is, and that all ask for the same.
-  std::shared_ptr<SharedSegment> segment;
-  Note mine;
-  if (rank() == 0) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(total);
-    mine = Note(made.status(), made.ok() ? (*made)->handle() : "");
-    if (made.ok()) segment = *std::move(made);
-  }
-  mine.bytes = bytes;
-  absl::StatusOr<std::vector<Note>> notes = Exchange(mine);
-  if (!notes.ok()) return notes.status();
-  for (int r = 1; r < size(); ++r) {
-    const uint64_t theirs = (*notes)[static_cast<size_t>(r)].bytes;
-    if (theirs == (*notes)[0].bytes) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*notes)[0].bytes,
-                     " bytes, rank ", r, " for ", theirs));
-  }
-  if (absl::Status s = (*notes)[0].status(0); !s.ok()) return s;
-
-  // Each rank puts memory behind its own part, which places it near that rank.
-  absl::Status opened;
-  if (segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Open((*notes)[0].text);
-    opened = theirs.status();
-    if (theirs.ok()) segment = *std::move(theirs);
-  }
-  const size_t begin = stride * static_cast<size_t>(rank());
-  if (opened.ok()) opened = segment->Reserve(begin, stride);
-  if (absl::Status s = Agree(opened); !s.ok()) return s;
-  segment->Seal();
-  segment->Prepare(begin, stride);
-  if (absl::Status s = Agree(absl::OkStatus()); !s.ok()) return s;
-  segment->Prepare(0, total);  // page tables for the peers' parts
-
-  auto freed = std::make_shared<std::atomic<bool>>(false);
-  SharedAllocation allocation{next_allocation_++, {}, bytes, begin, segment, freed};
-  for (int r = 0; r < size(); ++r) {
-    allocation.parts.push_back(segment->data() + stride * static_cast<size_t>(r));
-  }
-  engine_.AddAllocation(std::move(allocation));
-  std::shared_ptr<void> data(segment->data() + begin, [segment, freed](void*) { freed->store(true); });
-  return Allocation(std::move(data), bytes, device);
-}
 
 // The new group's first rank makes its control block. All ranks of this group take part in the exchanges, so that all
 // learn of any failure.
@@ -259,7 +174,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     int32_t color, key;
   };
   std::lock_guard<std::mutex> lock(exchange_mutex_);
-  absl::StatusOr<std::vector<Wish>> wishes = Exchange(Wish{color, key});
+  absl::StatusOr<std::vector<Wish>> wishes = Exchange(*this, Wish{color, key});
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
   for (int r = 0; color >= 0 && r < size(); ++r) {
@@ -278,7 +193,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     if (made.ok()) segment = *made;
     mine = made.ok() ? Note(segment->Reserve(0, bytes), segment->handle()) : Note(made.status(), "");
   }
-  absl::StatusOr<std::vector<Note>> notes = Exchange(mine);
+  absl::StatusOr<std::vector<Note>> notes = Exchange(*this, mine);
   if (!notes.ok()) return notes.status();
   if (absl::Status s = FirstError(*notes); !s.ok()) return s;
   absl::Status opened;
@@ -288,7 +203,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     opened = theirs.status();
     if (theirs.ok()) segment = *std::move(theirs);
   }
-  if (absl::Status s = Agree(opened); !s.ok()) return s;
+  if (absl::Status s = Agree(*this, opened); !s.ok()) return s;
   if (count == 0) return nullptr;
   if (count == 1) return CreateLocalGroup();
   segment->Seal();
@@ -373,8 +288,7 @@ bool MoreRanksThanCpus(const std::vector<Introduction>& all) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
-                                                                      ProgressThread* progress) {
-  const absl::Time deadline = absl::Now() + timeout;
+                                                                      absl::Time deadline, ProgressThread* progress) {
   const int rank = rendezvous.rank(), size = rendezvous.size();
   const size_t bytes = ControlBlock::Bytes(size);
 

@@ -12,11 +12,11 @@
 
 namespace ddp {
 
-// Collective over the rendezvous, which is not used after the call. `progress` outlives the group. Unimplemented,
-// naming the hosts, where the ranks are not all on one; otherwise errors as those of SharedSegment and Rendezvous, the
-// same on all ranks.
+// Collective over the rendezvous, which is not used after the call. All ranks have come by `deadline`; `timeout` is
+// that of the group's operations. `progress` outlives the group. Unimplemented, naming the hosts, where the ranks are
+// not all on one; otherwise errors as those of SharedSegment and Rendezvous, the same on all ranks.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
-                                                                      ProgressThread* progress);
+                                                                      absl::Time deadline, ProgressThread* progress);
 
 }  // namespace ddp
 

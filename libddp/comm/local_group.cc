@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/backing.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/comm/validate.h"
 #include "libddp/device/cpu_reduce.h"
@@ -64,7 +65,19 @@ class LocalGroup final : public ProcessGroup {
     if (absl::Status s = status(); !s.ok()) return s;
     absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
     if (!data.ok()) return data.status();
-    return Allocation(*std::move(data), bytes, device);
+    char* const begin = static_cast<char*>(data->get());
+    return Backing::Make(begin, bytes, *std::move(data), nullptr);
+  }
+
+  absl::Status Register(const Allocation& memory) override {
+    Backing* const backing = Backing::Of(memory);
+    if (backing == nullptr) return CallCheck(0, 1, "register").Error("not memory from Allocate of a CPU group");
+    if (absl::Status s = status(); !s.ok()) return s;
+    absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(memory.bytes());
+    if (!segment.ok()) return segment.status();
+    if (absl::Status s = (*segment)->Reserve(0, memory.bytes()); !s.ok()) return s;
+    (*segment)->Seal();
+    return backing->MoveTo(*std::move(segment), 0);
   }
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {

@@ -99,7 +99,9 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_
     return absl::InternalError(absl::StrCat("not the handle of a shared segment: '", handle, "'"));
   }
   if (token == ProcessToken()) {  // a thread of this process made it, and waits for us
-    return reinterpret_cast<SharedSegment*>(static_cast<uintptr_t>(object))->shared_from_this();
+    auto* const theirs = reinterpret_cast<SharedSegment*>(static_cast<uintptr_t>(object));
+    theirs->used_by_threads_ = true;
+    return theirs->shared_from_this();
   }
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = bytes;
@@ -171,7 +173,9 @@ void SharedSegment::Seal() {
 }
 
 absl::Status SharedSegment::MapAt(char* address, size_t offset, size_t bytes) {
-  return MapAt(address, offset, bytes, MAP_SHARED);
+  if (absl::Status s = MapAt(address, offset, bytes, MAP_SHARED); !s.ok()) return s;
+  madvise(address, bytes, MADV_POPULATE_WRITE);  // only speed depends on it
+  return absl::OkStatus();
 }
 
 // Somewhere else first: if that fails, what was mapped before is still there.
@@ -201,6 +205,20 @@ absl::Status SharedSegment::MakePrivate(char* address, size_t offset, size_t byt
     }
   }
   return absl::OkStatus();
+}
+
+void SharedSegment::Forget(const char* kept, size_t bytes) {
+  if (used_by_threads_) return;
+  const auto forget = [](char* begin, const char* end) {
+    if (end > begin) {
+      mmap(begin, static_cast<size_t>(end - begin), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+           -1, 0);
+    }
+  };
+  forget(data_, kept);
+  forget(const_cast<char*>(kept) + (bytes + kPage - 1) / kPage * kPage, data_ + bytes_);
+  close(fd_);
+  fd_ = -1;
 }
 
 }  // namespace ddp

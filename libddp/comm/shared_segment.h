@@ -54,6 +54,10 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   // Nobody may be using the addresses. ResourceExhausted where there is no room for another mapping.
   absl::Status MapAt(char* address, size_t offset, size_t bytes);
 
+  // Lets go of the memory, but neither of the addresses nor of what something else is mapped over at
+  // [kept, kept + bytes). Nothing happens where other ranks are threads of this process, which use it too.
+  void Forget(const char* kept, size_t bytes);
+
  private:
   SharedSegment() = default;
   absl::Status Map();
@@ -63,6 +67,7 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   size_t bytes_ = 0;
   int fd_ = -1;
   std::atomic<bool> sealed_{false};
+  std::atomic<bool> used_by_threads_{false};
   std::string posix_name_;  // not empty: to be unlinked by Seal
   std::string handle_;
 };

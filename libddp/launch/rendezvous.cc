@@ -7,7 +7,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "libddp/base/failed_ranks.h"
 
 namespace ddp {
 namespace {
@@ -25,12 +27,14 @@ std::string ListRanks(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", list);
 }
 
+std::string KeyOf(absl::string_view name, absl::string_view step) { return absl::StrCat(name, "/", step); }
+
 // Every rank sets "<name>/<round>/<rank>" and reads the others'. Whoever finds an error also sets "<name>/failed", at
 // which everybody looks while waiting, so that all ranks fail at once and with the first cause.
 class StoreRendezvous final : public Rendezvous {
  public:
-  StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name)
-      : store_(std::move(store)), rank_(rank), size_(size), name_(std::move(name)) {}
+  StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name, std::vector<int> called)
+      : store_(std::move(store)), rank_(rank), size_(size), name_(std::move(name)), called_(std::move(called)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -52,30 +56,36 @@ class StoreRendezvous final : public Rendezvous {
   }
 
  private:
-  std::string Key(absl::string_view step) const { return absl::StrCat(name_, "/", step); }
+  std::string Key(absl::string_view step) const { return KeyOf(name_, step); }
+  int Called(int rank) const { return called_.empty() ? rank : called_[static_cast<size_t>(rank)]; }
   std::string Key(int64_t round, int rank) const { return absl::StrCat(name_, "/", round, "/", rank); }
 
   absl::Status Describe(const absl::Status& s, absl::string_view what) const {
-    return absl::Status(s.code(), absl::StrCat("rank ", rank_, ": ", what, ": ", s.message()));
+    return WithPackedFailedRanks(
+        absl::Status(s.code(), absl::StrCat("rank ", Called(rank_), ": ", what, ": ", s.message())),
+        PackFailedRanks(s));
   }
 
   // Tells the others, then returns the error. That they cannot be told is no news: they will time out.
-  absl::Status Fail(absl::StatusCode code, absl::string_view message) {
-    (void)store_->Set(Key("failed"), absl::StrCat(static_cast<int>(code), " rank ", rank_, " reports: ", message),
+  absl::Status Fail(absl::StatusCode code, absl::string_view message, const std::vector<int>& ranks = {}) {
+    const absl::Status error = WithFailedRanks(absl::Status(code, message), ranks);
+    (void)store_->Set(Key("failed"),
+                      absl::StrCat(static_cast<int>(code), " ", PackFailedRanks(error), " rank ", Called(rank_),
+                                   " reports: ", message),
                       absl::Now() + absl::Seconds(1));
-    return absl::Status(code, message);
+    return error;
   }
 
   // What another rank reported, if any did.
   absl::Status Failed() {
     const absl::StatusOr<std::string> report = store_->Get(Key("failed"), absl::Now() + kLook);
     if (!report.ok()) return absl::IsDeadlineExceeded(report.status()) ? absl::OkStatus() : report.status();
-    const size_t space = report->find(' ');
+    const std::vector<absl::string_view> parts = absl::StrSplit(*report, absl::MaxSplits(' ', 2));
     int code = 0;
-    if (space == std::string::npos || !absl::SimpleAtoi(report->substr(0, space), &code)) {
+    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code)) {
       return absl::InternalError(absl::StrCat("key '", Key("failed"), "' of the store holds no report"));
     }
-    return absl::Status(static_cast<absl::StatusCode>(code), report->substr(space + 1));
+    return WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(code), parts[2]), parts[1]);
   }
 
   // Nobody else may have this rank, and the first to come says how large the world is.
@@ -85,7 +95,7 @@ class StoreRendezvous final : public Rendezvous {
     if (*claims > 1) {
       return Fail(
           absl::StatusCode::kFailedPrecondition,
-          absl::StrCat("another process has come as rank ", rank_, " of ", size_,
+          absl::StrCat("another process has come as rank ", Called(rank_), " of ", size_,
                        " before; give each process a rank of its own, and each run a store or run_id of its own"));
     }
     const absl::StatusOr<int64_t> place = store_->Add(Key("arrivals"), 1, deadline);
@@ -122,25 +132,32 @@ class StoreRendezvous final : public Rendezvous {
   absl::Status TimedOut(int first, absl::Duration allowed) {
     std::vector<int> missing;
     for (int rank = first; rank < size_; ++rank) {
-      if (rank != rank_ && !store_->Get(Key(round_, rank), absl::Now() + kLook).ok()) missing.push_back(rank);
+      if (rank != rank_ && !store_->Get(Key(round_, rank), absl::Now() + kLook).ok()) missing.push_back(Called(rank));
     }
-    if (missing.empty()) missing.push_back(first);  // It came while we looked: too late.
+    if (missing.empty()) missing.push_back(Called(first));  // It came while we looked: too late.
     return Fail(absl::StatusCode::kDeadlineExceeded,
                 absl::StrCat(ListRanks(missing), " of ", size_, " did not come within ", absl::FormatDuration(allowed),
-                             "; is every rank started, and with the same store?"));
+                             "; is every rank started, and with the same store?"),
+                missing);
   }
 
   const std::shared_ptr<Store> store_;
   const int rank_;
   const int size_;
   const std::string name_;
+  const std::vector<int> called_;
   int64_t round_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name) {
-  return std::make_unique<StoreRendezvous>(std::move(store), rank, size, std::move(name));
+std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name,
+                                                  std::vector<int> called) {
+  return std::make_unique<StoreRendezvous>(std::move(store), rank, size, std::move(name), std::move(called));
+}
+
+bool StoreRendezvousFailed(Store& store, absl::string_view name) {
+  return store.Get(KeyOf(name, "failed"), absl::Now() + kLook).ok();
 }
 
 }  // namespace ddp

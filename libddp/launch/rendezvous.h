@@ -28,8 +28,13 @@ class Rendezvous {
 };
 
 // Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on
-// `size` and that no two have the same rank (FailedPrecondition, naming the ranks and both values).
-std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name);
+// `size` and that no two have the same rank (FailedPrecondition, naming the ranks and both values). `called`: how
+// errors call the ranks, if not by their numbers here. Ranks that did not come can be read with FailedRanks.
+std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name,
+                                                  std::vector<int> called = {});
+
+// Whether a rendezvous of that name has failed on some rank, and so fails on every other.
+bool StoreRendezvousFailed(Store& store, absl::string_view name);
 
 }  // namespace ddp
 

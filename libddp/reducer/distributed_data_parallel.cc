@@ -36,7 +36,7 @@ struct BucketState {
 class Model final : public DistributedDataParallel {
  public:
   Model(ProcessGroup& group, std::vector<Parameter> parameters, const DdpOptions& options)
-      : group_(group), parameters_(std::move(parameters)), options_(options) {}
+      : group_(&group), parameters_(std::move(parameters)), options_(options) {}
   ~Model() override;
 
   absl::Status Build();
@@ -52,11 +52,13 @@ class Model final : public DistributedDataParallel {
   absl::Status FinishBackward(Stream stream) override;
   void ZeroGrad(Stream stream) override;
   DdpStatistics statistics() const override;
+  absl::Status Rebind(ProcessGroup& group) override;
 
  private:
   absl::Status Own(const std::vector<size_t>& order);
   void Plan(const std::vector<size_t>& order);
   absl::Status BroadcastValues();
+  std::vector<Parameter> AsGiven() const;
   void ChangeNoSync(int delta) override { no_sync_ += delta; }
 
   // With the mutex held:
@@ -69,7 +71,7 @@ class Model final : public DistributedDataParallel {
   void EndStep();
   void RecordStatistics(int64_t exposed_ns);
 
-  ProcessGroup& group_;
+  ProcessGroup* group_;
   std::vector<Parameter> parameters_;
   const DdpOptions options_;
 
@@ -125,7 +127,7 @@ absl::Status Model::Own(const std::vector<size_t>& order) {
     value_spans_.push_back({value_memory_.back().get(), arena.bytes / SizeOf(arena.dtype), arena.dtype, Device{}});
   }
   for (const Arena& arena : grad_layout.arenas) {
-    absl::StatusOr<Allocation> memory = group_.Allocate(std::max<size_t>(arena.bytes, kItemAlign), Device{});
+    absl::StatusOr<Allocation> memory = group_->Allocate(std::max<size_t>(arena.bytes, kItemAlign), Device{});
     if (!memory.ok()) return memory.status();
     grad_memory_.push_back(*std::move(memory));
     grad_spans_.push_back(grad_memory_.back().View(arena.dtype, 0, arena.bytes / SizeOf(arena.dtype)));
@@ -161,7 +163,7 @@ void Model::Plan(const std::vector<size_t>& order) {
     if (bucket->ranges.empty()) bucket->ranges.push_back(gradients[0]);  // nothing but empty gradients
     bucket->parameters = static_cast<int>(planned.items.size());
     bucket->times.bytes = planned.bytes;
-    Log().debug("rank {}: bucket {}: {} gradients, {} bytes, {} ranges", group_.rank(), buckets_.size(),
+    Log().debug("rank {}: bucket {}: {} gradients, {} bytes, {} ranges", group_->rank(), buckets_.size(),
                 bucket->parameters, planned.bytes, bucket->ranges.size());
     buckets_.push_back(std::move(bucket));
   }
@@ -174,7 +176,7 @@ absl::Status Model::BroadcastValues() {
       if (p.value.dtype == dtype) values.push_back(p.value);
     }
     if (values.empty()) continue;
-    absl::StatusOr<Work> work = group_.Broadcast(values, 0);
+    absl::StatusOr<Work> work = group_->Broadcast(values, 0);
     absl::Status status = work.ok() ? work->Wait() : work.status();
     if (!status.ok()) return status;
   }
@@ -186,7 +188,7 @@ Model::~Model() {
   for (size_t b = 0; b < launched_; ++b) {
     Work& work = buckets_[b]->work;
     if (work.Done()) continue;
-    group_.Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
+    group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
     work.Wait().IgnoreError();
   }
 }
@@ -225,7 +227,7 @@ void Model::GradReady(size_t index, Stream) noexcept {
   }
   if (launched_.load(std::memory_order_relaxed) == 0) return;
   // A step of the backward pass is a good moment for this rank's share of what all ranks have announced.
-  group_.Progress();
+  group_->Progress();
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) NoteDone();
 }
 
@@ -235,7 +237,7 @@ void Model::LaunchReady() {
     BucketState& bucket = *buckets_[b];
     bucket.times.launched_ns = NowNs() - begin_ns_;
     absl::StatusOr<Work> work =
-        group_.AllReduce(bucket.ranges, bucket.ranges, {.op = options_.op, .nonfinite = options_.nonfinite});
+        group_->AllReduce(bucket.ranges, bucket.ranges, {.op = options_.op, .nonfinite = options_.nonfinite});
     if (!work.ok()) {
       misuse_ = work.status();
       return;
@@ -251,7 +253,7 @@ void Model::NoteDone() {
 }
 
 void Model::Misused(absl::string_view what) {
-  if (misuse_.ok()) misuse_ = absl::FailedPreconditionError(absl::StrCat("rank ", group_.rank(), ": ", what));
+  if (misuse_.ok()) misuse_ = absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": ", what));
 }
 
 absl::Status Model::FinishBackward(Stream) {
@@ -262,7 +264,7 @@ absl::Status Model::FinishBackward(Stream) {
   if (status.ok() && reducing_) status = Missing();
   if (!status.ok()) {
     // The peers wait for buckets that will not come: tell them why. A failed group says so itself.
-    if (group_.status().ok()) group_.Abort(status);
+    if (group_->status().ok()) group_->Abort(status);
     WaitForAll().IgnoreError();
   } else if (reducing_) {
     status = WaitForAll();
@@ -282,7 +284,7 @@ absl::Status Model::Missing() const {
   }
   if (missing == 0) return absl::OkStatus();
   if (missing > kNamed) absl::StrAppend(&names, " and ", missing - kNamed, " more");
-  return absl::FailedPreconditionError(absl::StrCat("rank ", group_.rank(), ": step ", statistics_.steps,
+  return absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": step ", statistics_.steps,
                                                     " ended without a gradient for ", names,
                                                     "; every parameter must be announced in every reduced step"));
 }
@@ -308,6 +310,41 @@ void Model::EndStep() {
   misuse_ = absl::OkStatus();
   launched_ = done_ = 0;
   in_step_.store(false, std::memory_order_release);
+}
+
+absl::Status Model::Rebind(ProcessGroup& group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (in_step_) {
+    if (group_->status().ok()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
+    }
+    WaitForAll().IgnoreError();
+    EndStep();
+  }
+  group_ = &group;
+  if (absl::Status s = VerifyParameters(group, AsGiven(), options_); !s.ok()) return s;
+  for (const Allocation& memory : grad_memory_) {
+    if (absl::Status s = group.Register(memory); !s.ok()) return s;
+  }
+  Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());
+  return absl::OkStatus();
+}
+
+// The parameters as they were given to Create, without the memory that the library owns.
+std::vector<Parameter> Model::AsGiven() const {
+  std::vector<Parameter> parameters = parameters_;
+  const auto ours = [](const std::vector<Buffer>& spans, const void* data) {
+    return std::any_of(spans.begin(), spans.end(), [data](const Buffer& span) {
+      const char* const begin = static_cast<const char*>(span.data);
+      return data >= begin && data < begin + span.count * SizeOf(span.dtype);
+    });
+  };
+  for (Parameter& p : parameters) {
+    if (ours(value_spans_, p.value.data)) p.value.data = nullptr;
+    if (ours(grad_spans_, p.grad.data)) p.grad = Buffer{};
+  }
+  return parameters;
 }
 
 void Model::ZeroGrad(Stream) {

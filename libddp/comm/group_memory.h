@@ -1,0 +1,45 @@
+// The memory that the ranks of a hierarchical group reduce where it lies.
+#ifndef LIBDDP_COMM_GROUP_MEMORY_H_
+#define LIBDDP_COMM_GROUP_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/engine.h"
+#include "libddp/comm/shared_segment.h"
+
+namespace ddp {
+
+// ProcessGroup::Allocate and Register. Used by one thread at a time.
+class GroupMemory {
+ public:
+  GroupMemory(ProcessGroup* group, Engine* engine) : group_(*group), engine_(*engine) {}
+
+  absl::StatusOr<Allocation> Allocate(size_t bytes);
+  absl::Status Register(const Allocation& memory);
+
+ private:
+  // One segment with a part for every rank.
+  struct Parts {
+    std::shared_ptr<SharedSegment> segment;
+    std::vector<size_t> offsets;  // by rank
+  };
+
+  // Collective. Where `address` is not 0, this rank's part begins as far into a huge page as `address` does.
+  absl::StatusOr<Parts> MakeParts(size_t bytes, uint64_t address);
+  void Add(const Parts& parts, size_t bytes, char* own, std::shared_ptr<const std::atomic<bool>> freed);
+
+  ProcessGroup& group_;
+  Engine& engine_;
+  uint64_t next_id_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_GROUP_MEMORY_H_

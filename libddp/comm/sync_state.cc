@@ -1,0 +1,29 @@
+#include "ddp/sync_state.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "libddp/comm/exchange.h"
+
+namespace ddp {
+
+absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t step, Buffers state) {
+  absl::StatusOr<std::vector<int64_t>> steps = Exchange(group, step);
+  if (!steps.ok()) return steps.status();
+  const auto lowest = std::min_element(steps->begin(), steps->end());
+  const int root = static_cast<int>(lowest - steps->begin());
+  // A broadcast is of one dtype.
+  std::vector<Buffer> left(state.begin(), state.end());
+  while (!left.empty()) {
+    const DType dtype = left.front().dtype;
+    const auto others =
+        std::stable_partition(left.begin(), left.end(), [&](const Buffer& b) { return b.dtype == dtype; });
+    absl::StatusOr<Work> work =
+        group.Broadcast(absl::MakeConstSpan(left.data(), static_cast<size_t>(others - left.begin())), root);
+    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+    left.erase(left.begin(), others);
+  }
+  return *lowest;
+}
+
+}  // namespace ddp

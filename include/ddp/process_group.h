@@ -169,6 +169,18 @@ class DDP_EXPORT ProcessGroup {
   virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
                                              Stream after = {}) = 0;
 
+  // A message to one rank, which receives it with equal tag, dtype and count. Messages with one tag between two ranks
+  // are received in the order in which they were sent; with different tags, in any. Neither call waits for the other or
+  // for collective operations: Send is done when the buffers may be used again, which for a small message is at once. A
+  // receiver that does not call Recv holds its sender up, but not for ever while it waits for something else: the
+  // message is then taken over into memory of the library. Tags are 0 to 2^30 - 1; those above are for
+  // ddp/collectives.h.
+  //
+  // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (on the sender of a
+  // small message, by its next call), DeadlineExceeded if no message with the tag comes, or nobody receives it.
+  virtual absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after = {}) = 0;
+  virtual absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after = {}) = 0;
+
   // Done when all ranks have made the call, and all collective operations that they called before are done.
   virtual absl::StatusOr<Work> Barrier() = 0;
 

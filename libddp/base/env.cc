@@ -16,6 +16,9 @@ constexpr EnvInfo kTable[] = {
     {Env::kSharedMemory, "DDP_SHARED_MEMORY", "auto",
      "Where memory common to the ranks of a host comes from: memfd (anonymous, opened by peers through /proc), posix "
      "(shm_open, in /dev/shm) or auto (memfd where the host allows it, else posix)."},
+    {Env::kSingleCopy, "DDP_SINGLE_COPY", "auto",
+     "Whether a rank may copy a peer's ordinary memory straight out of its process (process_vm_readv): auto (where the "
+     "host allows it) or off."},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", "",
      "This process's rank, 0 to size - 1; set by Open MPI's mpirun together with the three below."},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "The number of ranks; set by Open MPI's mpirun."},

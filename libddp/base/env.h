@@ -16,6 +16,7 @@ enum class Env {
   kTimeout,        // DDP_TIMEOUT
   kLogLevel,       // DDP_LOG_LEVEL
   kSharedMemory,   // DDP_SHARED_MEMORY
+  kSingleCopy,     // DDP_SINGLE_COPY
   kOmpiRank,       // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,       // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,  // OMPI_COMM_WORLD_LOCAL_RANK

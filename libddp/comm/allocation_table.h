@@ -50,11 +50,17 @@ class AllocationTable {
     return false;
   }
 
-  // Where this process sees what `rank` calls `address`; null if it is not (or no longer) known here.
-  char* Resolve(int rank, uint64_t address, size_t bytes) const {
+  // Where this process sees what `rank` calls `address`; null if it is not (or no longer) known here. `keep`, if given,
+  // gets what holds it there.
+  char* Resolve(int rank, uint64_t address, size_t bytes,
+                std::vector<std::shared_ptr<SharedSegment>>* keep = nullptr) const {
     for (const SharedAllocation& a : live_) {
       if (a.id != Address::Allocation(address)) continue;
       if (Address::Offset(address) + bytes > a.bytes || a.gone()) return nullptr;
+      if (keep != nullptr) {
+        keep->push_back(a.segment.lock());
+        if (keep->back() == nullptr) return nullptr;
+      }
       return a.part(rank) + Address::Offset(address);
     }
     return nullptr;

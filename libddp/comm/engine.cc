@@ -180,6 +180,7 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
     if (progressed) {
       backoff = Backoff(options_.oversubscribed);
     } else {
+      if (besides_) besides_();
       backoff.Pause();
     }
   }
@@ -423,6 +424,16 @@ void Engine::Retire() {
 void Engine::AddAllocation(SharedAllocation allocation) {
   Lock lock(mutex_);
   allocations_.Add(std::move(allocation));
+}
+
+bool Engine::Locate(const RangeList& list, ListedRange* entries) const {
+  Lock lock(mutex_);
+  return Describe(list, nullptr, entries);
+}
+
+char* Engine::Reach(int rank, uint64_t address, size_t bytes, std::vector<std::shared_ptr<SharedSegment>>* keep) const {
+  Lock lock(mutex_);
+  return allocations_.Resolve(rank, address, bytes, keep);
 }
 
 }  // namespace ddp

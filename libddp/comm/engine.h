@@ -6,9 +6,12 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -64,6 +67,13 @@ class Engine final : public ProgressThread::Client {
   absl::Status status() const;
 
   void AddAllocation(SharedAllocation allocation);
+  // Writes the group-wide addresses of the list's ranges; false if one is private.
+  bool Locate(const RangeList& list, ListedRange* entries) const;
+  // Where this process sees what `rank` calls `address`, or null; `keep` holds it there.
+  char* Reach(int rank, uint64_t address, size_t bytes, std::vector<std::shared_ptr<SharedSegment>>* keep) const;
+
+  // Called where a thread that waits has nothing else to do. Set before the first operation.
+  void DoBesides(std::function<void()> besides) { besides_ = std::move(besides); }
 
   const EngineOptions& options() const { return options_; }
 
@@ -101,6 +111,7 @@ class Engine final : public ProgressThread::Client {
   const EngineOptions options_;
   const ControlBlock& control_ = options_.control;
   ProgressThread* const progress_;
+  std::function<void()> besides_;
   bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
 
   mutable std::mutex mutex_;

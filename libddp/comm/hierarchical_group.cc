@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "libddp/base/log.h"
+#include "libddp/comm/channels.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/exchange.h"
 #include "libddp/comm/group_memory.h"
@@ -40,7 +41,9 @@ class HierarchicalGroup final : public ProcessGroup {
       : control_(std::move(control)),
         progress_(progress),
         engine_(std::move(options), progress),
+        channels_(ChannelBlock(control_->data() + RoundUp(ControlBlock::Bytes(size())), size()), &engine_, progress),
         memory_(this, &engine_) {
+    engine_.DoBesides([this] { channels_.Progress(); });
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {
         absl::StatusOr<CpuReduce> reduce =
@@ -92,6 +95,16 @@ class HierarchicalGroup final : public ProcessGroup {
     if (absl::Status s = CallCheck(rank(), size(), "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
     return Launch({.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype}, in, out, extent.count);
   }
+  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream) override {
+    Extent extent;
+    if (absl::Status s = CheckMessage("send", buffers, to, tag, &extent); !s.ok()) return s;
+    return channels_.Send({MessageSpec::Kind::kSend, to, tag, extent.dtype, extent.count, Ranges(buffers)});
+  }
+  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream) override {
+    Extent extent;
+    if (absl::Status s = CheckMessage("recv", buffers, from, tag, &extent); !s.ok()) return s;
+    return channels_.Recv({MessageSpec::Kind::kRecv, from, tag, extent.dtype, extent.count, Ranges(buffers)});
+  }
   absl::StatusOr<Work> Barrier() override { return Launch({}, {}, {}, 0); }
 
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
@@ -109,17 +122,37 @@ class HierarchicalGroup final : public ProcessGroup {
     engine_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
   }
   absl::Status status() const override { return engine_.status(); }
-  void Progress() override { engine_.Progress(); }
+  void Progress() override {
+    engine_.Progress();
+    channels_.Progress();
+  }
+
+  // Of the memory that the ranks of a group have in common.
+  static size_t SharedBytes(int ranks) { return RoundUp(ControlBlock::Bytes(ranks)) + ChannelBlock::Bytes(ranks); }
 
  private:
+  static size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+  static RangeList Ranges(Buffers buffers) {
+    RangeList list;
+    for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
+    return list;
+  }
+
+  absl::Status CheckMessage(absl::string_view call, Buffers buffers, int peer, int tag, Extent* extent) const {
+    const CallCheck check(rank(), size(), call);
+    if (absl::Status s = check.CheckBuffers("message", buffers, extent); !s.ok()) return s;
+    return check.PeerAndTag(peer, tag);
+  }
+
   absl::StatusOr<Work> Launch(const OperationKey& key, Buffers in, Buffers out, size_t count) {
     return engine_.Launch(Make(key, in, out, count));
   }
 
   Operation* Make(const OperationKey& key, Buffers in, Buffers out, size_t count) {
     auto* operation = new Operation(&engine_, key);
-    for (const Buffer& b : in) operation->in.Add(static_cast<char*>(b.data), b.count * SizeOf(key.in));
-    for (const Buffer& b : out) operation->out.Add(static_cast<char*>(b.data), b.count * SizeOf(key.out));
+    operation->in = Ranges(in);
+    operation->out = Ranges(out);
     operation->count = count;
     return operation;
   }
@@ -162,6 +195,7 @@ class HierarchicalGroup final : public ProcessGroup {
   const std::shared_ptr<SharedSegment> control_;
   ProgressThread* const progress_;
   Engine engine_;
+  Channels channels_;
   CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
   std::mutex exchange_mutex_;                                   // one Allocate, Register or Split at a time
   GroupMemory memory_;
@@ -184,7 +218,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
   });
   const int count = static_cast<int>(members.size());
-  const size_t bytes = ControlBlock::Bytes(count);
+  const size_t bytes = HierarchicalGroup::SharedBytes(count);
 
   std::shared_ptr<SharedSegment> segment;
   Note mine;
@@ -290,7 +324,7 @@ bool MoreRanksThanCpus(const std::vector<Introduction>& all) {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
                                                                       absl::Time deadline, ProgressThread* progress) {
   const int rank = rendezvous.rank(), size = rendezvous.size();
-  const size_t bytes = ControlBlock::Bytes(size);
+  const size_t bytes = HierarchicalGroup::SharedBytes(size);
 
   Introduction self = IntroduceSelf();
   std::shared_ptr<SharedSegment> segment;

@@ -58,6 +58,12 @@ class LocalGroup final : public ProcessGroup {
     if (absl::Status s = CallCheck(0, 1, "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
     return Copy(in, out);
   }
+  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream) override {
+    return NoPeer("send", buffers, to, tag);
+  }
+  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream) override {
+    return NoPeer("recv", buffers, from, tag);
+  }
   absl::StatusOr<Work> Barrier() override { return Finished(); }
 
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
@@ -99,6 +105,14 @@ class LocalGroup final : public ProcessGroup {
   absl::StatusOr<Work> Finished() const {
     if (absl::Status s = status(); !s.ok()) return s;
     return Work();
+  }
+
+  // There is nobody to send to.
+  static absl::Status NoPeer(absl::string_view call, Buffers buffers, int peer, int tag) {
+    const CallCheck check(0, 1, call);
+    Extent extent;
+    if (absl::Status s = check.CheckBuffers("message", buffers, &extent); !s.ok()) return s;
+    return check.PeerAndTag(peer, tag);
   }
 
   absl::StatusOr<Work> Copy(Buffers in, Buffers out) const {

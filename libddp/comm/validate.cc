@@ -83,6 +83,13 @@ absl::Status CallCheck::Root(int root) const {
   return Error(absl::StrCat("root ", root, " is not a rank of a group of ", size_));
 }
 
+absl::Status CallCheck::PeerAndTag(int peer, int tag) const {
+  if (peer < 0 || peer >= size_) return Error(absl::StrCat("rank ", peer, " is not in this group of ", size_));
+  if (peer == rank_) return Error(absl::StrCat("rank ", peer, " is this rank itself: messages go to other ranks"));
+  if (tag < 0) return Error(absl::StrCat("tag ", tag, " is negative"));
+  return absl::OkStatus();
+}
+
 absl::Status CallCheck::AllocationOf(size_t bytes, Device device) const {
   if (bytes == 0) return Error("0 bytes asked for");
   if (device.kind != Device::Kind::kCpu) return Error("the group's backend has CPU memory only");

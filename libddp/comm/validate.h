@@ -34,6 +34,8 @@ class CallCheck {
   // As InOut, for `size` equal parts each.
   absl::Status Parts(Buffers in, Buffers out, Extent* extent) const;
   absl::Status Root(int root) const;
+  // The other end of a message.
+  absl::Status PeerAndTag(int peer, int tag) const;
   absl::Status AllocationOf(size_t bytes, Device device) const;
 
  private:

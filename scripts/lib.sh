@@ -13,9 +13,9 @@ die() {
 # shellcheck disable=SC2034 # read by the scripts
 ddp_packages=(
   g++ cmake ninja-build pkg-config
-  libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev openmpi-bin libopenmpi-dev # the library
-  libdnnl-dev nlohmann-json3-dev zlib1g-dev libssl-dev                         # the examples
-  catch2 libbenchmark-dev                                                      # tests and benchmarks
+  libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev libasio-dev libssl-dev openmpi-bin libopenmpi-dev # the library
+  libdnnl-dev nlohmann-json3-dev zlib1g-dev                                                           # the examples
+  catch2 libbenchmark-dev                                                                             # tests and benchmarks
 )
 
 # Prints those of the packages named that are not installed, one a line.

@@ -50,7 +50,42 @@ struct FileStoreOptions {
 // A store in one append-only file, for ranks of one host. One run at a time uses a path; each process opens the file
 // for itself (after fork, not before). InvalidArgument or PermissionDenied (naming the path) if the file cannot be
 // used, DataLoss if it holds something else.
+//
+// Ranks of two runs that are under way at once do not share a path: the later ones get FailedPrecondition.
 DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
+
+struct TcpStoreOptions {
+  // Name or address of the host whose rank serves, as all ranks reach it. Empty: all ranks are on this host, and the
+  // store is reached through the loopback interface only.
+  std::string host;
+  // 1 to 65535; the same on all ranks, and free on the serving host.
+  int port = 0;
+  // Whether this process runs the server: true on exactly one rank, usually rank 0.
+  bool serve = false;
+  // Tells one run from the next. The same on all ranks; ranks of another run are refused.
+  std::string run_id;
+  // What all ranks know and nobody else. Empty: DDP_STORE_SECRET; without that, on one host, the server puts a random
+  // one into a file that only this user can read, and on several hosts InvalidArgument says what to set.
+  std::string secret;
+  // The number of ranks: when all have come the secret's file is removed. 0: it stays until the server ends.
+  int world_size = 0;
+  // How long the server may take to appear.
+  absl::Duration timeout = absl::Minutes(10);
+  // How long the server's destructor goes on serving ranks that have not left yet.
+  absl::Duration shutdown_timeout = absl::Seconds(10);
+};
+
+// A store served by one of the ranks over TCP, for ranks that have no folder in common. Each rank makes its own; the
+// object owns a thread. Not after fork.
+//
+// Client and server prove to each other that they know the secret (HMAC-SHA256 over fresh random numbers), so a
+// stranger who connects gets nothing and cannot take a rank's place. What follows is neither encrypted nor signed: use
+// it on a network whose wires you trust. A server that does not answer is given up two seconds after a call's deadline.
+//
+// Errors, also of calls later on: InvalidArgument (an option; or the port is in use, or served by something else),
+// DeadlineExceeded (no server within `timeout`), PermissionDenied (another secret), FailedPrecondition (another run),
+// Unavailable (the server has gone).
+DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateTcpStore(TcpStoreOptions options);
 
 }  // namespace ddp
 

@@ -19,6 +19,14 @@ constexpr EnvInfo kTable[] = {
     {Env::kSingleCopy, "DDP_SINGLE_COPY", "auto",
      "Whether a rank may copy a peer's ordinary memory straight out of its process (process_vm_readv): auto (where the "
      "host allows it) or off."},
+    {Env::kStorePort, "DDP_STORE_PORT", "",
+     "Port of the TCP store by which ranks meet without MPI, 1 to 65535, the same on all ranks. Unset: MASTER_PORT + 1 "
+     "under torchrun, a number made of the job's under Slurm."},
+    {Env::kStoreSecret, "DDP_STORE_SECRET", "",
+     "A text that all ranks know and nobody else, by which they know each other in a TCP store. Unset: ranks of one "
+     "host use a random one in a file that only their user can read."},
+    {Env::kXdgRuntimeDir, "XDG_RUNTIME_DIR", "",
+     "A folder that only this user can enter, for that file; set by the system. Unset: /tmp."},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", "",
      "This process's rank, 0 to size - 1; set by Open MPI's mpirun together with the three below."},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "The number of ranks; set by Open MPI's mpirun."},
@@ -26,11 +34,44 @@ constexpr EnvInfo kTable[] = {
      "This process's rank among those of its host; set by Open MPI's mpirun."},
     {Env::kOmpiLocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE", "",
      "The number of ranks on this host; set by Open MPI's mpirun."},
+    {Env::kPmiRank, "PMI_RANK", "",
+     "This process's rank, 0 to size - 1; set by MPICH's mpirun together with the three below."},
+    {Env::kPmiSize, "PMI_SIZE", "", "The number of ranks; set by MPICH's mpirun."},
+    {Env::kMpiLocalRankId, "MPI_LOCALRANKID", "",
+     "This process's rank among those of its host; set by MPICH's mpirun."},
+    {Env::kMpiLocalNranks, "MPI_LOCALNRANKS", "", "The number of ranks on this host; set by MPICH's mpirun."},
+    {Env::kPmixRank, "PMIX_RANK", "", "Set by Slurm's srun --mpi=pmix: MPI can be started, as with PMI_RANK."},
+    {Env::kSlurmProcId, "SLURM_PROCID", "",
+     "This process's rank, 0 to size - 1; set by Slurm's srun, as are all of SLURM_."},
+    {Env::kSlurmNtasks, "SLURM_NTASKS", "", "The number of ranks, where SLURM_STEP_NUM_TASKS does not say it."},
+    {Env::kSlurmStepNumTasks, "SLURM_STEP_NUM_TASKS", "", "The number of ranks of this srun."},
+    {Env::kSlurmLocalId, "SLURM_LOCALID", "", "This process's rank among those of its host."},
+    {Env::kSlurmStepTasksPerNode, "SLURM_STEP_TASKS_PER_NODE", "",
+     "The number of ranks on each host, as a list such as 4(x2),3."},
+    {Env::kSlurmNtasksPerNode, "SLURM_NTASKS_PER_NODE", "",
+     "The number of ranks on a host, where there is no such list."},
+    {Env::kSlurmNnodes, "SLURM_NNODES", "", "The number of hosts; with 1 all ranks are on this one."},
+    {Env::kSlurmNodeId, "SLURM_NODEID", "", "This host's place in the list of ranks on each host."},
+    {Env::kSlurmJobId, "SLURM_JOB_ID", "", "The job, which with the step tells one run from another."},
+    {Env::kSlurmStepId, "SLURM_STEP_ID", "", "The step of the job."},
+    {Env::kTorchRank, "RANK", "", "This process's rank, 0 to size - 1; set by torchrun together with those below."},
+    {Env::kTorchWorldSize, "WORLD_SIZE", "", "The number of ranks."},
+    {Env::kTorchLocalRank, "LOCAL_RANK", "", "This process's rank among those of its host."},
+    {Env::kTorchLocalWorldSize, "LOCAL_WORLD_SIZE", "", "The number of ranks on this host."},
+    {Env::kMasterPort, "MASTER_PORT", "", "The port of torchrun's own store; see DDP_STORE_PORT."},
+    {Env::kTorchAgentStore, "TORCHELASTIC_USE_AGENT_STORE", "",
+     "True: torchrun's agent listens on MASTER_PORT, so rank 0 listens on the port after it; else on MASTER_PORT "
+     "itself."},
+    {Env::kTorchRunId, "TORCHELASTIC_RUN_ID", "",
+     "The job, which with the number of restarts tells one run from another."},
+    {Env::kTorchRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "How often torchrun has started the ranks again."},
 };
 
 }  // namespace
 
 absl::Span<const EnvInfo> EnvTable() { return kTable; }
+
+absl::string_view EnvName(Env env) { return kTable[static_cast<size_t>(env)].name; }
 
 std::optional<std::string> ReadEnv(Env env) {
   const char* value = std::getenv(kTable[static_cast<size_t>(env)].name.data());

@@ -12,15 +12,41 @@
 namespace ddp {
 
 enum class Env {
-  kBackend,        // DDP_BACKEND
-  kTimeout,        // DDP_TIMEOUT
-  kLogLevel,       // DDP_LOG_LEVEL
-  kSharedMemory,   // DDP_SHARED_MEMORY
-  kSingleCopy,     // DDP_SINGLE_COPY
-  kOmpiRank,       // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
-  kOmpiSize,       // OMPI_COMM_WORLD_SIZE
-  kOmpiLocalRank,  // OMPI_COMM_WORLD_LOCAL_RANK
-  kOmpiLocalSize,  // OMPI_COMM_WORLD_LOCAL_SIZE
+  kBackend,                // DDP_BACKEND
+  kTimeout,                // DDP_TIMEOUT
+  kLogLevel,               // DDP_LOG_LEVEL
+  kSharedMemory,           // DDP_SHARED_MEMORY
+  kSingleCopy,             // DDP_SINGLE_COPY
+  kStorePort,              // DDP_STORE_PORT
+  kStoreSecret,            // DDP_STORE_SECRET
+  kXdgRuntimeDir,          // XDG_RUNTIME_DIR
+  kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
+  kOmpiSize,               // OMPI_COMM_WORLD_SIZE
+  kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK
+  kOmpiLocalSize,          // OMPI_COMM_WORLD_LOCAL_SIZE
+  kPmiRank,                // PMI_RANK
+  kPmiSize,                // PMI_SIZE
+  kMpiLocalRankId,         // MPI_LOCALRANKID
+  kMpiLocalNranks,         // MPI_LOCALNRANKS
+  kPmixRank,               // PMIX_RANK
+  kSlurmProcId,            // SLURM_PROCID
+  kSlurmNtasks,            // SLURM_NTASKS
+  kSlurmStepNumTasks,      // SLURM_STEP_NUM_TASKS
+  kSlurmLocalId,           // SLURM_LOCALID
+  kSlurmStepTasksPerNode,  // SLURM_STEP_TASKS_PER_NODE
+  kSlurmNtasksPerNode,     // SLURM_NTASKS_PER_NODE
+  kSlurmNnodes,            // SLURM_NNODES
+  kSlurmNodeId,            // SLURM_NODEID
+  kSlurmJobId,             // SLURM_JOB_ID
+  kSlurmStepId,            // SLURM_STEP_ID
+  kTorchRank,              // RANK
+  kTorchWorldSize,         // WORLD_SIZE
+  kTorchLocalRank,         // LOCAL_RANK
+  kTorchLocalWorldSize,    // LOCAL_WORLD_SIZE
+  kMasterPort,             // MASTER_PORT
+  kTorchAgentStore,        // TORCHELASTIC_USE_AGENT_STORE
+  kTorchRunId,             // TORCHELASTIC_RUN_ID
+  kTorchRestartCount,      // TORCHELASTIC_RESTART_COUNT
 };
 
 struct EnvInfo {
@@ -35,6 +61,9 @@ absl::Span<const EnvInfo> EnvTable();
 
 // The variable's value; nullopt if unset or empty.
 std::optional<std::string> ReadEnv(Env env);
+
+// Its name.
+absl::string_view EnvName(Env env);
 
 // ReadEnv, or what a test puts in its place.
 using EnvLookup = absl::FunctionRef<std::optional<std::string>(Env)>;

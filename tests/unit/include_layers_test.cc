@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
 
 // What begins the name of a header that no user may need to have.
-constexpr std::array<std::string_view, 12> kForeign = {"cuda",   "cublas", "cudnn", "nccl",  "mpi", "dnnl",
-                                                       "oneapi", "nvml",   "nvtx",  "hwloc", "hwy", "spdlog"};
+constexpr std::array<std::string_view, 14> kForeign = {"cuda", "cublas", "cudnn", "nccl", "mpi",    "dnnl", "oneapi",
+                                                       "nvml", "nvtx",   "hwloc", "hwy",  "spdlog", "asio", "openssl"};
 
 bool StartsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
 

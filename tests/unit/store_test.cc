@@ -4,15 +4,12 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,27 +18,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/support/catch.h"
+#include "tests/unit/store_contract.h"
 
 namespace ddp {
 namespace {
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
-
-// A new folder, removed with all that is in it.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "ddp_store_test.XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string File(const std::string& name = "store") const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 std::shared_ptr<Store> OpenOrNull(const std::string& path, const std::string& run_id = "run", int world_size = 0) {
   auto store = CreateFileStore({path, run_id, world_size});
@@ -62,88 +42,6 @@ std::string Contents(const std::string& path) {
 
 void Write(const std::string& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
-}
-
-// Runs `body` in a child process; it may not use Catch2.
-pid_t Spawn(const std::function<bool()>& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body() ? 0 : 1);
-  REQUIRE(child > 0);
-  return child;
-}
-
-bool Succeeded(pid_t child) {
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-void CheckStatus(const absl::Status& status, absl::StatusCode code, const std::vector<std::string>& parts) {
-  INFO(status.ToString());
-  CHECK(status.code() == code);
-  for (const std::string& part : parts) {
-    INFO("lacks " << part);
-    CHECK(absl::StrContains(status.message(), part));
-  }
-}
-
-// The contract, for every kind. `open` gives what one rank uses.
-void CheckContract(const std::function<std::shared_ptr<Store>()>& open) {
-  const std::shared_ptr<Store> a = open();
-  const std::shared_ptr<Store> b = open();
-
-  // Any bytes, and the last value counts.
-  const std::string bytes("\0\n\xff", 3);
-  CHECK(a->Set("key", "old", Soon()).ok());
-  CHECK(a->Set("key", bytes, Soon()).ok());
-  CHECK(a->Set(bytes, "", Soon()).ok());
-  CHECK(b->Get("key", Soon()).value() == bytes);
-  CHECK(b->Get(bytes, Soon()).value().empty());
-
-  // Counters start at 0, go down too, and are no values.
-  CHECK(a->Add("count", 5, Soon()).value() == 5);
-  CHECK(b->Add("count", -7, Soon()).value() == -2);
-  CHECK(a->Add("count", 0, Soon()).value() == -2);
-
-  // What is there is given even when the deadline has passed; what is not costs no time then.
-  CHECK(b->Get("key", absl::InfinitePast()).ok());
-  CheckStatus(a->Get("nobody", absl::InfinitePast()).status(), absl::StatusCode::kDeadlineExceeded, {"'nobody'"});
-  const absl::Time start = absl::Now();
-  CheckStatus(a->Get("nobody", start + absl::Milliseconds(50)).status(), absl::StatusCode::kDeadlineExceeded,
-              {"'nobody'"});
-  CHECK(absl::Now() - start >= absl::Milliseconds(50));
-
-  // A Get that waits sees a later Set, with no deadline too.
-  absl::StatusOr<std::string> late = absl::UnknownError("did not run");
-  std::thread reader([&] { late = b->Get("late", absl::InfiniteFuture()); });
-  absl::SleepFor(absl::Milliseconds(20));
-  CHECK(a->Set("late", "came", Soon()).ok());
-  reader.join();
-  CHECK(late.value() == "came");
-}
-
-// Threads add at once, some through the same object: every total appears exactly once.
-void CheckThreads(const std::function<std::shared_ptr<Store>()>& open) {
-  constexpr int kThreads = 4;
-  constexpr int kAdds = 100;
-  const std::shared_ptr<Store> stores[2] = {open(), open()};
-  std::vector<int64_t> totals[kThreads];
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      Store& store = *stores[t % 2];
-      for (int i = 0; i < kAdds; ++i) totals[t].push_back(store.Add("hits", 1, Soon()).value_or(-1));
-      (void)store.Set(absl::StrCat("done/", t), "", Soon());
-      for (int other = 0; other < kThreads; ++other) {
-        if (!store.Get(absl::StrCat("done/", other), Soon()).ok()) totals[t].push_back(-1);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::set<int64_t> all;
-  for (const auto& mine : totals) all.insert(mine.begin(), mine.end());
-  CHECK(all.size() == kThreads * kAdds);
-  CHECK(*all.begin() == 1);
-  CHECK(*all.rbegin() == kThreads * kAdds);
 }
 
 TEST_CASE("the in-memory store keeps the contract") {

@@ -13,7 +13,7 @@ macro(ddp_find package apt)
 endmacro()
 
 # Open MPI and MPICH may be installed side by side, with `mpicxx` pointing to either: Open MPI's is preferred, because its mpirun is the
-# launcher that the library knows. -DMPI_CXX_COMPILER=... chooses another.
+# launcher that most know. -DMPI_CXX_COMPILER=mpicxx.mpich chooses another, and with it the mpiexec of the same suffix.
 macro(ddp_find_mpi)
   set(MPI_CXX_SKIP_MPICXX ON)
   if(NOT MPI_CXX_COMPILER AND NOT MPI_EXECUTABLE_SUFFIX)
@@ -22,6 +22,8 @@ macro(ddp_find_mpi)
     if(DDP_OPENMPI_CXX)
       set(MPI_EXECUTABLE_SUFFIX .openmpi)
     endif()
+  elseif(NOT MPI_EXECUTABLE_SUFFIX AND MPI_CXX_COMPILER MATCHES "mpicxx(\\.[a-z0-9]+)$")
+    set(MPI_EXECUTABLE_SUFFIX ${CMAKE_MATCH_1})
   endif()
   find_package(MPI QUIET COMPONENTS CXX)
 endmacro()

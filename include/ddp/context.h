@@ -17,9 +17,10 @@
 namespace ddp {
 
 struct ContextOptions {
-  // Who we are. Left unset, it is taken from the launcher (Open MPI's mpirun); without a launcher it is a world of one
-  // rank. Either all of rank, world_size and store are given, or none. local_rank and local_world_size default to rank
-  // and world_size.
+  // Who we are. Left unset, it is taken from the launcher's variables: Open MPI's mpirun, MPICH's mpirun, torchrun, or
+  // Slurm's srun, the first of these that has set its own; without a launcher it is a world of one rank. Launchers that
+  // contradict each other are an error, except that others may run inside of srun. Either all of rank, world_size and
+  // store are given, or none. local_rank and local_world_size default to rank and world_size.
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<int> local_rank;
@@ -41,8 +42,12 @@ struct ContextOptions {
 //   ddp::ProcessGroup& world = (*context)->world();
 //
 // Create is collective: it returns when all ranks have come, or fails on each of them within the time-out with an error
-// that names who is missing or what contradicts. Everything made from a Context is destroyed before it. Where MPI was
-// not initialised before Create, the Context initialises it and finalizes it at the end.
+// that names who is missing or what contradicts. Everything made from a Context is destroyed before it.
+//
+// Under mpirun, and under srun with PMI (--mpi=pmix, --mpi=pmi2), ranks meet through MPI: where it was not initialised
+// before Create, the Context initialises it and finalizes it at the end. Under torchrun and plain srun they meet in a
+// TCP store that rank 0 serves on the loopback interface until all have left: on port DDP_STORE_PORT, or the one after
+// MASTER_PORT. Ranks on several hosts need MPI.
 class DDP_EXPORT Context {
  public:
   static absl::StatusOr<std::unique_ptr<Context>> Create(const ContextOptions& options = {});
@@ -53,7 +58,7 @@ class DDP_EXPORT Context {
   virtual int world_size() const = 0;
   virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_world_size() const = 0;
-  virtual absl::string_view launcher() const = 0;  // "mpirun", "none", "options"
+  virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "none", "options"
   virtual absl::Duration timeout() const = 0;
 
   // All ranks.

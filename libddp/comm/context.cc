@@ -16,6 +16,7 @@
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/progress_thread.h"
 #include "libddp/launch/launch_info.h"
+#include "libddp/launch/launch_store.h"
 #include "libddp/launch/mpi_session.h"
 #include "libddp/launch/rendezvous.h"
 
@@ -109,13 +110,20 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
 }
 
 absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
-  if (info_.launcher == "mpirun") {
+  if (info_.meeting == Meeting::kMpi) {
     absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
     if (!session.ok()) return session.status();
     mpi_ = *std::move(session);
     return &mpi_->rendezvous();
   }
-  store_ = options.store != nullptr ? options.store : CreateMemoryStore();
+  store_ = options.store;
+  if (info_.meeting == Meeting::kTcpStore) {
+    absl::StatusOr<std::shared_ptr<Store>> store = OpenLaunchStore(info_, timeout_);
+    if (!store.ok()) return store.status();
+    store_ = *std::move(store);
+  } else if (store_ == nullptr) {
+    store_ = CreateMemoryStore();
+  }
   over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, "world");
   return over_store_.get();
 }

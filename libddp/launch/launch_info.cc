@@ -1,21 +1,27 @@
 #include "libddp/launch/launch_info.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "libddp/launch/launchers.h"
 
 namespace ddp {
 namespace {
-
-absl::string_view NameOf(Env env) { return EnvTable()[static_cast<size_t>(env)].name; }
 
 // The four numbers' names as the user knows them: options or variables.
 struct Names {
   absl::string_view rank, world_size, local_rank, local_world_size;
 };
+
+std::string ListNames(const Launcher& launcher) {
+  return absl::StrJoin(launcher.variables, ", ",
+                       [](std::string* out, Env variable) { absl::StrAppend(out, EnvName(variable)); });
+}
 
 // `remedy` says what to do about numbers that contradict each other.
 absl::Status CheckRanges(const LaunchInfo& info, const Names& names, absl::string_view remedy) {
@@ -54,48 +60,68 @@ absl::StatusOr<LaunchInfo> FromOptions(const ContextOptions& options) {
   if (info.world_size > 1 && options.store == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("ContextOptions says rank ", info.rank, " of ", info.world_size,
-                     " but has no store; set one that all ranks reach (CreateFileStore, or CreateMemoryStore for "
-                     "threads of one process)"));
+                     " but has no store; set one that all ranks reach (CreateFileStore, CreateTcpStore, or "
+                     "CreateMemoryStore for threads of one process)"));
   }
   return info;
 }
 
-absl::StatusOr<int> ReadNumber(Env env, EnvLookup lookup) {
-  const std::optional<std::string> text = lookup(env);
-  if (!text) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(NameOf(env),
-                     " is not set but others of Open MPI's variables are; start the program with mpirun, "
-                     "or unset every OMPI_COMM_WORLD_ variable"));
-  }
+// A launcher's variable as a number. nullopt if it is not set.
+absl::StatusOr<std::optional<int>> ReadNumber(const Launcher& launcher, Env variable, EnvLookup lookup) {
+  const std::optional<std::string> text = launcher.read(variable, lookup);
+  if (!text) return std::nullopt;
   int value = 0;
-  if (!absl::SimpleAtoi(*text, &value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(NameOf(env), "=", *text, " is not a number; start the program with mpirun, which sets it"));
-  }
-  return value;
+  if (absl::SimpleAtoi(*text, &value)) return value;
+  return absl::InvalidArgumentError(absl::StrCat(
+      EnvName(variable), "=", *text, " is not a number; start the program with ", launcher.product, ", which sets it"));
 }
 
-absl::StatusOr<LaunchInfo> FromOpenMpi(EnvLookup lookup) {
+absl::StatusOr<LaunchInfo> FromLauncher(const Launcher& launcher, EnvLookup lookup) {
   LaunchInfo info;
-  info.launcher = "mpirun";
-  const struct {
-    Env env;
-    int& field;
-  } fields[] = {{Env::kOmpiRank, info.rank},
-                {Env::kOmpiSize, info.world_size},
-                {Env::kOmpiLocalRank, info.local_rank},
-                {Env::kOmpiLocalSize, info.local_world_size}};
-  for (const auto& [env, field] : fields) {
-    const absl::StatusOr<int> value = ReadNumber(env, lookup);
+  info.launcher = std::string(launcher.name);
+  int* const fields[] = {&info.rank, &info.world_size, &info.local_rank, &info.local_world_size};
+  for (size_t i = 0; i < launcher.variables.size(); ++i) {
+    const absl::StatusOr<std::optional<int>> value = ReadNumber(launcher, launcher.variables[i], lookup);
     if (!value.ok()) return value.status();
-    field = *value;
+    if (!value->has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(EnvName(launcher.variables[i]), " is not set but others of the variables of ", launcher.product,
+                       " are; start the program with it, or unset all of ", ListNames(launcher)));
+    }
+    *fields[i] = **value;
   }
-  const Names names = {NameOf(Env::kOmpiRank), NameOf(Env::kOmpiSize), NameOf(Env::kOmpiLocalRank),
-                       NameOf(Env::kOmpiLocalSize)};
-  if (absl::Status s = CheckRanges(info, names, "start the program with mpirun, which sets them all"); !s.ok())
-    return s;
+  const Names names = {EnvName(launcher.variables[0]), EnvName(launcher.variables[1]), EnvName(launcher.variables[2]),
+                       EnvName(launcher.variables[3])};
+  absl::Status s =
+      CheckRanges(info, names, absl::StrCat("start the program with ", launcher.product, ", which sets them all"));
+  if (s.ok()) s = launcher.meet(lookup, info);
+  if (!s.ok()) return s;
   return info;
+}
+
+// Which of its variables are set: none, some, or at least rank and world size.
+enum class Presence { kNone, kSome, kWhole };
+
+Presence PresenceOf(const Launcher& launcher, EnvLookup lookup) {
+  const auto set = [&](Env variable) { return launcher.read(variable, lookup).has_value(); };
+  if (set(launcher.variables[0]) && set(launcher.variables[1])) return Presence::kWhole;
+  return std::any_of(launcher.variables.begin(), launcher.variables.end(), set) ? Presence::kSome : Presence::kNone;
+}
+
+// Whether what `other` says is what `chosen` says, as far as it says anything.
+absl::Status CheckAgreement(const Launcher& chosen, const Launcher& other, EnvLookup lookup) {
+  for (size_t i = 0; i < chosen.variables.size(); ++i) {
+    const std::optional<std::string> mine = chosen.read(chosen.variables[i], lookup);
+    const std::optional<std::string> theirs = other.read(other.variables[i], lookup);
+    int a = 0;
+    int b = 0;
+    if (!mine || !theirs || (absl::SimpleAtoi(*mine, &a) && absl::SimpleAtoi(*theirs, &b) && a == b)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(chosen.product, " and ", other.product, " contradict each other: ", EnvName(chosen.variables[i]),
+                     "=", *mine, " but ", EnvName(other.variables[i]), "=", *theirs,
+                     "; start the program with one of them, or unset ", ListNames(other)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -104,10 +130,22 @@ absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup
   if (options.rank || options.world_size || options.local_rank || options.local_world_size || options.store) {
     return FromOptions(options);
   }
-  for (Env env : {Env::kOmpiRank, Env::kOmpiSize, Env::kOmpiLocalRank, Env::kOmpiLocalSize}) {
-    if (lookup(env)) return FromOpenMpi(lookup);
+  // The first that says all that is needed; else the first that says something, which is an error.
+  const Launcher* chosen = nullptr;
+  Presence presence = Presence::kNone;
+  for (const Launcher& launcher : Launchers()) {
+    const Presence here = PresenceOf(launcher, lookup);
+    if (here <= presence) continue;
+    chosen = &launcher;
+    presence = here;
   }
-  return LaunchInfo{};
+  if (chosen == nullptr) return LaunchInfo{};
+  absl::StatusOr<LaunchInfo> info = FromLauncher(*chosen, lookup);
+  for (const Launcher& other : Launchers()) {
+    if (!info.ok() || &other == chosen || other.outermost) continue;
+    if (absl::Status s = CheckAgreement(*chosen, other, lookup); !s.ok()) return s;
+  }
+  return info;
 }
 
 }  // namespace ddp

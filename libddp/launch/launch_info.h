@@ -10,16 +10,28 @@
 
 namespace ddp {
 
+// How the ranks find each other.
+enum class Meeting {
+  kStore,     // in ContextOptions::store; a world of one needs none
+  kMpi,       // MPI was started by the launcher
+  kTcpStore,  // in a TCP store that rank 0 serves on `store_port`
+};
+
 struct LaunchInfo {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  std::string launcher = "none";  // "mpirun", "none", "options"
+  std::string launcher = "none";  // "mpirun", "srun", "torchrun", "none", "options"
+  Meeting meeting = Meeting::kStore;
+  // For kTcpStore. The same on all ranks of a run, another one in another run.
+  int store_port = 0;
+  std::string run_id;
 };
 
-// From `options` if they say it, else from Open MPI's variables, else a world of one. InvalidArgument names the option
-// or variable that is missing, not a number, out of range, or contradicts another, and what to do.
+// From `options` if they say it, else from the variables of a launcher (launchers.h), else a world of one.
+// InvalidArgument names the option or variable that is missing, not a number, out of range, or contradicts another, and
+// what to do.
 absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup lookup = ReadEnv);
 
 }  // namespace ddp

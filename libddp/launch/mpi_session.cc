@@ -201,7 +201,8 @@ absl::Status CheckWorld(const LaunchInfo& info) {
   if (rank == info.rank && size == info.world_size) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "MPI says rank ", rank, " of ", size, " but ", info.launcher, " says rank ", info.rank, " of ", info.world_size,
-      "; start the program with the mpirun of the MPI that libddp was built with, and leave MPI_COMM_WORLD whole"));
+      "; start the program with the mpirun of the MPI that libddp was built with (with srun: the --mpi= that it "
+      "understands), and leave MPI_COMM_WORLD whole"));
 }
 
 }  // namespace

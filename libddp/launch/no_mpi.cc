@@ -7,8 +7,9 @@ bool MpiSession::Available() { return false; }
 
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& /*info*/) {
   return absl::UnimplementedError(
-      "this build of libddp has no MPI; install libopenmpi-dev and configure with -DDDP_WITH_MPI=ON, or set rank, "
-      "world_size and store in ContextOptions");
+      "this build of libddp has no MPI; install libopenmpi-dev and configure with -DDDP_WITH_MPI=ON, or start the "
+      "ranks "
+      "of one host with torchrun or srun, or set rank, world_size and store in ContextOptions");
 }
 
 }  // namespace ddp

@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       variables[std::string(line.substr(0, equals))] = std::string(line.substr(equals + 1));
   }
   const auto lookup = [&](ddp::Env env) -> std::optional<std::string> {
-    const auto found = variables.find(ddp::EnvTable()[static_cast<size_t>(env)].name);
+    const auto found = variables.find(ddp::EnvName(env));
     if (found == variables.end() || found->second.empty()) return std::nullopt;
     return found->second;
   };

@@ -2,6 +2,11 @@
 // flock, has first read all that others wrote, and appends one record; whoever reads holds a shared one, so that nobody
 // writes meanwhile. Both read on from where they last stopped into a map. A record that ends after the file does is
 // therefore one whose writer died: readers ignore it, and the next writer cuts it off.
+//
+// Keys of other runs are stepped over, so what an earlier run left behind is not believed. A run that is still under
+// way is another matter: its ranks and ours would wait for each other's files. So each store holds a read lock (of the
+// open file, released by the kernel whatever becomes of the process) on one byte far behind the end of the file, which
+// byte depends on the run id; who finds another one locked is refused.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -27,6 +32,8 @@ namespace {
 constexpr char kMarker[4] = {'d', 'd', 'p', '1'};
 constexpr size_t kMaxKey = size_t{1} << 10;  // also of the run id
 constexpr size_t kMaxValue = size_t{16} << 20;
+constexpr off_t kRunBytes = off_t{1} << 40;  // where the bytes that stand for runs begin
+constexpr off_t kRunBytesCount = off_t{1} << 20;
 constexpr absl::Duration kOpenTimeout = absl::Minutes(1);
 
 // Each kind has keys of its own. Counter values are int64_t, the total after an Add.
@@ -117,6 +124,7 @@ class FileStore final : public Store {
   using Map = std::map<std::string, std::string, std::less<>>;
 
   absl::Status Reopen();
+  absl::Status ClaimRun();
   absl::Status CheckCall(absl::string_view key, size_t value_size) const;
   absl::Status LockError(int error) const;
   absl::Status Late(absl::string_view what, absl::string_view key, absl::string_view remedy) const;
@@ -156,6 +164,34 @@ absl::Status FileStore::Reopen() {
   return absl::OkStatus();
 }
 
+// Needs the exclusive lock.
+absl::Status FileStore::ClaimRun() {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : options_.run_id) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  const off_t mine = kRunBytes + static_cast<off_t>(hash % kRunBytesCount);
+  const std::pair<off_t, off_t> others[] = {{kRunBytes, mine}, {mine + 1, kRunBytes + kRunBytesCount}};
+  for (const auto& [begin, end] : others) {
+    if (begin == end) continue;  // a length of 0 would mean all that follows
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = begin;
+    lock.l_len = end - begin;
+    if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return LockError(errno);
+    if (lock.l_type != F_UNLCK) {
+      return absl::FailedPreconditionError(absl::StrCat("file store '", options_.path,
+                                                        "': another run is using it, not run '", options_.run_id,
+                                                        "'; give each run a path of its own"));
+    }
+  }
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = mine;
+  lock.l_len = 1;
+  return fcntl(file_.get(), F_OFD_SETLK, &lock) == 0 ? absl::OkStatus() : LockError(errno);
+}
+
 absl::Status FileStore::Open() {
   pid_ = getpid();
   if (options_.run_id.size() > kMaxKey) {
@@ -174,6 +210,7 @@ absl::Status FileStore::Open() {
       if (stat(options_.path.c_str(), &named) != 0 || named.st_ino != ours.st_ino || named.st_dev != ours.st_dev) {
         return absl::OkStatus();
       }
+      if (absl::Status claimed = ClaimRun(); !claimed.ok()) return claimed;
       const absl::StatusOr<int64_t> openings = Increase(kOpenings, "", 1);
       if (!openings.ok()) return openings.status();
       counted = true;

@@ -156,6 +156,31 @@ TEST_CASE("a store in which an earlier run left keys is as good as new") {
   CHECK(a->Get("key", Soon()).value() == "fresh");
 }
 
+TEST_CASE("ranks of another run are refused while the first is under way, and welcome afterwards") {
+  const Folder folder;
+  {
+    const auto monday = Open(folder.File(), "monday", 3);
+    for (const char* run : {"tuesday", "", "wednesday"}) {
+      CheckStatus(CreateFileStore({folder.File(), run, 2}).status(), absl::StatusCode::kFailedPrecondition,
+                  {folder.File(), absl::StrCat("not run '", run, "'"), "path of its own"});
+    }
+    CHECK(Open(folder.File(), "monday", 3)->Set("key", "value", Soon()).ok());
+    CHECK(monday->Get("key", Soon()).value() == "value");
+  }
+  const pid_t child = Spawn([&] {
+    std::shared_ptr<Store> store;
+    while (store == nullptr) store = OpenOrNull(folder.File(), "tuesday", 2);
+    while (true) pause();
+    return false;
+  });
+  while (!absl::IsFailedPrecondition(CreateFileStore({folder.File(), "wednesday", 0}).status())) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  kill(child, SIGKILL);
+  CHECK_FALSE(Succeeded(child));
+  CHECK(OpenOrNull(folder.File(), "wednesday", 0) != nullptr);  // a dead run keeps nothing locked
+}
+
 TEST_CASE("the last of world_size processes to open removes the name, run after run") {
   constexpr int kWorld = 4;
   const Folder folder;

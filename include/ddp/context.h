@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "ddp/observer.h"
 #include "ddp/process_group.h"
 #include "ddp/store.h"
 #include "ddp/types.h"
@@ -33,6 +34,13 @@ struct ContextOptions {
   // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT
   // (seconds), else 10 minutes.
   std::optional<absl::Duration> timeout;
+
+  // How long an operation may wait for its peers before a warning in the log says for whom; zero: for ever. Unset:
+  // DDP_STALL_WARNING (seconds), else 30 seconds.
+  std::optional<absl::Duration> stall_warning;
+
+  // Is told of operations, buckets and scopes. Borrowed: outlives the Context.
+  Observer* observer = nullptr;
 };
 
 // Entry point of the library. Several may exist in one process only as ranks that are threads.

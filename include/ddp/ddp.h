@@ -4,6 +4,7 @@
 
 #include "ddp/context.h"                    // IWYU pragma: export
 #include "ddp/distributed_data_parallel.h"  // IWYU pragma: export
+#include "ddp/observer.h"                   // IWYU pragma: export
 #include "ddp/process_group.h"              // IWYU pragma: export
 #include "ddp/store.h"                      // IWYU pragma: export
 #include "ddp/sync_state.h"                 // IWYU pragma: export

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "ddp/observer.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -103,6 +104,8 @@ struct ReduceOptions {
   // type) has an infinity or a NaN; otherwise it is left alone. Equal on all ranks for AllReduce. Floating-point types
   // only.
   uint32_t* nonfinite = nullptr;
+  // Names the operation in errors, in the flight recorder and in the timeline: the bucket of gradients that it reduces.
+  int bucket = -1;
 };
 
 // The ranks that an error of a group is about: those that have died or left, or did not arrive in time. Empty where
@@ -212,6 +215,9 @@ class DDP_EXPORT ProcessGroup {
   // Does whatever part of the group's pending operations this rank can do now without waiting, so that a program that
   // is busy elsewhere keeps its peers from waiting. Cheap when nothing is pending.
   virtual void Progress() = 0;
+
+  // Who wants to be told of what happens in the group, beyond its operations; null if nobody does.
+  virtual Observer* observer() const = 0;
 };
 
 }  // namespace ddp

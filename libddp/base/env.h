@@ -20,6 +20,8 @@ enum class Env {
   kStorePort,              // DDP_STORE_PORT
   kStoreSecret,            // DDP_STORE_SECRET
   kXdgRuntimeDir,          // XDG_RUNTIME_DIR
+  kStallWarning,           // DDP_STALL_WARNING
+  kFlightRecorder,         // DDP_FLIGHT_RECORDER
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK

@@ -42,19 +42,27 @@ class ContextImpl final : public Context {
   absl::Status Start(const ContextOptions& options);
 
  private:
-  absl::Status ReadTimeout(const ContextOptions& options);
+  absl::Status ReadTimes(const ContextOptions& options);
   absl::Status ReadBackend(const ContextOptions& options);
   absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
   absl::Status CheckMembers(absl::Span<const int> ranks) const;
+  GroupOptions GroupBy(absl::Time deadline) {
+    return {.timeout = timeout_,
+            .deadline = deadline,
+            .stall_warning = stall_warning_,
+            .progress = &progress_,
+            .observer = observer_.get()};
+  }
 
   // Destroyed in reverse order: the group first, MPI last.
   LaunchInfo info_;
-  absl::Duration timeout_ = absl::Minutes(10);
+  absl::Duration timeout_, stall_warning_;
   std::string backend_;
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
+  std::unique_ptr<ContextObserver> observer_;
   ProgressThread progress_;
   std::unique_ptr<ProcessGroup> world_;
 };
@@ -63,35 +71,54 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
   if (!info.ok()) return info.status();
   info_ = *std::move(info);
-  if (absl::Status s = ReadTimeout(options); !s.ok()) return s;
+  if (absl::Status s = ReadTimes(options); !s.ok()) return s;
   if (absl::Status s = ReadBackend(options); !s.ok()) return s;
+  observer_ = CreateContextObserver(
+      {.rank = info_.rank, .user = options.observer, .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
   if (backend_ == "local") {
-    world_ = CreateLocalGroup();
+    world_ = CreateLocalGroup(observer_->listener());
     return absl::OkStatus();
   }
   absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
   if (!rendezvous.ok()) return rendezvous.status();
   absl::StatusOr<std::unique_ptr<ProcessGroup>> world =
-      CreateHierarchicalGroup(**rendezvous, timeout_, absl::Now() + timeout_, &progress_);
+      CreateHierarchicalGroup(**rendezvous, GroupBy(absl::Now() + timeout_));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
   return absl::OkStatus();
 }
 
-absl::Status ContextImpl::ReadTimeout(const ContextOptions& options) {
-  if (options.timeout.has_value()) {
-    timeout_ = *options.timeout;
-  } else if (const std::optional<std::string> text = ReadEnv(Env::kTimeout)) {
+// What the program says, else the variable, in seconds.
+absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
+  const auto read = [this](std::optional<absl::Duration> given, Env env, absl::string_view name,
+                           absl::Duration otherwise, absl::Duration* result) -> absl::Status {
+    *result = given.value_or(otherwise);
+    const std::optional<std::string> text = ReadEnv(env);
+    if (given.has_value() || !text.has_value()) return absl::OkStatus();
     double seconds = 0;
     if (!absl::SimpleAtod(*text, &seconds)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("rank ", info_.rank, ": DDP_TIMEOUT is '", *text, "'; it must be a number of seconds"));
+          absl::StrCat("rank ", info_.rank, ": ", name, " is '", *text, "'; it must be a number of seconds"));
     }
-    timeout_ = absl::Seconds(seconds);
+    *result = absl::Seconds(seconds);
+    return absl::OkStatus();
+  };
+  if (absl::Status s = read(options.timeout, Env::kTimeout, "DDP_TIMEOUT", absl::Minutes(10), &timeout_); !s.ok()) {
+    return s;
   }
-  if (timeout_ > absl::ZeroDuration()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", info_.rank, ": the time-out must be above 0 s, not ", absl::FormatDuration(timeout_)));
+  if (timeout_ <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", info_.rank, ": the time-out must be above 0 s, not ", absl::FormatDuration(timeout_)));
+  }
+  if (absl::Status s =
+          read(options.stall_warning, Env::kStallWarning, "DDP_STALL_WARNING", absl::Seconds(30), &stall_warning_);
+      !s.ok()) {
+    return s;
+  }
+  if (stall_warning_ >= absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank,
+                                                 ": the stall warning must be 0 s (never) or more, not ",
+                                                 absl::FormatDuration(stall_warning_)));
 }
 
 // Decides between the backends that this build has.
@@ -145,7 +172,7 @@ absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
 // here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
   if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
-  if (ranks.size() == 1) return CreateLocalGroup();
+  if (ranks.size() == 1) return CreateLocalGroup(observer_->listener());
   if (store_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,
@@ -162,8 +189,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
   const std::unique_ptr<Rendezvous> rendezvous =
       CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> group =
-      CreateHierarchicalGroup(*rendezvous, timeout_, deadline, &progress_);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateHierarchicalGroup(*rendezvous, GroupBy(deadline));
   if (group.ok()) return group;
   return WithPackedFailedRanks(
       absl::Status(group.status().code(), absl::StrCat(group.status().message(), " (NewGroup of ranks ", list, ")")),

@@ -1,11 +1,13 @@
 // What the ranks of a hierarchical group on one host have in common: a segment of shared memory, laid out here.
 //
 //   Failure            why the group has failed, once it has
+//   FlightDesk         who tells of a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
 //   Slot[kSlots][n]    a ring of operations: operation number q uses row q % kSlots. Each rank announces its part of an
 //   operation in its own
 //                      column; nobody else writes there but to claim work.
 //   inline[kSlots][n]  kInlineBytes each: the data of a small operation, or the list of its ranges
+//   FlightRing[n]      one per rank: what it has been doing last
 //   stage[n][2]        kStageBytes each: where ranks pass on data that does not lie in shared memory
 //
 // Words written by different ranks lie in different cache lines: a line that bounces between cores costs 50 to 200 ns
@@ -16,6 +18,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "libddp/comm/flight_ring.h"
 
 namespace ddp {
 
@@ -93,21 +97,26 @@ class ControlBlock {
   static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
 
   Failure& failure() const { return *reinterpret_cast<Failure*>(base_); }
-  PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + sizeof(Failure))[rank]; }
+  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(Failure)); }
+  PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + PeerOffset())[rank]; }
   Slot& slot(uint64_t sequence, int rank) const {
     return reinterpret_cast<Slot*>(base_ + SlotOffset())[sequence % kSlots * ranks_ + static_cast<size_t>(rank)];
   }
   char* inlined(uint64_t sequence, int rank) const {
     return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineStride;
   }
+  FlightRing& flight(int rank) const { return reinterpret_cast<FlightRing*>(base_ + FlightOffset())[rank]; }
   char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
 
  private:
-  size_t SlotOffset() const { return sizeof(Failure) + ranks_ * sizeof(PeerLine); }
+  static constexpr size_t PeerOffset() { return sizeof(Failure) + sizeof(FlightDesk); }
+  size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
   size_t InlineOffset() const { return (SlotOffset() + kSlots * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
+  size_t FlightOffset() const { return InlineOffset() + kSlots * ranks_ * kInlineStride; }
   // A page between the stages keeps them from being a large power of two apart.
   size_t StageOffset(size_t rank, uint64_t parity) const {
-    return InlineOffset() + kSlots * ranks_ * kInlineStride + (rank * 2 + parity) * (kStageBytes + 4096);
+    const size_t begin = (FlightOffset() + ranks_ * sizeof(FlightRing) + 4095) / 4096 * 4096;
+    return begin + (rank * 2 + parity) * (kStageBytes + 4096);
   }
 
   char* base_ = nullptr;

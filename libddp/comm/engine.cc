@@ -36,6 +36,7 @@ Engine::~Engine() {
   KeepLateWritersOut().IgnoreError();
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
+      Note(*operation, FlightState::kFailed);
       operation->Finish(absl::AbortedError(
           absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
     }
@@ -56,6 +57,7 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
     }
     operation->sequence = first_sequence_ + queue_.size();
     queue_.push_back(operation);
+    NoteQueued(*operation);
     Announce();
   }
   progress_->Notify();
@@ -123,6 +125,7 @@ void Engine::AnnounceOne(Operation* operation) {
   }
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
+  Note(*operation, FlightState::kAnnounced);
   if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
   // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
   // rest of an announcement.
@@ -258,6 +261,7 @@ void Engine::MakeReady(Operation* operation) {
     inlined &= placement == kInlined;
   }
   operation->ready = true;
+  Note(*operation, FlightState::kReady);
   if (inlined) {
     operation->mode = Operation::Mode::kInline;
     return;
@@ -271,9 +275,8 @@ void Engine::MakeReady(Operation* operation) {
   operation->mode = Operation::Mode::kDirect;
   for (int r = 0; r < options_.size; ++r) {
     if (!(single ? ResolveSingle(operation, r) : ResolveList(operation, r))) {
-      FailLocked(absl::FailedPreconditionError(
-          absl::StrCat("operation ", operation->sequence, ", ", operation->key().Describe(operation->count), ": rank ",
-                       r, " uses an Allocation that rank ", options_.rank,
+      FailAndTell(absl::FailedPreconditionError(
+          absl::StrCat(operation->Describe(), ": rank ", r, " uses an Allocation that rank ", options_.rank,
                        " has freed; all ranks must keep an Allocation while one of them uses it")));
       return;
     }
@@ -290,7 +293,7 @@ bool Engine::Agrees(const Operation& operation, int peer) {
   const char* const with = operation.key().kind == OperationKey::Kind::kAllGatherV
                                ? " with other counts of the single ranks"
                                : " with another prescale or postscale";
-  FailLocked(absl::FailedPreconditionError(absl::StrCat(
+  FailAndTell(absl::FailedPreconditionError(absl::StrCat(
       "ranks disagree about operation ", operation.sequence, ": rank 0 calls ", describe(first), ", rank ", peer,
       " calls ", describe(a), only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
   return false;
@@ -391,7 +394,9 @@ bool Engine::RunChunks(Operation* operation, Share share, int limit) {
 
 // A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.
 void Engine::Worked(Operation* operation) {
-  if (--operation->workers == 0 && !failure_.ok() && !operation->Done()) operation->Finish(failure_);
+  if (--operation->workers > 0 || failure_.ok() || operation->Done()) return;
+  Note(*operation, FlightState::kFailed);
+  operation->Finish(failure_);
 }
 
 void Engine::FinishOk(Operation* operation) {
@@ -405,6 +410,7 @@ void Engine::FinishOk(Operation* operation) {
     }
     if (found) *operation->nonfinite = 1;
   }
+  Note(*operation, FlightState::kDone);
   operation->Finish(absl::OkStatus());
 }
 

@@ -64,7 +64,9 @@ void Engine::FailLocked(const absl::Status& why) {
         absl::Status(failure_.code(), absl::StrCat(failure_.message(), "; and ", s.message())), ranks);
   }
   for (Operation* operation : queue_) {
-    if (!operation->Done() && operation->workers == 0) operation->Finish(failure_);
+    if (operation->Done() || operation->workers > 0) continue;
+    Note(*operation, FlightState::kFailed);
+    operation->Finish(failure_);
   }
 }
 
@@ -101,16 +103,19 @@ void Engine::LookAround(Lock&) {
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;
   control_.peer(options_.rank).seen_ns.store(now, std::memory_order_relaxed);
-  const Operation* oldest = nullptr;
   for (Operation* operation : queue_) {
-    if (operation->Done()) continue;
-    if (operation->noticed_ns == 0) operation->noticed_ns = now;
-    if (oldest == nullptr) oldest = operation;
+    if (!operation->Done() && operation->noticed_ns == 0) operation->noticed_ns = now;
   }
+  const Operation* const oldest = OldestPending();
   if (oldest == nullptr) return;
-  CheckPeers(now - oldest->noticed_ns);
-  if (failure_.ok() && now - oldest->noticed_ns > absl::ToInt64Nanoseconds(options_.timeout)) {
-    FailLocked(TimedOut(*oldest));
+  const int64_t waited = now - oldest->noticed_ns;
+  CheckPeers(waited);
+  if (!failure_.ok()) return;
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return FailAndTell(TimedOut(*oldest));
+  TellStall(*oldest, waited);
+  // A peer that has found a failure leaves it to us to tell of it, before it lets anybody go.
+  if (control_.desk().teller.load(std::memory_order_acquire) == static_cast<uint32_t>(options_.rank) + 1) {
+    TellFailure(absl::StrCat("the group has failed in ", oldest->Describe()));
   }
 }
 
@@ -124,14 +129,14 @@ void Engine::CheckPeers(int64_t waited_ns) {
     const auto needs = [&](const Operation* operation) { return !operation->Done() && Needs(*operation, r); };
     const auto waiting = std::find_if(queue_.begin(), queue_.end(), needs);
     if (left && waiting == queue_.end()) continue;
-    // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in time.
+    // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in
+    // time.
     if (died && waiting == queue_.end() && waited_ns < kGraceNs) continue;
-    FailLocked(WithFailedRanks(
+    FailAndTell(WithFailedRanks(
         absl::UnavailableError(
             died ? absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
                                 ") has died; see its own output for the reason, and start the job again")
-                 : absl::StrCat("rank ", r, " has left the group without taking part in operation ",
-                                (*waiting)->sequence, ", ", (*waiting)->key().Describe((*waiting)->count),
+                 : absl::StrCat("rank ", r, " has left the group without taking part in ", (*waiting)->Describe(),
                                 "; all ranks must make the same calls in the same order")),
         {r}));
     return;
@@ -140,27 +145,29 @@ void Engine::CheckPeers(int64_t waited_ns) {
 
 // Whether the operation cannot be done without something that `peer` has still to do.
 bool Engine::Needs(const Operation& operation, int peer) const {
-  if (control_.slot(operation.sequence, peer).announcement.sequence.load(std::memory_order_acquire) !=
-      operation.sequence + 1) {
-    return true;
-  }
+  if (!HasAnnounced(operation, peer)) return true;
   if (!operation.ready || operation.mode != Operation::Mode::kStaged) return false;
   const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
   return control_.peer(peer).reduced.load(std::memory_order_acquire) < rounds;
 }
 
+bool Engine::HasAnnounced(const Operation& operation, int rank) const {
+  return control_.slot(operation.sequence, rank).announcement.sequence.load(std::memory_order_acquire) ==
+         operation.sequence + 1;
+}
+
 // Who has not done its part? Of an operation that all have announced, counters alone do not tell: a chunk belongs to
-// one rank and may have been claimed by another, and who waits for a third one is behind too. But whoever waits says so
-// once in a while.
-absl::Status Engine::TimedOut(const Operation& operation) const {
-  const int64_t silent_since = NowNs() - absl::ToInt64Nanoseconds(options_.timeout) / 2;
+// one rank and may have been claimed by another, and who waits for a third one is behind too. But whoever waits says
+// so once in a while.
+Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited_ns) const {
+  const int64_t silent_since = NowNs() - waited_ns / 2;
   std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {
-    const Slot& slot = control_.slot(operation.sequence, r);
-    if (slot.announcement.sequence.load(std::memory_order_acquire) != operation.sequence + 1) {
+    if (!HasAnnounced(operation, r)) {
       missing.push_back(r);
     } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
-               slot.done.load(std::memory_order_acquire) != operation.chunks[static_cast<size_t>(r)]) {
+               control_.slot(operation.sequence, r).done.load(std::memory_order_acquire) !=
+                   operation.chunks[static_cast<size_t>(r)]) {
       unfinished.push_back(r);
     } else if (Needs(operation, r)) {
       unfinished.push_back(r);
@@ -169,15 +176,19 @@ absl::Status Engine::TimedOut(const Operation& operation) const {
       silent.push_back(r);
     }
   }
-  const bool arrived = missing.empty();
-  const std::vector<int>& blamed = !arrived ? missing : silent.empty() ? unfinished : silent;
+  if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
+  const std::vector<int>& ranks = silent.empty() ? unfinished : silent;
+  return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(ranks, ", ")), ranks};
+}
+
+absl::Status Engine::TimedOut(const Operation& operation) const {
+  const Laggards laggards = FindLaggards(operation, absl::ToInt64Nanoseconds(options_.timeout));
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
-          "rank ", options_.rank, ": operation ", operation.sequence, ", ", operation.key().Describe(operation.count),
-          ", timed out after ", absl::FormatDuration(options_.timeout), ": ",
-          arrived ? "did not finish their part: rank " : "did not arrive: rank ", absl::StrJoin(blamed, ", "),
+          "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
+          absl::FormatDuration(options_.timeout), ": ", laggards.text,
           "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
-      blamed);
+      laggards.ranks);
 }
 
 }  // namespace ddp

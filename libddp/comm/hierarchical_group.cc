@@ -126,6 +126,7 @@ class HierarchicalGroup final : public ProcessGroup {
     engine_.Progress();
     channels_.Progress();
   }
+  Observer* observer() const override { return engine_.listener(); }
 
   // Of the memory that the ranks of a group have in common.
   static size_t SharedBytes(int ranks) { return RoundUp(ControlBlock::Bytes(ranks)) + ChannelBlock::Bytes(ranks); }
@@ -189,6 +190,7 @@ class HierarchicalGroup final : public ProcessGroup {
           std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
     }
     operation->nonfinite = options.nonfinite;
+    operation->bucket = options.bucket;
     return engine_.Launch(operation);
   }
 
@@ -239,7 +241,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   }
   if (absl::Status s = Agree(*this, opened); !s.ok()) return s;
   if (count == 0) return nullptr;
-  if (count == 1) return CreateLocalGroup();
+  if (count == 1) return CreateLocalGroup(observer());
   segment->Seal();
   segment->Prepare(0, bytes);
 
@@ -250,6 +252,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
                         .size = count,
                         .oversubscribed = all.oversubscribed,
                         .timeout = all.timeout,
+                        .stall_warning = all.stall_warning,
+                        .observer = all.observer,
+                        .group = all.observer == nullptr ? 0 : all.observer->AddGroup(),
                         .control = ControlBlock(segment->data(), count),
                         .peers = PeerWatch(pids)};
   return std::unique_ptr<ProcessGroup>(
@@ -321,8 +326,9 @@ bool MoreRanksThanCpus(const std::vector<Introduction>& all) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
-                                                                      absl::Time deadline, ProgressThread* progress) {
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
+                                                                      const GroupOptions& options) {
+  const absl::Time deadline = options.deadline;
   const int rank = rendezvous.rank(), size = rendezvous.size();
   const size_t bytes = HierarchicalGroup::SharedBytes(size);
 
@@ -369,13 +375,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   const bool oversubscribed = MoreRanksThanCpus(all);
   Log().info("rank {}: hierarchical backend, {} ranks on {}{}, reduction with {}", rank, size, all[0].host_name,
              oversubscribed ? " (more ranks than processors)" : "", CpuReduceTarget());
-  EngineOptions options{.rank = rank,
-                        .size = size,
-                        .oversubscribed = oversubscribed,
-                        .timeout = timeout,
-                        .control = ControlBlock(segment->data(), size),
-                        .peers = PeerWatch(pids)};
-  return std::unique_ptr<ProcessGroup>(new HierarchicalGroup(std::move(segment), std::move(options), progress));
+  EngineOptions engine{.rank = rank,
+                       .size = size,
+                       .oversubscribed = oversubscribed,
+                       .timeout = options.timeout,
+                       .stall_warning = options.stall_warning,
+                       .observer = options.observer,
+                       .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
+                       .control = ControlBlock(segment->data(), size),
+                       .peers = PeerWatch(pids)};
+  return std::unique_ptr<ProcessGroup>(new HierarchicalGroup(std::move(segment), std::move(engine), options.progress));
 }
 
 }  // namespace ddp

@@ -7,16 +7,24 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/context_observer.h"
 #include "libddp/comm/progress_thread.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {
 
-// Collective over the rendezvous, which is not used after the call. All ranks have come by `deadline`; `timeout` is
-// that of the group's operations. `progress` outlives the group. Unimplemented, naming the hosts, where the ranks are
-// not all on one; otherwise errors as those of SharedSegment and Rendezvous, the same on all ranks.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous, absl::Duration timeout,
-                                                                      absl::Time deadline, ProgressThread* progress);
+struct GroupOptions {
+  absl::Duration timeout;               // of the group's operations
+  absl::Time deadline;                  // all ranks have come by then
+  absl::Duration stall_warning;         // how long an operation waits before a warning says for whom; zero: none
+  ProgressThread* progress = nullptr;   // outlives the group
+  ContextObserver* observer = nullptr;  // outlives the group; may be null
+};
+
+// Collective over the rendezvous, which is not used after the call. Unimplemented, naming the hosts, where the ranks
+// are not all on one; otherwise errors as those of SharedSegment and Rendezvous, the same on all ranks.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
+                                                                      const GroupOptions& options);
 
 }  // namespace ddp
 

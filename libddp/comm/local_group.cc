@@ -24,6 +24,8 @@ bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a
 
 class LocalGroup final : public ProcessGroup {
  public:
+  explicit LocalGroup(Observer* observer) : observer_(observer) {}
+
   int rank() const override { return 0; }
   int size() const override { return 1; }
   absl::string_view backend() const override { return "local"; }
@@ -88,7 +90,7 @@ class LocalGroup final : public ProcessGroup {
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
     if (absl::Status s = status(); !s.ok()) return s;
-    return color < 0 ? nullptr : CreateLocalGroup();
+    return color < 0 ? nullptr : CreateLocalGroup(observer_);
   }
 
   void Abort(absl::Status why) override {
@@ -100,6 +102,7 @@ class LocalGroup final : public ProcessGroup {
     return failure_;
   }
   void Progress() override {}
+  Observer* observer() const override { return observer_; }
 
  private:
   absl::StatusOr<Work> Finished() const {
@@ -151,12 +154,13 @@ class LocalGroup final : public ProcessGroup {
     return Work();
   }
 
+  Observer* const observer_;
   mutable std::mutex mutex_;
   absl::Status failure_;
 };
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> CreateLocalGroup() { return std::make_unique<LocalGroup>(); }
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer) { return std::make_unique<LocalGroup>(observer); }
 
 }  // namespace ddp

@@ -8,7 +8,8 @@
 
 namespace ddp {
 
-std::unique_ptr<ProcessGroup> CreateLocalGroup();
+// `observer` may be null.
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer);
 
 }  // namespace ddp
 

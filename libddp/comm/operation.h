@@ -69,6 +69,7 @@ class Operation final : public internal::WorkState {
   CpuReduce reduce;
   uint64_t parameters = 0;  // a hash of what else all ranks must agree on: scales, counts
   uint32_t* nonfinite = nullptr;
+  int bucket = -1;
 
   // --- the engine's ---
   uint64_t sequence = 0;
@@ -86,6 +87,7 @@ class Operation final : public internal::WorkState {
   enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
 
   const OperationKey& key() const { return key_; }
+  std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
   size_t in_size() const { return SizeOf(key_.in); }  // of one element
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }

@@ -237,7 +237,8 @@ void Model::LaunchReady() {
     BucketState& bucket = *buckets_[b];
     bucket.times.launched_ns = NowNs() - begin_ns_;
     absl::StatusOr<Work> work =
-        group_->AllReduce(bucket.ranges, bucket.ranges, {.op = options_.op, .nonfinite = options_.nonfinite});
+        group_->AllReduce(bucket.ranges, bucket.ranges,
+                          {.op = options_.op, .nonfinite = options_.nonfinite, .bucket = static_cast<int>(b)});
     if (!work.ok()) {
       misuse_ = work.status();
       return;
@@ -257,6 +258,7 @@ void Model::Misused(absl::string_view what) {
 }
 
 absl::Status Model::FinishBackward(Stream) {
+  const TraceScope scope(*group_, "FinishBackward");
   std::lock_guard<std::mutex> lock(mutex_);
   BeginStep();
   const int64_t entered = NowNs();
@@ -364,6 +366,13 @@ void Model::RecordStatistics(int64_t exposed_ns) {
     statistics_.buckets.push_back(t);
     communication += std::max<int64_t>(0, t.done_ns - std::max(t.launched_ns, covered));
     covered = std::max(covered, t.done_ns);
+  }
+  if (Observer* const observer = group_->observer(); observer != nullptr) {
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      const BucketTimes& t = buckets_[b]->times;
+      observer->OnBucket({statistics_.steps, static_cast<int>(b), t.bytes, begin_ns_ + t.ready_ns,
+                          begin_ns_ + t.launched_ns, begin_ns_ + t.done_ns});
+    }
   }
   statistics_.exposed_ns = std::min(exposed_ns, communication);
   statistics_.communication_ns = communication;

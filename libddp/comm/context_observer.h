@@ -1,0 +1,50 @@
+// The observers that the library brings with it, as comm knows them; libddp/observe implements them.
+#ifndef LIBDDP_COMM_CONTEXT_OBSERVER_H_
+#define LIBDDP_COMM_CONTEXT_OBSERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "ddp/observer.h"
+#include "libddp/comm/flight_ring.h"
+
+namespace ddp {
+
+// Something that the user should hear of: a group that has failed, or that has not got on for long.
+struct FlightIncident {
+  absl::string_view what;                // one line
+  bool failure = false;                  // else a stall: the group goes on
+  int rank = 0;                          // who tells
+  std::vector<const FlightRing*> rings;  // by rank
+  std::vector<int> dead;                 // ranks whose process has ended
+};
+
+// One per Context. Outlives its groups. Thread-safe.
+class ContextObserver {
+ public:
+  virtual ~ContextObserver() = default;
+
+  // Null where nobody wants operations, buckets and scopes told: what groups keep, and give to others.
+  virtual Observer* listener() = 0;
+
+  // A number for a new group, by which events tell this Context's groups apart: the world's is 0.
+  virtual uint64_t AddGroup() = 0;
+
+  // Logs the incident, and writes DDP_FLIGHT_RECORDER.
+  virtual void OnIncident(const FlightIncident& incident) = 0;
+};
+
+struct ObserverOptions {
+  int rank = 0;
+  Observer* user = nullptr;
+  std::string flight_recorder;  // where to write the rings at an incident; empty: nowhere
+};
+
+std::unique_ptr<ContextObserver> CreateContextObserver(const ObserverOptions& options);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_CONTEXT_OBSERVER_H_

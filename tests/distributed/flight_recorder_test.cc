@@ -1,0 +1,294 @@
+// What the flight recorder says of ranks that do not come, part, or stall; and what observers are told.
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+#include "tests/support/ranks.h"
+
+namespace ddp::testing {
+namespace {
+
+// Keeps what the library logs. The logger of a process is made once, so it is ours from the first test case on.
+class Lines final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  static Lines& Get() {
+    static const std::shared_ptr<Lines> lines = [] {
+      auto made = std::make_shared<Lines>();
+      auto logger = std::make_shared<spdlog::logger>("ddp", made);
+      logger->set_level(spdlog::level::warn);
+      spdlog::register_logger(logger);
+      return made;
+    }();
+    return *lines;
+  }
+
+  std::vector<std::string> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::move(lines_);
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    lines_.emplace_back(message.payload.begin(), message.payload.end());
+  }
+  void flush_() override {}
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// What this process has logged since the last call. Where ranks are threads it is rank 0's to ask.
+std::vector<std::string> Logged(const Rank& rank) {
+  return RanksAreThreads() && rank.rank() != 0 ? std::vector<std::string>() : Lines::Get().Take();
+}
+
+// One rank has told of the incident, the lowest, and what it said has all these parts.
+void CheckToldOnce(Rank& rank, const std::vector<std::string>& parts) {
+  rank.Meet();
+  const std::vector<std::string> lines = Logged(rank);
+  RANK_CHECK_EQ(lines.size(), rank.rank() == 0 ? 1u : 0u);
+  for (const std::string& line : lines) {
+    for (const std::string& part : parts) RANK_CHECK(absl::StrContains(line, part), part, " is not in ", line);
+  }
+}
+
+// DDP_FLIGHT_RECORDER while one lives: the same file for all ranks.
+class Recorder {
+ public:
+  Recorder()
+      : path_(absl::StrCat(std::filesystem::temp_directory_path().string(), "/ddp-flight-",
+                           RanksAreThreads() ? getpid() : getppid(), ".json")) {
+    Lines::Get();
+    setenv("DDP_FLIGHT_RECORDER", path_.c_str(), 1);
+  }
+  ~Recorder() { unsetenv("DDP_FLIGHT_RECORDER"); }
+
+  // What was written, which is then removed; every rank has to have stopped using it.
+  nlohmann::json Take(Rank& rank) const {
+    rank.Meet();
+    std::ifstream file(path_);
+    RANK_CHECK(file.is_open(), path_);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    rank.Meet();
+    if (rank.rank() == 0) std::filesystem::remove(path_);
+    return nlohmann::json::parse(text);
+  }
+  // Whether it is whole: it is written in one go, and ends with a line.
+  bool Written() const {
+    std::ifstream file(path_);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    return absl::EndsWith(text, "]}\n");
+  }
+
+ private:
+  const std::string path_;
+};
+
+std::string Operation(uint64_t sequence, size_t count) {
+  return absl::StrCat("operation ", sequence, ", all_reduce(sum, float32, ", count, " elements), bucket 3");
+}
+
+// All-reduces that ranks 0 .. size - 2 call and the last rank does not, or later.
+class Waiting {
+ public:
+  Waiting(Rank& rank, size_t count) : rank_(rank), memory_(rank, Placement::kOrdinary, DType::kFloat32, count) {}
+
+  absl::StatusOr<Work> Start() {
+    const Buffer whole = memory_.whole();
+    return rank_.group().AllReduce({whole}, {whole}, {.bucket = 3});
+  }
+  bool late() const { return rank_.rank() == rank_.size() - 1; }
+
+ private:
+  Rank& rank_;
+  Memory memory_;
+};
+
+TEST_CASE("a stall is told once, with the bucket and who is missing, and goes on") {
+  if (RankCount() == 1) return;
+  const Recorder recorder;
+  ContextOptions options;
+  options.stall_warning = absl::Milliseconds(50);
+  RunOnRanks(
+      [&](Rank& rank) {
+        for (const size_t count : {size_t{10}, size_t{300'000}}) {
+          Waiting first(rank, count), second(rank, count);
+          rank.Meet();
+          if (first.late()) {
+            while (!recorder.Written()) absl::SleepFor(absl::Milliseconds(5));
+          }
+          absl::StatusOr<Work> works[] = {first.Start(), second.Start()};
+          for (absl::StatusOr<Work>& work : works) RANK_CHECK_OK(Rank::Finish(std::move(work)));
+          const uint64_t sequence = count == 10 ? 0 : 2;
+          const std::string late = absl::StrCat("rank ", rank.size() - 1);
+          CheckToldOnce(rank, {absl::StrCat("rank 0: ", Operation(sequence, count), ", has been waiting for"),
+                               "did not arrive: " + late, "the ranks part at operation ", "not called by " + late,
+                               "bucket 3: waits for " + late});
+          const nlohmann::json json = recorder.Take(rank);
+          RANK_CHECK_EQ(json["incident"].get<std::string>(), "stall");
+          RANK_CHECK_EQ(json["parting"].get<uint64_t>(), sequence);
+          RANK_CHECK_EQ(json["ranks"].size(), static_cast<size_t>(rank.size()));
+          RANK_CHECK_EQ(json["ranks"][0]["operations"][sequence]["state"].get<std::string>(), "announced");
+        }
+      },
+      options);
+}
+
+TEST_CASE("a time-out is told once, with who waits for whom") {
+  if (RankCount() == 1) return;
+  const Recorder recorder;
+  ContextOptions options;
+  options.timeout = absl::Seconds(3);
+  RunOnRanks(
+      [&](Rank& rank) {
+        Waiting waiting(rank, 1000);
+        if (!waiting.late()) {
+          RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kDeadlineExceeded, "bucket 3");
+        }
+        const std::string late = absl::StrCat("rank ", rank.size() - 1);
+        CheckToldOnce(rank, {Operation(0, 1000), "bucket 3: waits for " + late, late + ": no operation called yet"});
+        const nlohmann::json json = recorder.Take(rank);
+        RANK_CHECK_EQ(json["incident"].get<std::string>(), "failure");
+        RANK_CHECK_EQ(json["told_by"].get<int>(), 0);
+      },
+      options);
+}
+
+TEST_CASE("ranks that call different things are told side by side") {
+  if (RankCount() == 1) return;
+  const Recorder recorder;
+  RunOnRanks([&](Rank& rank) {
+    Waiting same(rank, 10), waiting(rank, rank.rank() == rank.size() - 1 ? 11 : 10);
+    RANK_CHECK_OK(Rank::Finish(same.Start()));
+    RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kFailedPrecondition, "disagree");
+    CheckToldOnce(rank, {"the ranks part at operation 1: all_reduce(sum, float32, 10 elements), bucket 3 by rank",
+                         absl::StrCat("all_reduce(sum, float32, 11 elements), bucket 3 by rank ", rank.size() - 1)});
+    RANK_CHECK_EQ(recorder.Take(rank)["parting"].get<uint64_t>(), 1u);
+  });
+}
+
+TEST_CASE("an abort by the program is no riddle, and is not told") {
+  Lines::Get();
+  RunOnRanks([&](Rank& rank) {
+    Waiting waiting(rank, 10);
+    rank.Meet();
+    if (waiting.late()) {
+      rank.group().Abort(absl::CancelledError("enough"));
+    } else {
+      RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kAborted, "enough");
+    }
+    rank.Meet();
+    RANK_CHECK(Logged(rank).empty());
+  });
+}
+
+// --- observers ------------------------------------------------------------------------------------------------------
+
+class Notes final : public Observer {
+ public:
+  void OnOperation(const OperationEvent& event) noexcept override {
+    std::lock_guard<std::mutex> lock(mutex);
+    operations.push_back(event);
+  }
+  void OnBucket(const BucketEvent& event) noexcept override {
+    std::lock_guard<std::mutex> lock(mutex);
+    buckets.push_back(event);
+  }
+  void OnScope(const ScopeEvent& event) noexcept override {
+    std::lock_guard<std::mutex> lock(mutex);
+    scopes.push_back(event);
+  }
+
+  std::mutex mutex;
+  std::vector<OperationEvent> operations;
+  std::vector<BucketEvent> buckets;
+  std::vector<ScopeEvent> scopes;
+};
+
+// Steps of a model of `parameters` gradients, each a bucket of its own.
+void Train(Rank& rank, int parameters, int steps) {
+  std::vector<Parameter> list;
+  for (int i = 0; i < parameters; ++i) {
+    list.push_back({absl::StrCat("p", i), {}, Buffer{nullptr, 1000, DType::kFloat32, {}}, {}});
+  }
+  DdpOptions options;
+  options.bucket_bytes = 4000;
+  auto model = RANK_VALUE(DistributedDataParallel::Create(rank.group(), list, options));
+  for (int step = 0; step < steps; ++step) {
+    const TraceScope scope(rank.group(), "step");
+    for (size_t i = list.size(); i-- > 0;) model->GradReady(i);
+    RANK_CHECK_OK(model->FinishBackward());
+  }
+}
+
+TEST_CASE("an observer is told of operations, buckets and scopes, in order") {
+  Notes notes;  // of all ranks of this process
+  ContextOptions options;
+  options.observer = &notes;
+  constexpr int kParameters = 3, kSteps = 4;
+  RunOnRanks([&](Rank& rank) { Train(rank, kParameters, kSteps); }, options);
+  const size_t ranks = RanksAreThreads() ? static_cast<size_t>(RankCount()) : 1;
+  CHECK(notes.buckets.size() == ranks * kParameters * kSteps);
+  for (const BucketEvent& b : notes.buckets) {
+    CHECK(b.bytes == 4000);
+    CHECK(0 < b.ready_ns);
+    CHECK(b.ready_ns <= b.launched_ns);
+    CHECK(b.launched_ns <= b.done_ns);
+  }
+  // "step" begins, FinishBackward begins and ends within it, "step" ends.
+  CHECK(notes.scopes.size() == ranks * 4 * kSteps);
+  if (ranks == 1) {
+    for (size_t i = 0; i < notes.scopes.size(); ++i) {
+      const ScopeEvent& s = notes.scopes[i];
+      CHECK(std::string(s.name) == (i % 4 == 0 || i % 4 == 3 ? "step" : "FinishBackward"));
+      CHECK(s.begin == (i % 4 < 2));
+      CHECK((s.begin ? s.end_ns == 0 : s.begin_ns <= s.end_ns));
+    }
+  }
+  if (RankCount() == 1) return;  // nothing is exchanged
+  size_t reduced = 0, called = 0;
+  for (const OperationEvent& o : notes.operations) {
+    CHECK(o.state != OperationEvent::State::kFailed);
+    if (o.state == OperationEvent::State::kCalled) {
+      ++called;
+      CHECK(o.ended_ns == 0);
+      continue;
+    }
+    CHECK(0 < o.called_ns);
+    CHECK(o.called_ns <= o.announced_ns);
+    CHECK(o.announced_ns <= o.ready_ns);
+    CHECK(o.ready_ns <= o.ended_ns);
+    if (o.bucket < 0) continue;
+    ++reduced;
+    CHECK(o.kind == "all_reduce");
+    CHECK(o.count == 1000);
+    CHECK(o.bucket < kParameters);
+  }
+  CHECK(called == notes.operations.size() - called);
+  CHECK(reduced == ranks * kParameters * kSteps);
+}
+
+TEST_CASE("without an observer nobody is told") {
+  RunOnRanks([&](Rank& rank) { RANK_CHECK(rank.group().observer() == nullptr); });
+}
+
+}  // namespace
+}  // namespace ddp::testing

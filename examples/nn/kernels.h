@@ -14,6 +14,7 @@ void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float*
 
 struct SgdCoefficients {
   float lr, momentum, weight_decay;
+  float grad_scale;  // which each gradient is multiplied by first
 };
 
 // value -= lr * (grad + weight_decay * value). `momentum` is not read.
@@ -28,6 +29,7 @@ struct AdamCoefficients {
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float eps, weight_decay;
+  float grad_scale;
 };
 
 // g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;

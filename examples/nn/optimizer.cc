@@ -24,7 +24,8 @@ void Sgd::Step(absl::Span<float> value, absl::Span<const float> grad) {
   NN_CHECK(value.size() == count_ && grad.size() == count_);
   const SgdCoefficients coefficients{.lr = static_cast<float>(options_.lr),
                                      .momentum = static_cast<float>(options_.momentum),
-                                     .weight_decay = static_cast<float>(options_.weight_decay)};
+                                     .weight_decay = static_cast<float>(options_.weight_decay),
+                                     .grad_scale = grad_scale_};
   if (momentum_ != nullptr) {
     MomentumPass(coefficients, count_, grad.data(), value.data(), momentum_.get());
   } else {
@@ -53,7 +54,8 @@ void Adam::Step(absl::Span<float> value, absl::Span<const float> grad) {
       .beta2 = static_cast<float>(options_.beta2),
       .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
       .eps = static_cast<float>(options_.eps),
-      .weight_decay = static_cast<float>(options_.weight_decay)};
+      .weight_decay = static_cast<float>(options_.weight_decay),
+      .grad_scale = grad_scale_};
   AdamPass(coefficients, count_, grad.data(), value.data(), mean_.get(), square_.get());
 }
 

@@ -41,12 +41,16 @@ class Optimizer {
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
 
+  // Every gradient is multiplied by it where it is read: 1, or what undoes the scaling of the loss.
+  void set_grad_scale(float grad_scale) { grad_scale_ = grad_scale; }
+
   // Steps taken so far.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
  protected:
   int64_t steps_ = 0;
+  float grad_scale_ = 1;
 };
 
 struct SgdOptions {

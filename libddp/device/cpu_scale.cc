@@ -1,0 +1,93 @@
+#include "libddp/device/cpu_scale.h"
+
+#include <cstddef>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "libddp/device/cpu_scale.cc"
+#include "hwy/foreach_target.h"
+// foreach_target.h comes first.
+#include "hwy/highway.h"
+#include "libddp/device/float_storage-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ddp {
+namespace HWY_NAMESPACE {
+
+// One vector: notes in `bad` what is not finite, and with kStore writes the product. As in Reduce (see
+// cpu_reduce_float.cc), x - x is NaN exactly where x is not finite, and any OR with a NaN of that kind is one.
+template <class S, bool kStore, class D, class V>
+HWY_INLINE V One(D d, void* data, size_t i, V factor, V bad) {
+  const auto x = S::Load(d, data, i);
+  if (kStore) S::Store(d, S::Narrow(d, hn::Mul(x, factor)), data, i);
+  return hn::Or(bad, hn::Sub(x, x));
+}
+
+// Four vectors at a time keep enough loads under way to be limited by memory; what is left goes by single vectors, then
+// by single elements, with the same operations.
+template <class S, bool kStore>
+bool Scale(void* data, size_t count, float factor32) {
+  using T = typename S::Acc;
+  const hn::ScalableTag<T> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto factor = hn::Set(d, static_cast<T>(factor32));
+  auto bad0 = hn::Zero(d), bad1 = hn::Zero(d), bad2 = hn::Zero(d), bad3 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    bad0 = One<S, kStore>(d, data, i, factor, bad0);
+    bad1 = One<S, kStore>(d, data, i + lanes, factor, bad1);
+    bad2 = One<S, kStore>(d, data, i + 2 * lanes, factor, bad2);
+    bad3 = One<S, kStore>(d, data, i + 3 * lanes, factor, bad3);
+  }
+  for (; i + lanes <= count; i += lanes) bad0 = One<S, kStore>(d, data, i, factor, bad0);
+  const auto bad = hn::Or(hn::Or(bad0, bad1), hn::Or(bad2, bad3));
+  const hn::CappedTag<T, 1> single;
+  auto bad_single = hn::Zero(single);
+  const auto factor_single = hn::Set(single, static_cast<T>(factor32));
+  for (; i < count; ++i) bad_single = One<S, kStore>(single, data, i, factor_single, bad_single);
+  return !hn::AllFalse(d, hn::IsNaN(bad)) || !hn::AllFalse(single, hn::IsNaN(bad_single));
+}
+
+template <bool kStore>
+bool ScaleAs(DType dtype, void* data, size_t count, float factor) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return Scale<Float64, kStore>(data, count, factor);
+    case DType::kFloat32:
+      return Scale<Float32, kStore>(data, count, factor);
+    case DType::kFloat16:
+      return Scale<Float16, kStore>(data, count, factor);
+    case DType::kBFloat16:
+      return Scale<BFloat16, kStore>(data, count, factor);
+    default:
+      return false;  // integers: callers check
+  }
+}
+
+bool ScaleInPlace(DType dtype, void* data, size_t count, float factor) {
+  return ScaleAs<true>(dtype, data, count, factor);
+}
+
+bool HasNonfinite(DType dtype, const void* data, size_t count) {
+  return ScaleAs<false>(dtype, const_cast<void*>(data), count, 1.0f);  // nothing is stored
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ddp
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ddp {
+
+HWY_EXPORT(ScaleInPlace);
+HWY_EXPORT(HasNonfinite);
+
+bool CpuScale(DType dtype, void* data, size_t count, float factor) {
+  return HWY_DYNAMIC_DISPATCH(ScaleInPlace)(dtype, data, count, factor);
+}
+
+bool CpuHasNonfinite(DType dtype, const void* data, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(HasNonfinite)(dtype, data, count);
+}
+
+}  // namespace ddp
+#endif  // HWY_ONCE

@@ -1,0 +1,204 @@
+// GradScaler on several ranks: all of them skip the same steps and keep the same scale.
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/grad_scaler.h"
+#include "examples/nn/optimizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/check.h"
+#include "tests/support/ranks.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using testing::RunOnRanks;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// One of the example's optimizers over flat memory. fused: it unscales as it reads, and decides for itself.
+class FlatOptimizer final : public Optimizer {
+ public:
+  FlatOptimizer(std::unique_ptr<nn::Optimizer> optimizer, absl::Span<float> values, absl::Span<float> grads, bool fused)
+      : optimizer_(std::move(optimizer)), values_(values), grads_(grads), fused_(fused) {
+    if (!grads.empty()) buffer_ = {{grads.data(), grads.size(), DType::kFloat32, {}}};
+  }
+
+  Buffers grads() const override { return buffer_; }
+  bool fused() const override { return fused_; }
+  absl::Status Step(const StepOptions& options) override {
+    for (const uint32_t* skip : {options.found_inf, options.skip_step}) {
+      if (skip != nullptr && *skip != 0) return absl::OkStatus();
+    }
+    optimizer_->set_grad_scale(options.inv_scale == nullptr ? 1 : *options.inv_scale);
+    optimizer_->Step(values_, grads_);
+    return absl::OkStatus();
+  }
+
+  int64_t steps() const { return optimizer_->steps(); }
+
+ private:
+  std::unique_ptr<nn::Optimizer> optimizer_;
+  absl::Span<float> values_, grads_;
+  std::vector<Buffer> buffer_;
+  bool fused_;
+};
+
+absl::Span<float> Floats(const Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
+
+// That `mine` is the same on all ranks.
+void CheckEqualOnAllRanks(Rank& rank, double mine) {
+  std::vector<double> all(static_cast<size_t>(rank.size()));
+  const Buffer in = {&mine, 1, DType::kFloat64, {}}, out = {all.data(), all.size(), DType::kFloat64, {}};
+  RANK_CHECK_OK(rank.Finish(rank.group().AllGather({in}, {out})));
+  for (const double other : all) RANK_CHECK_EQ(other, mine);
+}
+
+void ScaleSomething(GradScaler& scaler) {
+  float loss = 1;
+  RANK_CHECK_OK(scaler.Scale({{&loss, 1, DType::kFloat32, {}}}));
+}
+
+enum class How { kPlain, kFused, kReduction };
+
+// Trains two parameters over `steps` steps with DistributedDataParallel; in step s rank `culprit(s)` has an infinity
+// (-1: none has). Returns the values in the end, and the steps made.
+std::pair<std::vector<float>, int64_t> Train(Rank& rank, How how, bool adam, float scale, int steps,
+                                             const std::function<int(int)>& culprit) {
+  const std::unique_ptr<GradScaler> scaler =
+      RANK_VALUE(GradScaler::Create({.initial_scale = scale, .growth_interval = 4}));
+  DdpOptions options;
+  if (how == How::kReduction) options.nonfinite = RANK_VALUE(scaler->AddFoundInf());
+  options.bucket_bytes = 1024;
+  const auto parameter = [](const char* name, size_t count) {
+    const Buffer buffer = {nullptr, count, DType::kFloat32, {}};
+    return Parameter{name, {static_cast<int64_t>(count)}, buffer, buffer};
+  };
+  const auto model =
+      RANK_VALUE(DistributedDataParallel::Create(rank.group(), {parameter("a", 1000), parameter("b", 37)}, options));
+  const absl::Span<float> values = Floats(model->value_spans()[0]), grads = Floats(model->grad_spans()[0]);
+  std::unique_ptr<nn::Optimizer> inner;
+  if (adam) {
+    inner = std::make_unique<nn::Adam>(values.size(), nn::AdamOptions{.lr = 0.01, .weight_decay = 0.1});
+  } else {
+    inner = std::make_unique<nn::Sgd>(values.size(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1});
+  }
+  FlatOptimizer optimizer(std::move(inner), values, grads, how != How::kPlain);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7);
+  for (int step = 0; step < steps; ++step) {
+    for (size_t p = model->size(); p-- > 0;) {
+      const absl::Span<float> grad = Floats(model->grad(p));
+      for (size_t i = 0; i < grad.size(); ++i) {
+        grad[i] = static_cast<float>((i + static_cast<size_t>(step + rank.rank())) % 11);
+      }
+      RANK_CHECK_OK(scaler->Scale({model->grad(p)}));
+      if (culprit(step) == rank.rank()) grad[grad.size() / 2] = kInf;
+      model->GradReady(p);
+    }
+    RANK_CHECK_OK(model->FinishBackward());
+    StepOptions step_options;
+    step_options.found_inf = options.nonfinite;
+    RANK_CHECK_OK(scaler->Step(optimizer, step_options));
+    RANK_CHECK_EQ(RANK_VALUE(scaler->FoundInf(optimizer)), culprit(step) >= 0);
+    RANK_CHECK_OK(scaler->Update());
+    CheckEqualOnAllRanks(rank, RANK_VALUE(scaler->scale()));
+  }
+  for (const size_t i : {size_t{0}, values.size() / 2, values.size() - 1}) CheckEqualOnAllRanks(rank, values[i]);
+  return {{values.begin(), values.end()}, optimizer.steps()};
+}
+
+// A rank's part where ranks share the optimizer's work: rank 0 has none.
+struct Part {
+  explicit Part(const Rank& rank, bool fused)
+      : values(rank.rank() * 10, 1.0f),
+        grads(values.size(), 64.0f),
+        optimizer(std::make_unique<nn::Sgd>(values.size(), nn::SgdOptions{.lr = 1}), absl::MakeSpan(values),
+                  absl::MakeSpan(grads), fused) {}
+  std::vector<float> values, grads;
+  FlatOptimizer optimizer;
+};
+
+}  // namespace
+
+TEST_CASE("an infinity on one rank stops the step on all, and the scale stays equal") {
+  RunOnRanks([](Rank& rank) {
+    const auto culprit = [&](int step) { return step % 5 == 3 ? step % rank.size() : -1; };
+    for (const bool adam : {false, true}) {
+      const auto [plain, plain_steps] = Train(rank, How::kPlain, adam, 1024, 20, culprit);
+      RANK_CHECK_EQ(plain_steps, 16);
+      // Unscaled by the optimizer as it goes, and checked by a pass of its own or by the reduction: the same bits.
+      for (const How how : {How::kFused, How::kReduction}) {
+        const auto [fused, fused_steps] = Train(rank, how, adam, 1024, 20, culprit);
+        RANK_CHECK_EQ(fused_steps, 16);
+        RANK_CHECK(fused == plain);
+      }
+    }
+  });
+}
+
+TEST_CASE("a scale that is a power of two changes no bit of the training") {
+  RunOnRanks([](Rank& rank) {
+    const auto nobody = [](int) { return -1; };
+    const auto small = Train(rank, How::kFused, true, 1, 12, nobody);
+    RANK_CHECK(Train(rank, How::kFused, true, 4096, 12, nobody).first == small.first);
+    RANK_CHECK(Train(rank, How::kPlain, true, 4096, 12, nobody).first == small.first);
+  });
+}
+
+TEST_CASE("where ranks share out the gradients, what one finds all learn") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool fused : {false, true}) {
+      const auto scaler =
+          RANK_VALUE(GradScaler::Create({.initial_scale = 64, .growth_interval = 3, .sharded_over = &rank.group()}));
+      Part part(rank, fused);
+      int64_t made = 0;
+      for (int step = 0; step < 12; ++step) {
+        const int culprit = step % 3 == 2 ? 1 + step % 2 : 0;  // rank 0 has nothing that could be infinite
+        const bool bad = culprit > 0 && culprit < rank.size();
+        std::fill(part.grads.begin(), part.grads.end(), 64.0f);
+        if (culprit == rank.rank() && culprit > 0) part.grads.back() = step % 2 == 0 ? kInf : -kInf;
+        ScaleSomething(*scaler);
+        if (step % 4 == 1) RANK_CHECK_OK(scaler->Unscale(part.optimizer));
+        RANK_CHECK_OK(scaler->Step(part.optimizer));
+        RANK_CHECK_EQ(RANK_VALUE(scaler->FoundInf(part.optimizer)), bad);
+        RANK_CHECK_OK(scaler->Update());
+        made += bad ? 0 : 1;
+        RANK_CHECK_EQ(part.optimizer.steps(), made);
+        CheckEqualOnAllRanks(rank, RANK_VALUE(scaler->scale()));
+        CheckEqualOnAllRanks(rank, RANK_VALUE(scaler->State()).growth_tracker);
+      }
+    }
+  });
+}
+
+TEST_CASE("ranks with different numbers of steps have one scale again after Broadcast") {
+  RunOnRanks([](Rank& rank) {
+    const auto scaler = RANK_VALUE(GradScaler::Create({.initial_scale = 4, .growth_interval = 2}));
+    Part part(rank, true);
+    std::vector<float> value(4), grad(4);
+    FlatOptimizer optimizer(std::make_unique<nn::Sgd>(4, nn::SgdOptions{}), absl::MakeSpan(value), absl::MakeSpan(grad),
+                            true);
+    for (int step = 0; step < 3 + 2 * rank.rank(); ++step) {
+      ScaleSomething(*scaler);
+      RANK_CHECK_OK(scaler->Step(optimizer));
+      RANK_CHECK_OK(scaler->Update());
+    }
+    // The last to run out of inputs has made the steps that count.
+    RANK_CHECK_OK(scaler->Broadcast(rank.group(), rank.size() - 1));
+    const int steps = 3 + 2 * (rank.size() - 1);
+    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), static_cast<float>(4 << (steps / 2)));
+    RANK_CHECK_EQ(RANK_VALUE(scaler->State()).growth_tracker, steps % 2);
+    // The inverse has come with it.
+    ScaleSomething(*scaler);
+    grad.assign(4, RANK_VALUE(scaler->scale()));
+    RANK_CHECK_OK(scaler->Unscale(optimizer));
+    RANK_CHECK_EQ(grad[3], 1.0f);
+  });
+}
+
+}  // namespace ddp

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "ddp/comm_hook.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 
@@ -21,36 +22,97 @@ namespace ddp {
 // value.count.
 //   value.data null: the library owns the memory (see DistributedDataParallel::value).
 //   grad.data null:  the library owns the gradient, in memory that the group reduces in place (fastest; the usual
-//   case). Its count, dtype and
-//                    device are value's.
-//   grad.data set:   the gradient lives in the caller's memory, is reduced there, and has value's count; its dtype may
-//   differ.
+//                    case). Its count, dtype and device are value's. (Not so with DdpOptions::copy_gradients.)
+//   grad.data set:   the gradient lives in the caller's memory and has value's count; its dtype may differ. It is
+//                    copied for the reduction, and back.
+//   frozen:          not trained at present: it has a value, but no gradient is announced or reduced.
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
   Buffer value;
   Buffer grad;
+  bool frozen = false;
+};
+
+// A part of the model that is no parameter, like the running statistics of a batch norm. Any dtype; the memory is the
+// caller's.
+struct ModelBuffer {
+  std::string name;
+  Buffer data;
+};
+
+// What a parameter without a gradient in a reduced step means.
+enum class UnusedParameters : uint8_t {
+  kError,   // a mistake: FinishBackward names it and the rank
+  kDetect,  // it was not used: it contributes zeros, and where no rank used it its gradient is left as it is
 };
 
 struct DdpOptions {
+  // bucket_bytes: chosen at Create by a model of the group's latency and bandwidth, measured there (docs/concepts.md).
+  static constexpr size_t kAutoBucketBytes = SIZE_MAX;
+  static constexpr size_t kDefaultBucketBytes = size_t{25} << 20;
+
   // Gradients are reduced in buckets of about this size, the first one smaller so that reduction begins early. A
   // gradient is never split. A cap set by the user applies to the first bucket too unless that is set as well: 0 means
   // 1 MiB, or bucket_bytes where it is not the default.
-  size_t bucket_bytes = size_t{25} << 20;
+  size_t bucket_bytes = kDefaultBucketBytes;
   size_t first_bucket_bytes = 0;
+
+  // A bucket is handed to the group in operations of at most this size, so that a backend that copies data through
+  // stages can overlap them. 0: whole. Not used with a hook.
+  size_t piece_bytes = 0;
+
+  // Buckets follow the order in which gradients became ready in the first reduced step, as rank 0 saw it; looked at
+  // again after steps 10, 100, 1000 and every 1000 more, and changed where the order has drifted. No gradient moves.
+  bool replan = true;
+
   // kAvg (the default) or kSum.
   ReduceOp op = ReduceOp::kAvg;
+
+  // Ranks count by the weight they give with SetWeight, for batches of unequal size: kAvg is the weighted mean, kSum
+  // the weighted sum. Costs a pass over the gradients on ranks whose weight is not the largest (kSum: not 1).
+  bool weighted = false;
+
+  // Gradients are divided by this before they are summed and multiplied after (with the division of the mean), which
+  // keeps sums of 16-bit floats in range on backends that form them in 16 bits.
+  double gradient_predivide_factor = 1;
+
+  // 16-bit gradients are summed in float32 and rounded once. Backends of one host do that anyway; elsewhere, and for
+  // hooks, gradients are copied to float32 and back.
+  bool reduce_in_float32 = false;
+
   // If set, 1 is stored there in a step, before FinishBackward returns, where a reduced gradient has an infinity or a
   // NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all ranks or on none.
   uint32_t* nonfinite = nullptr;
+
+  UnusedParameters unused = UnusedParameters::kError;
+
+  // Each rank uses the same parameters in every step as in its first. What that step does not use is found out there
+  // as by kDetect; no later step pays for it, and one that deviates ends with an error.
+  bool static_graph = false;
+
+  // Gradients are the program's own (a framework's, say): given as Parameter::grad, or by SetGrad before they are
+  // announced. They are copied for the reduction and back.
+  bool copy_gradients = false;
+
   // Copy rank 0's parameters to all ranks at Create.
   bool broadcast_parameters = true;
+
+  // Copied from rank 0 at Create and, if broadcast_buffers, by every BeginForward.
+  std::vector<ModelBuffer> buffers;
+  bool broadcast_buffers = true;
+
+  // How buckets are communicated; null: by an all-reduce.
+  std::shared_ptr<CommHook> hook;
 };
 
 // Times of one bucket in the last step, in nanoseconds since the step's first GradReady. `done` is when this rank saw
 // the reduction finished.
 struct BucketTimes {
   size_t bytes = 0;
+  size_t gradients = 0;
+  size_t ranges = 0;        // stretches of memory that they make up
+  size_t operations = 0;    // handed to the group: one, or several for pieces and hooks
   int64_t ready_ns = 0;     // its last gradient was announced here
   int64_t launched_ns = 0;  // its reduction was handed to the group
   int64_t done_ns = 0;
@@ -58,12 +120,26 @@ struct BucketTimes {
 
 struct DdpStatistics {
   int64_t steps = 0;                 // reduced steps so far
+  int64_t plans = 0;                 // times that buckets were planned: 1, and once more for every change
   std::vector<BucketTimes> buckets;  // of the last reduced step, in launch order
   int64_t exposed_ns =
       0;  // of the last reduced step: communication that backward did not hide = time in FinishBackward
   int64_t communication_ns =
       0;               // of the last reduced step: time in which at least one bucket was launched and not done
   double overlap = 0;  // of all steps: 1 - sum(exposed) / sum(communication), 0 to 1; 0 if nothing was communicated
+};
+
+struct JoinOptions {
+  // Means are taken over the ranks that still have inputs; otherwise over all, those that are through counting as
+  // zeros. With DdpOptions::weighted it is over the weights of those that have inputs in any case.
+  bool divide_by_active = false;
+  // Instead of going on without it, every rank gets an error when one has no more inputs: OutOfRange from
+  // FinishBackward, BeginForward and Join::Finish.
+  bool throw_on_early = false;
+  // Called on a rank that has no more inputs after each step of the others, when gradients hold that step's result: for
+  // what has to stay equal on all ranks, like a gradient scaler or the optimizer's step count. An error ends the
+  // training on every rank.
+  std::function<absl::Status()> on_shadowed_step;
 };
 
 // One model's gradients and their reduction. See docs/concepts.md for the life of a step.
@@ -83,10 +159,10 @@ struct DdpStatistics {
 // Thread-safety: GradReady may be called from any thread and concurrently; everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {
  public:
-  // Collective. Verifies that all ranks have the same parameters (FailedPrecondition names the first difference and the
-  // ranks), allocates what the library owns, plans buckets in reverse order of `parameters`, and broadcasts rank 0's
-  // values. InvalidArgument: no parameters, a name used twice, a shape that contradicts the count, null pointers with
-  // no memory to own.
+  // Collective. Verifies that all ranks have the same parameters, options and hook (FailedPrecondition names the first
+  // difference and the ranks), allocates what the library owns, plans buckets in reverse order of `parameters`, and
+  // broadcasts rank 0's values. InvalidArgument: no parameters, a name used twice, a shape that contradicts the count,
+  // memory given twice, an option out of range.
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(ProcessGroup& group,
                                                                          std::vector<Parameter> parameters,
                                                                          const DdpOptions& options = {});
@@ -100,15 +176,32 @@ class DDP_EXPORT DistributedDataParallel {
   virtual Buffer value(size_t index) const = 0;
   virtual Buffer grad(size_t index) const = 0;
 
+  // Calls fn(index, parameter) for every parameter that is not frozen: for optimizers that take one tensor at a time.
+  void ForEachGrad(const std::function<void(size_t index, const Parameter& parameter)>& fn) const {
+    for (size_t i = 0; i < size(); ++i) {
+      if (!parameter(i).frozen) fn(i, parameter(i));
+    }
+  }
+
   // The gradients that the library owns, as one range per dtype in memory order (reverse parameter order, each gradient
-  // at a multiple of 256 bytes, zeros between), and the values it owns with the same layout.
+  // at a multiple of 256 bytes, zeros between), and the values it owns with the same layout. Parameters that were added
+  // later lie in further ranges; gradients of removed and frozen ones are zeros.
   virtual absl::Span<const Buffer> grad_spans() const = 0;
   virtual absl::Span<const Buffer> value_spans() const = 0;
 
+  // Before the forward pass: copies rank 0's buffers (DdpOptions::buffers) to all ranks, in one operation. Does nothing
+  // without buffers, or within an accumulation (where the last backward was not reduced).
+  virtual absl::Status BeginForward(Stream stream = {}) = 0;
+
   // Announces that gradient `index` has been written for this step. When the last gradient of a bucket is announced,
   // and all earlier buckets have been launched, its reduction starts. Misuse (an index out of range, a gradient
-  // announced twice) is remembered and returned by FinishBackward.
+  // announced twice, of a frozen parameter, without memory) is remembered and returned by FinishBackward.
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
+
+  // Tells where gradient `index` of the caller's lives from now on: before its GradReady, for frameworks that allocate
+  // gradients anew in each step. Count, dtype and device as before (InvalidArgument names the parameter and the rank).
+  // FailedPrecondition for a gradient that the library owns.
+  virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
   // Ends the step: waits for all reductions. Returns what went wrong in it, on every rank: FailedPrecondition naming
   // the parameters that this rank did not announce; Aborted with that cause on the others (in their next step, where
@@ -117,6 +210,24 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Sets all gradients to zero.
   virtual void ZeroGrad(Stream stream = {}) = 0;
+
+  // This rank's weight in the steps that begin from now on (DdpOptions::weighted), for example its number of samples;
+  // 1 at first. Above 0 on some rank, finite, not negative: a bad one is returned by FinishBackward.
+  virtual void SetWeight(double weight) = 0;
+
+  // The norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
+  // FinishBackward it has the same bits on every rank. InvalidArgument for another order.
+  virtual absl::StatusOr<double> GradNorm(double order = 2) const = 0;
+
+  // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1, and returns the norm they had. A norm that
+  // is not finite is returned with the gradients as they are.
+  virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2) = 0;
+
+  // Collective, between steps: trains these parameters from now on, each told by its name. Those that the model had
+  // keep their memory and addresses (pointers given for them are ignored); new ones get memory and rank 0's values;
+  // those left out are forgotten. So to freeze parameters, or add some. Indices count in the new list. Half-accumulated
+  // gradients stay as they are. Errors as for Create; the model is then as it was.
+  virtual absl::Status SetParameters(std::vector<Parameter> parameters) = 0;
 
   // While one lives, backward passes that begin are not reduced: gradients stay local, and FinishBackward only ends the
   // step. The backward pass reads it once, at its first GradReady. Reduction happens in the first backward that begins
@@ -127,6 +238,34 @@ class DDP_EXPORT DistributedDataParallel {
     ~NoSync() { model_.ChangeNoSync(-1); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DistributedDataParallel& model_;
+  };
+
+  // The same for loops that know which micro-batch is the last: backward passes that begin while it is false are not
+  // reduced. True at first.
+  virtual void SetIsLastMicrobatch(bool is_last) = 0;
+
+  // For ranks with unequal numbers of steps. All ranks make one, take their steps, and call Finish when they have no
+  // more inputs: a rank that is through then takes part in the others' reductions until all are. At the end all have
+  // the parameters and buffers of the ranks that went on longest. Costs a small exchange at the start of every step.
+  //
+  //   ddp::DistributedDataParallel::Join join(*model);
+  //   while (NextBatch()) { ...one step... }
+  //   absl::Status s = join.Finish();
+  //
+  // One that is destroyed without Finish aborts the group, so that nobody waits for this rank.
+  class [[nodiscard]] Join {
+   public:
+    explicit Join(DistributedDataParallel& model, JoinOptions options = {}) : model_(model) {
+      model_.BeginJoin(std::move(options));
+    }
+    ~Join() { model_.LeaveJoin(); }
+    Join(const Join&) = delete;
+    Join& operator=(const Join&) = delete;
+
+    absl::Status Finish() { return model_.FinishJoin(); }
 
    private:
     DistributedDataParallel& model_;
@@ -143,6 +282,9 @@ class DDP_EXPORT DistributedDataParallel {
 
  private:
   virtual void ChangeNoSync(int delta) = 0;
+  virtual void BeginJoin(JoinOptions options) = 0;
+  virtual absl::Status FinishJoin() = 0;
+  virtual void LeaveJoin() = 0;
 };
 
 }  // namespace ddp

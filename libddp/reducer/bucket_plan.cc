@@ -1,5 +1,6 @@
 #include "libddp/reducer/bucket_plan.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -33,6 +34,24 @@ std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<c
   buckets.reserve(closed.size());
   for (auto& [position, bucket] : closed) buckets.push_back(std::move(bucket));
   return buckets;
+}
+
+bool SamePlan(absl::Span<const Bucket> a, absl::Span<const Bucket> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Bucket& x, const Bucket& y) { return x.items == y.items; });
+}
+
+size_t Lateness(absl::Span<const Bucket> plan, absl::Span<const BucketItem> items, absl::Span<const size_t> order) {
+  std::vector<size_t> ready_bytes(items.size());  // by item: what had become ready when it had
+  size_t bytes = 0;
+  for (const size_t i : order) ready_bytes[i] = bytes += items[i].bytes;
+  size_t launched = 0, own = 0, worst = 0;
+  for (const Bucket& bucket : plan) {
+    for (const size_t i : bucket.items) launched = std::max(launched, ready_bytes[i]);
+    own += bucket.bytes;
+    worst = std::max(worst, launched - std::min(launched, own));
+  }
+  return worst;
 }
 
 }  // namespace ddp

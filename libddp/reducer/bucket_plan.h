@@ -28,6 +28,13 @@ struct Bucket {
 std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
                                 size_t cap);
 
+bool SamePlan(absl::Span<const Bucket> a, absl::Span<const Bucket> b);
+
+// How badly a plan fits an order in which its items became ready: a bucket is launched when it and all before it are
+// complete; of all buckets, the most bytes that had become ready by then beyond the buckets' own. 0 for the order that
+// the plan was made from, if all items have one dtype.
+size_t Lateness(absl::Span<const Bucket> plan, absl::Span<const BucketItem> items, absl::Span<const size_t> order);
+
 }  // namespace ddp
 
 #endif  // LIBDDP_REDUCER_BUCKET_PLAN_H_

@@ -44,4 +44,29 @@ std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers, absl::Span<c
   return merged;
 }
 
+std::vector<std::vector<Buffer>> CutPieces(absl::Span<const Buffer> ranges, size_t bytes) {
+  if (bytes == 0) return {std::vector<Buffer>(ranges.begin(), ranges.end())};
+  const size_t most = std::max(bytes / kItemAlign * kItemAlign, kItemAlign);
+  std::vector<std::vector<Buffer>> pieces(1);
+  size_t filled = 0;  // bytes of the last piece
+  for (Buffer rest : ranges) {
+    const size_t size = SizeOf(rest.dtype);
+    do {
+      const size_t fits = (most - filled) / kItemAlign * kItemAlign;
+      if (fits == 0) {
+        pieces.emplace_back();
+        filled = 0;
+        continue;
+      }
+      Buffer part = rest;
+      part.count = std::min(rest.count, fits / size);
+      pieces.back().push_back(part);
+      filled += part.count * size;
+      rest.data = static_cast<char*>(rest.data) + part.count * size;
+      rest.count -= part.count;
+    } while (rest.count > 0);
+  }
+  return pieces;
+}
+
 }  // namespace ddp

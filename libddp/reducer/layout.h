@@ -37,6 +37,10 @@ Layout LayOut(absl::Span<const Buffer> items, const std::vector<bool>& owned, ab
 // with only padding between. What lies between other buffers is not ours to touch.
 std::vector<Buffer> MergeAdjacent(absl::Span<const Buffer> buffers, absl::Span<const Buffer> arenas);
 
+// `ranges` cut into groups of at most `bytes` bytes each (0: one group), in their order. Cuts lie at multiples of
+// kItemAlign from the beginning of a range.
+std::vector<std::vector<Buffer>> CutPieces(absl::Span<const Buffer> ranges, size_t bytes);
+
 }  // namespace ddp
 
 #endif  // LIBDDP_REDUCER_LAYOUT_H_

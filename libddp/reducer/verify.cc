@@ -1,6 +1,7 @@
 #include "libddp/reducer/verify.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <set>
@@ -9,15 +10,100 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "libddp/reducer/exchange.h"
 
 namespace ddp {
 namespace {
 
-absl::Status Wrong(const ProcessGroup& group, const Parameter& parameter, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": parameter '", parameter.name, "': ", what));
-}
+// --- one rank by itself ---------------------------------------------------------------------------------------------
 
 DType GradType(const Parameter& p) { return p.grad.data == nullptr ? p.value.dtype : p.grad.dtype; }
+
+std::string CheckParameter(const Parameter& p) {
+  if (p.name.empty() || p.name.find('\n') != std::string::npos) return "a name must not be empty, nor have line ends";
+  if (!IsFloatingPoint(p.value.dtype) || !IsFloatingPoint(GradType(p))) {
+    return "only floating-point parameters have gradients";
+  }
+  if (p.value.device.kind != Device::Kind::kCpu || p.grad.device.kind != Device::Kind::kCpu) {
+    return "is not in CPU memory, but the group's backend works there";
+  }
+  if (p.grad.data != nullptr && p.grad.count != p.value.count) {
+    return absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count);
+  }
+  int64_t product = 1;
+  for (int64_t n : p.shape) product *= n;
+  if (!p.shape.empty() && product != static_cast<int64_t>(p.value.count)) {
+    return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has ", product, " elements, the value ",
+                        p.value.count);
+  }
+  return "";
+}
+
+std::string CheckOptions(const DdpOptions& options) {
+  if (options.op != ReduceOp::kAvg && options.op != ReduceOp::kSum) return "op must be kAvg or kSum";
+  if (options.bucket_bytes == 0) return "bucket_bytes must be above 0";
+  if (!(options.gradient_predivide_factor > 0) || !std::isfinite(options.gradient_predivide_factor)) {
+    return absl::StrCat("gradient_predivide_factor is ", options.gradient_predivide_factor,
+                        ", but must be finite and above 0");
+  }
+  std::set<absl::string_view> names;
+  for (const ModelBuffer& b : options.buffers) {
+    if (b.name.empty() || b.name.find('\n') != std::string::npos) {
+      return "the name of a buffer must not be empty, nor have line ends";
+    }
+    if (!names.insert(b.name).second) return absl::StrCat("two buffers have the name '", b.name, "'");
+    if (b.data.data == nullptr && b.data.count > 0) return absl::StrCat("buffer '", b.name, "' has no memory");
+    if (b.data.device.kind != Device::Kind::kCpu) {
+      return absl::StrCat("buffer '", b.name, "' is not in CPU memory, but the group's backend works there");
+    }
+  }
+  return "";
+}
+
+// Memory that two tensors share would be reduced, or broadcast, twice.
+std::string CheckOverlaps(const std::vector<Parameter>& parameters) {
+  struct Range {
+    const char* begin;
+    const char* end;
+    std::string what;
+  };
+  std::vector<Range> ranges;
+  for (const Parameter& p : parameters) {
+    for (const Buffer* b : {&p.value, &p.grad}) {
+      if (b->data == nullptr || b->count == 0) continue;
+      const char* const begin = static_cast<const char*>(b->data);
+      ranges.push_back({begin, begin + b->count * SizeOf(b->dtype),
+                        absl::StrCat("the ", b == &p.value ? "value" : "gradient", " of '", p.name, "'")});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].begin < ranges[i - 1].end) {
+      return absl::StrCat(ranges[i - 1].what, " and ", ranges[i].what,
+                          " share memory; give each tensor once, tied weights too");
+    }
+  }
+  return "";
+}
+
+absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>& parameters,
+                        const DdpOptions& options) {
+  const auto error = [&](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": ", what...));
+  };
+  if (parameters.empty()) return error("DistributedDataParallel needs at least one parameter");
+  if (const std::string wrong = CheckOptions(options); !wrong.empty()) return error("DdpOptions: ", wrong);
+  std::set<absl::string_view> names;
+  for (const Parameter& p : parameters) {
+    std::string wrong = CheckParameter(p);
+    if (wrong.empty() && !names.insert(p.name).second) wrong = "two parameters have this name";
+    if (!wrong.empty()) return error("parameter '", p.name, "': ", wrong);
+  }
+  if (const std::string wrong = CheckOverlaps(parameters); !wrong.empty()) return error(wrong);
+  return absl::OkStatus();
+}
+
+// --- the ranks together ---------------------------------------------------------------------------------------------
 
 std::string Describe(const Parameter& p) {
   std::string text = absl::StrCat("'", p.name, "' ", std::string(Name(p.value.dtype)));
@@ -28,104 +114,86 @@ std::string Describe(const Parameter& p) {
     absl::StrAppend(&text, " [", absl::StrJoin(p.shape, ", "), "]");
   }
   if (p.grad.data != nullptr) absl::StrAppend(&text, " with a gradient of the caller's");
+  if (p.frozen) absl::StrAppend(&text, ", frozen");
   return text;
 }
 
-// One line for the options, then one per parameter. Names may hold anything but line ends (see CheckParameters).
+std::string BytesText(size_t bytes) { return bytes == DdpOptions::kAutoBucketBytes ? "auto" : absl::StrCat(bytes); }
+
+std::vector<std::string> DescribeOptions(const DdpOptions& o) {
+  return {absl::StrCat("bucket_bytes=", BytesText(o.bucket_bytes)),
+          absl::StrCat("first_bucket_bytes=", o.first_bucket_bytes),
+          absl::StrCat("piece_bytes=", o.piece_bytes),
+          absl::StrCat("replan=", o.replan),
+          absl::StrCat("op=", std::string(Name(o.op))),
+          absl::StrCat("weighted=", o.weighted),
+          absl::StrCat("gradient_predivide_factor=", o.gradient_predivide_factor),
+          absl::StrCat("reduce_in_float32=", o.reduce_in_float32),
+          absl::StrCat("nonfinite=", o.nonfinite != nullptr ? "set" : "unset"),
+          absl::StrCat("unused=", o.unused == UnusedParameters::kError ? "kError" : "kDetect"),
+          absl::StrCat("static_graph=", o.static_graph),
+          absl::StrCat("copy_gradients=", o.copy_gradients),
+          absl::StrCat("broadcast_parameters=", o.broadcast_parameters),
+          absl::StrCat("broadcast_buffers=", o.broadcast_buffers),
+          absl::StrCat("hook=", o.hook == nullptr ? "none" : o.hook->name())};
+}
+
+// What has to be equal, one section a blank line: options, parameters, buffers; one line for each. Names have no line
+// ends.
 std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptions& options) {
-  std::string text =
-      absl::StrCat("bucket_bytes=", options.bucket_bytes, " first_bucket_bytes=", options.first_bucket_bytes,
-                   " op=", std::string(Name(options.op)), " nonfinite=", options.nonfinite != nullptr ? "set" : "unset",
-                   " broadcast_parameters=", options.broadcast_parameters);
-  for (const Parameter& p : parameters) absl::StrAppend(&text, "\n", Describe(p));
-  return text;
-}
-
-template <typename T>
-absl::Status Gather(ProcessGroup& group, absl::Span<T> mine, absl::Span<T> all) {
-  const Buffer in{mine.data(), mine.size() * sizeof(T), DType::kUInt8, Device{}};
-  const Buffer out{all.data(), all.size() * sizeof(T), DType::kUInt8, Device{}};
-  absl::StatusOr<Work> work = group.AllGather({&in, 1}, {&out, 1});
-  return work.ok() ? work->Wait() : work.status();
+  std::vector<std::string> tensors, buffers;
+  for (const Parameter& p : parameters) tensors.push_back(Describe(p));
+  for (const ModelBuffer& b : options.buffers) {
+    buffers.push_back(
+        absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count, " elements"));
+  }
+  return absl::StrCat(absl::StrJoin(DescribeOptions(options), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
+                      absl::StrJoin(buffers, "\n"));
 }
 
 absl::Status FirstDifference(int rank, absl::string_view zero, absl::string_view other) {
-  const std::vector<absl::string_view> a = absl::StrSplit(zero, '\n'), b = absl::StrSplit(other, '\n');
+  const std::vector<absl::string_view> all_a = absl::StrSplit(zero, "\n\n"), all_b = absl::StrSplit(other, "\n\n");
   constexpr absl::string_view kRemedy = "; build the same model, in the same order, on all ranks";
-  if (a[0] != b[0]) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks have different options: rank 0 has ", a[0], ", rank ", rank, " has ", b[0]));
+  constexpr absl::string_view kWhat[] = {"option", "parameter", "buffer"};
+  for (size_t section = 0; section < 3; ++section) {
+    const std::vector<absl::string_view> a = absl::StrSplit(all_a[section], '\n', absl::SkipEmpty());
+    const std::vector<absl::string_view> b = absl::StrSplit(all_b[section], '\n', absl::SkipEmpty());
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      if (a[i] == b[i]) continue;
+      if (section == 0) {
+        return absl::FailedPreconditionError(absl::StrCat("ranks have different options: rank 0 has ", a[i], ", rank ",
+                                                          rank, " has ", b[i], "; give all ranks the same DdpOptions"));
+      }
+      return absl::FailedPreconditionError(absl::StrCat("ranks disagree about ", kWhat[section], " ", i,
+                                                        ": rank 0 has ", a[i], ", rank ", rank, " has ", b[i],
+                                                        kRemedy));
+    }
+    if (a.size() == b.size()) continue;
+    const bool zero_has_more = a.size() > b.size();
+    return absl::FailedPreconditionError(absl::StrCat("ranks have different numbers of ", kWhat[section],
+                                                      "s: rank 0 has ", a.size(), ", rank ", rank, " has ", b.size(),
+                                                      "; the first that only rank ", zero_has_more ? 0 : rank,
+                                                      " has is ", zero_has_more ? a[b.size()] : b[a.size()], kRemedy));
   }
-  for (size_t i = 1; i < std::min(a.size(), b.size()); ++i) {
-    if (a[i] == b[i]) continue;
-    return absl::FailedPreconditionError(absl::StrCat("ranks disagree about parameter ", i - 1, ": rank 0 has ", a[i],
-                                                      ", rank ", rank, " has ", b[i], kRemedy));
-  }
-  const bool zero_has_more = a.size() > b.size();
-  return absl::FailedPreconditionError(absl::StrCat("ranks have different numbers of parameters: rank 0 has ",
-                                                    a.size() - 1, ", rank ", rank, " has ", b.size() - 1,
-                                                    "; the first that only rank ", zero_has_more ? 0 : rank, " has is ",
-                                                    zero_has_more ? a[b.size()] : b[a.size()], kRemedy));
-}
-
-absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>& parameters,
-                        const DdpOptions& options) {
-  const auto error = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": ", what));
-  };
-  if (parameters.empty()) return error("DistributedDataParallel needs at least one parameter");
-  if (options.op != ReduceOp::kAvg && options.op != ReduceOp::kSum) {
-    return error("DdpOptions::op must be kAvg or kSum");
-  }
-  if (options.bucket_bytes == 0) return error("DdpOptions::bucket_bytes must be above 0");
-  std::set<absl::string_view> names;
-  for (const Parameter& p : parameters) {
-    if (p.name.empty() || p.name.find('\n') != std::string::npos) {
-      return Wrong(group, p, "a name must not be empty, nor have line ends");
-    }
-    if (!names.insert(p.name).second) return Wrong(group, p, "two parameters have this name");
-    if (!IsFloatingPoint(p.value.dtype) || !IsFloatingPoint(GradType(p))) {
-      return Wrong(group, p, "only floating-point parameters have gradients");
-    }
-    if (p.value.device.kind != Device::Kind::kCpu || p.grad.device.kind != Device::Kind::kCpu) {
-      return Wrong(group, p, "is not in CPU memory, but the group's backend works there");
-    }
-    if (p.grad.data != nullptr && p.grad.count != p.value.count) {
-      return Wrong(group, p, absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count));
-    }
-    int64_t product = 1;
-    for (int64_t n : p.shape) product *= n;
-    if (!p.shape.empty() && product != static_cast<int64_t>(p.value.count)) {
-      return Wrong(group, p,
-                   absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has ", product, " elements, the value ",
-                                p.value.count));
-    }
-  }
-  return absl::OkStatus();
+  return absl::InternalError("the fingerprints of equal models differ");
 }
 
 }  // namespace
 
-absl::Status VerifyParameters(ProcessGroup& group, const std::vector<Parameter>& parameters,
-                              const DdpOptions& options) {
-  const absl::Status alone = CheckAlone(group, parameters, options);
-  const size_t size = static_cast<size_t>(group.size());
+absl::Status VerifyModel(ProcessGroup& group, const std::vector<Parameter>& parameters, const DdpOptions& options,
+                         const absl::Status& mine) {
+  absl::Status alone = mine.ok() ? CheckAlone(group, parameters, options)
+                                 : absl::Status(mine.code(), absl::StrCat("rank ", group.rank(), ": ", mine.message()));
   // A rank with a mistake of its own sends that instead, marked by a character that no fingerprint begins with.
-  std::string mine = alone.ok() ? Fingerprint(parameters, options) : absl::StrCat("!", alone.message());
-  uint64_t length = mine.size();
-  std::vector<uint64_t> lengths(size);
-  if (absl::Status s = Gather<uint64_t>(group, {&length, 1}, absl::MakeSpan(lengths)); !s.ok()) return s;
-  const size_t longest = *std::max_element(lengths.begin(), lengths.end());
-  mine.resize(longest);
-  std::vector<char> all(longest * size);
-  if (absl::Status s = Gather<char>(group, absl::MakeSpan(&mine[0], longest), absl::MakeSpan(all)); !s.ok()) return s;
+  absl::StatusOr<std::vector<std::string>> all =
+      GatherText(group, alone.ok() ? Fingerprint(parameters, options) : absl::StrCat("!", alone.message()));
+  if (!all.ok()) return all.status();
   if (!alone.ok()) return alone;
-  const auto of = [&](size_t r) { return absl::string_view(all.data() + r * longest, lengths[r]); };
-  for (size_t r = 0; r < size; ++r) {
-    if (of(r)[0] == '!') return absl::InvalidArgumentError(of(r).substr(1));
+  for (const std::string& text : *all) {
+    if (text[0] == '!') return absl::InvalidArgumentError(text.substr(1));
   }
-  for (size_t r = 1; r < size; ++r) {
-    if (of(r) != of(0)) return FirstDifference(static_cast<int>(r), of(0), of(r));
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r] != (*all)[0]) return FirstDifference(static_cast<int>(r), (*all)[0], (*all)[r]);
   }
   return absl::OkStatus();
 }

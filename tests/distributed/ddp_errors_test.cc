@@ -2,6 +2,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
@@ -143,10 +144,41 @@ TEST_CASE("different models are told by their first difference") {
         p.push_back({"extra", {}, Buffer{nullptr, 5, DType::kFloat32, {}}, {}});
       },
       {"3", "4", "extra"});
-  CheckDifference([](auto&, auto& options) { options.bucket_bytes = 12'345; }, {"bucket_bytes", "12345"});
-  CheckDifference([](auto&, auto& options) { options.op = ReduceOp::kSum; }, {"sum", "avg"});
+  CheckDifference([](auto& p, auto&) { p[2].frozen = true; }, {"head.weight", "frozen"});
+}
+
+TEST_CASE("every option that differs is named with both values") {
+  using Change = std::function<void(DdpOptions&)>;
   static uint32_t nonfinite = 0;
-  CheckDifference([](auto&, auto& options) { options.nonfinite = &nonfinite; }, {"nonfinite"});
+  static float running_mean[4] = {};
+  const Buffer mean{running_mean, 4, DType::kFloat32, {}};
+  const std::vector<std::pair<Change, std::vector<std::string>>> changes = {
+      {[](auto& o) { o.bucket_bytes = 12'345; }, {"bucket_bytes=26214400", "bucket_bytes=12345"}},
+      {[](auto& o) { o.bucket_bytes = DdpOptions::kAutoBucketBytes; }, {"bucket_bytes=auto"}},
+      {[](auto& o) { o.first_bucket_bytes = 77; }, {"first_bucket_bytes=77"}},
+      {[](auto& o) { o.piece_bytes = 4096; }, {"piece_bytes=4096"}},
+      {[](auto& o) { o.replan = false; }, {"replan=0", "replan=1"}},
+      {[](auto& o) { o.op = ReduceOp::kSum; }, {"op=sum", "op=avg"}},
+      {[](auto& o) { o.weighted = true; }, {"weighted=1"}},
+      {[](auto& o) { o.gradient_predivide_factor = 2; }, {"gradient_predivide_factor=2"}},
+      {[](auto& o) { o.reduce_in_float32 = true; }, {"reduce_in_float32=1"}},
+      {[](auto& o) { o.nonfinite = &nonfinite; }, {"nonfinite=set", "nonfinite=unset"}},
+      {[](auto& o) { o.unused = UnusedParameters::kDetect; }, {"unused=kDetect", "unused=kError"}},
+      {[](auto& o) { o.static_graph = true; }, {"static_graph=1"}},
+      {[](auto& o) { o.copy_gradients = true; }, {"copy_gradients=1"}},
+      {[](auto& o) { o.broadcast_parameters = false; }, {"broadcast_parameters=0"}},
+      {[](auto& o) { o.broadcast_buffers = false; }, {"broadcast_buffers=0"}},
+      {[&](auto& o) {
+         o.buffers = {{"bn.mean", mean}};
+       },
+       {"buffers", "bn.mean"}},
+      {[](auto& o) { o.hook = CreateAllReduceHook(); }, {"hook=none", "hook=all_reduce"}},
+      {[](auto& o) { o.hook = CreatePowerSgdHook({.rank = 3}); }, {"hook=power_sgd(rank=3"}},
+      {[](auto& o) { o.hook = CreateCompressionHook(DType::kBFloat16); }, {"hook=compression(bfloat16)"}},
+  };
+  for (const auto& [change, parts] : changes) {
+    CheckDifference([&change = change](auto&, auto& options) { change(options); }, parts);
+  }
 }
 
 TEST_CASE("a rank's own mistake at Create is told on every rank") {
@@ -162,7 +194,7 @@ TEST_CASE("a rank's own mistake at Create is told on every rank") {
       }
     });
   };
-  static float somewhere[10];
+  static float somewhere[10], thousand[1000];
   check([](auto& p, auto&) { p.clear(); }, {"parameter"});
   check([](auto& p, auto&) { p[2].name = p[0].name; }, {"conv.weight"});
   check([](auto& p, auto&) { p[1].name = ""; }, {"name"});
@@ -170,7 +202,18 @@ TEST_CASE("a rank's own mistake at Create is told on every rank") {
   check([](auto& p, auto&) { p[1].value.dtype = DType::kInt32; }, {"conv.bias", "floating"});
   check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias"});
   check([](auto& p, auto&) { p[1].grad = Buffer{somewhere, 10, DType::kFloat32, {}}; }, {"conv.bias", "10", "1000"});
+  check(
+      [](auto& p, auto&) {
+        p[1].grad = p[2].grad = Buffer{thousand, 1000, DType::kFloat32, {}};
+      },
+      {"conv.bias", "head.weight", "share memory"});
+  check([](auto& p, auto&) { p[0].value.data = p[1].grad.data = thousand, p[1].grad.count = 1000; },
+        {"conv.weight", "conv.bias", "share memory"});
   check([](auto&, auto& options) { options.op = ReduceOp::kMax; }, {"op"});
+  check([](auto&, auto& options) { options.gradient_predivide_factor = 0; }, {"gradient_predivide_factor"});
+  check([](auto&, auto& options) { options.buffers = {{"", {}}}; }, {"buffer"});
+  check([](auto&, auto& options) { options.buffers = {{"a", {}}, {"a", {}}}; }, {"buffers", "'a'"});
+  check([](auto&, auto& options) { options.buffers = {{"a", {nullptr, 3, DType::kInt64, {}}}}; }, {"'a'", "memory"});
   check([](auto&, auto& options) { options.bucket_bytes = 0; }, {"bucket_bytes"});
 }
 

@@ -114,6 +114,47 @@ TEST_CASE("what holds for every plan") {
   }
 }
 
+TEST_CASE("lateness is what had become ready beyond the buckets when one was launched") {
+  const auto items = Floats({10, 20, 30, 40});
+  const auto plan = PlanBuckets(items, Order(4), 30, 30);  // {0, 1}, {2}, {3}
+  CHECK(Lateness(plan, items, Order(4)) == 0);
+  CHECK(Lateness(plan, items, Indices{1, 0, 2, 3}) == 0);   // within a bucket
+  CHECK(Lateness(plan, items, Indices{0, 2, 1, 3}) == 30);  // the first one waits for what belongs to the second
+  CHECK(Lateness(plan, items, Indices{3, 2, 1, 0}) == 70);
+  CHECK(Lateness(plan, items, Indices{0, 1, 3, 2}) == 40);
+  CHECK(SamePlan(plan, PlanBuckets(items, Order(4), 25, 30)));
+  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Indices{1, 0, 2, 3}, 30, 30)));
+  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Order(4), 1000, 30)));
+}
+
+TEST_CASE("ranges are cut in pieces that cover them in order") {
+  static char memory[8192];
+  const auto range = [](size_t offset, size_t count) { return Buffer{memory + offset, count, DType::kFloat16, {}}; };
+  const std::vector<Buffer> ranges = {range(0, 300), range(1024, 0), range(1024, 1000), range(4096, 1)};
+  CHECK(CutPieces(ranges, 0).size() == 1);
+  CHECK(CutPieces(ranges, 0)[0].size() == 4);
+  for (const size_t bytes : {size_t{1}, size_t{256}, size_t{700}, size_t{1024}, size_t{100'000}}) {
+    const auto pieces = CutPieces(ranges, bytes);
+    const size_t most = std::max<size_t>(256, bytes);
+    std::vector<const char*> expected, seen;
+    for (const Buffer& r : ranges) {
+      for (size_t i = 0; i < r.count; ++i) expected.push_back(static_cast<const char*>(r.data) + 2 * i);
+    }
+    for (const auto& piece : pieces) {
+      size_t total = 0;
+      for (const Buffer& r : piece) {
+        total += r.count * 2;
+        for (size_t i = 0; i < r.count; ++i) seen.push_back(static_cast<const char*>(r.data) + 2 * i);
+      }
+      CHECK(total <= most);
+      CHECK(total > 0);
+    }
+    CHECK(seen == expected);
+    if (bytes == 256) CHECK(pieces.size() == 3 + 8 + 1);
+    if (bytes == 100'000) CHECK(pieces.size() == 1);
+  }
+}
+
 TEST_CASE("what the library owns lies in arenas by dtype, aligned, in the order given") {
   const std::vector<Buffer> items = {{nullptr, 10, DType::kFloat32, {}},
                                      {nullptr, 100, DType::kFloat16, {}},

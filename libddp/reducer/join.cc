@@ -1,0 +1,129 @@
+// Ranks with unequal weights, or unequal numbers of steps.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/spin.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/exchange.h"
+#include "libddp/reducer/model.h"
+
+namespace ddp {
+
+absl::Status Model::StartMeeting(StepNote::Kind kind) {
+  note_ = StepNote{};
+  note_.kind = kind;
+  note_.weight = weight_;
+  if (join_.has_value()) {
+    note_.joined = 1;
+    note_.divide_by_active = join_->divide_by_active;
+    note_.throw_on_early = join_->throw_on_early;
+  }
+  absl::StatusOr<Work> work = StartGather<StepNote>(*group_, {&note_, 1}, absl::MakeSpan(notes_));
+  if (work.ok()) meeting_work_ = *std::move(work);
+  return work.status();
+}
+
+absl::Status Model::FinishMeeting() {
+  if (absl::Status s = meeting_work_.Wait(); !s.ok()) return s;
+  absl::StatusOr<Meeting> meeting = ReadNotes(notes_, group_->rank(), options_.op, options_.weighted);
+  if (!meeting.ok()) {
+    agreed_failure_ = true;  // everybody has read the same notes
+    join_over_ = true;
+    return meeting.status();
+  }
+  meeting_ = *meeting;
+  if (meeting->active > 0) last_active_ = meeting->last_active;
+  return absl::OkStatus();
+}
+
+void Model::SetScale() {
+  const double factor = options_.gradient_predivide_factor;
+  StepScale scale;
+  scale.reduce = {.op = options_.op, .prescale = 1 / factor, .postscale = factor};
+  if (options_.op == ReduceOp::kSum) scale.share = 1.0 / group_->size();
+  if (meeting_.has_value()) {
+    scale.reduce.op = ReduceOp::kSum;
+    scale.reduce.postscale = factor / meeting_->divisor;
+    scale.local = meeting_->local;
+    scale.share = meeting_->share;
+  }
+  reducer_.SetScale(scale, statistics_.steps());
+}
+
+void Model::BeginJoin(JoinOptions options) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  join_ = std::move(options);
+  join_over_ = false;
+  last_active_ = 0;
+}
+
+void Model::LeaveJoin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!join_over_ && group_->status().ok()) {
+    group_->Abort(absl::AbortedError(absl::StrCat("rank ", group_->rank(), " left a Join without Finish")));
+  }
+  join_.reset();
+}
+
+// Takes part in what the others do until they are through too; then all take the model of one that went on longest.
+absl::Status Model::FinishJoin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (join_over_) return absl::FailedPreconditionError("this Join is over");
+  if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
+  absl::Status status = ShadowOthers();
+  if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
+  agreed_failure_ = false;
+  meeting_.reset();
+  join_over_ = true;
+  return status;
+}
+
+absl::Status Model::ShadowOthers() {
+  while (true) {
+    absl::Status status = StartMeeting(StepNote::kThrough);
+    if (status.ok()) status = FinishMeeting();
+    if (!status.ok() || meeting_->kind == StepNote::kThrough) return status;
+    if (meeting_->kind == StepNote::kForward) {
+      std::vector<Buffer> buffers;
+      for (const ModelBuffer& b : options_.buffers) buffers.push_back(b.data);
+      status = Broadcast(buffers, meeting_->first_active);
+    } else {
+      status = ShadowStep();
+      if (status.ok() && join_->on_shadowed_step != nullptr) {
+        status = join_->on_shadowed_step();
+        if (!status.ok()) GiveUp(status);
+      }
+    }
+    if (!status.ok()) return status;
+  }
+}
+
+// A step of the others, to which this rank contributes zeros.
+absl::Status Model::ShadowStep() {
+  begin_ns_ = NowNs();
+  reducing_ = shadowing_ = true;
+  observing_ = ReplanDue();
+  order_size_ = copied_out_ = 0;
+  reducer_.Begin(begin_ns_);
+  SetScale();
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (roles_[i] != Role::kTrained && roles_[i] != Role::kIdle) continue;
+    Zero({&all_[i].slot, 1}, {});
+    if (Detecting()) {
+      left_out_.push_back(i);
+      kept_.emplace_back();
+    }
+    Arrive(i);
+  }
+  absl::Status status = Communicate({});
+  if (status.ok()) {
+    Record(NowNs() - begin_ns_);
+    status = EndReduction();
+  }
+  if (!status.ok()) GiveUp(status);
+  shadowing_ = false;
+  EndStep();
+  return status;
+}
+
+}  // namespace ddp

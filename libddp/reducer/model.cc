@@ -1,0 +1,192 @@
+// Creation of a model, and its list of parameters.
+#include "libddp/reducer/model.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/bucket_size.h"
+#include "libddp/reducer/exchange.h"
+#include "libddp/reducer/verify.h"
+
+namespace ddp {
+namespace {
+
+constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
+
+// Backends of one host form every sum in float32; a hook may do anything.
+bool NeedsFloat32Slots(const ProcessGroup& group, const DdpOptions& options) {
+  const bool one_host = group.backend() == "hierarchical" || group.backend() == "local";
+  return options.reduce_in_float32 && !(one_host && options.hook == nullptr);
+}
+
+Buffer AsBytes(const Buffer& b) { return {b.data, b.count * SizeOf(b.dtype), DType::kUInt8, b.device}; }
+
+}  // namespace
+
+Model::Model(ProcessGroup& group, const DdpOptions& options)
+    : group_(&group),
+      options_(options),
+      memory_(options.copy_gradients, NeedsFloat32Slots(group, options)),
+      reducer_(&group, options.hook, options.nonfinite),
+      notes_(static_cast<size_t>(group.size())) {}
+
+absl::Status Model::Build(std::vector<Parameter> parameters) {
+  std::vector<Trained> all;
+  for (Parameter& p : parameters) all.push_back({std::move(p), {}});
+  if (absl::Status s = Adopt(std::move(all)); !s.ok()) return s;
+  return options_.broadcast_parameters ? Broadcast(ValuesAndBuffers(), 0) : absl::OkStatus();
+}
+
+// Makes `all` the list of parameters. They are expected in reverse order: the last layer's gradients first.
+absl::Status Model::Adopt(std::vector<Trained> all) {
+  std::vector<size_t> order(all.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  if (absl::Status s = memory_.Place(*group_, all, order); !s.ok()) return s;
+  all_ = std::move(all);
+  roles_.clear();
+  for (const Trained& t : all_) roles_.push_back(t.parameter.frozen ? Role::kFrozen : Role::kTrained);
+  announced_ = std::make_unique<std::atomic<uint8_t>[]>(all_.size());
+  order_.assign(all_.size(), 0);
+  static_known_ = static_known_here_ = false;
+  steps_of_list_ = 0;
+  order.erase(std::remove_if(order.begin(), order.end(), [&](size_t i) { return roles_[i] == Role::kFrozen; }),
+              order.end());
+  if (absl::Status s = ChooseCaps(); !s.ok()) return s;
+  return Plan(order);
+}
+
+absl::Status Model::ChooseCaps() {
+  size_t bucket = options_.bucket_bytes, first = options_.first_bucket_bytes;
+  if (bucket == DdpOptions::kAutoBucketBytes) {
+    if (caps_.others != 0) return absl::OkStatus();  // the group is as it was
+    size_t bytes = 0;
+    for (const Trained& t : all_) bytes += t.slot.count * SizeOf(t.slot.dtype);
+    absl::StatusOr<LinkModel> link = MeasureLink(*group_);
+    if (!link.ok()) return link.status();
+    bucket = BestBucketBytes(*link, bytes);
+    if (first == 0) first = std::min(bucket, kDefaultFirstBucketBytes);
+    Log().info("rank {}: an all-reduce takes {:.1f} us + {:.3f} ns a byte: buckets of {} bytes", group_->rank(),
+               link->latency_ns / 1000, link->ns_per_byte, bucket);
+  }
+  if (first == 0) first = bucket == DdpOptions::kDefaultBucketBytes ? kDefaultFirstBucketBytes : bucket;
+  caps_ = {first, bucket, options_.piece_bytes};
+  return absl::OkStatus();
+}
+
+absl::Status Model::Plan(absl::Span<const size_t> order) {
+  statistics_.CountPlan();
+  return reducer_.Plan(all_, order, memory_, caps_);
+}
+
+std::vector<Buffer> Model::ValuesAndBuffers() const {
+  std::vector<Buffer> all;
+  for (const Trained& t : all_) all.push_back(t.parameter.value);
+  for (const ModelBuffer& b : options_.buffers) all.push_back(b.data);
+  return all;
+}
+
+// All of it in one operation, whatever the types.
+absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root) {
+  std::vector<Buffer> bytes;
+  for (const Buffer& b : buffers) {
+    if (b.count > 0) bytes.push_back(AsBytes(b));
+  }
+  return bytes.empty() ? absl::OkStatus() : Finish(group_->Broadcast(bytes, root));
+}
+
+Model::~Model() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
+  group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
+  Abandon();
+}
+
+// Waits for what is under way, whatever becomes of it: then no operation has our memory any more.
+void Model::Abandon() {
+  reducer_.Abandon();
+  meeting_work_.Wait().IgnoreError();
+  used_work_.Wait().IgnoreError();
+}
+
+absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::map<absl::string_view, size_t> known;
+  for (size_t i = 0; i < all_.size(); ++i) known.emplace(all_[i].parameter.name, i);
+  absl::Status mine;
+  if (in_step_) mine = absl::FailedPreconditionError("SetParameters in the middle of a step");
+  if (join_.has_value() && !join_over_) mine = absl::FailedPreconditionError("SetParameters inside of a Join");
+
+  std::vector<Trained> next;
+  std::vector<bool> stays(all_.size()), trains_on(all_.size());
+  std::vector<size_t> added;
+  for (Parameter& p : parameters) {
+    const auto found = known.find(p.name);
+    if (found == known.end() || stays[found->second]) {
+      added.push_back(next.size());
+      next.push_back({p, {}});
+      continue;
+    }
+    const Trained& old = all_[found->second];
+    stays[found->second] = true;
+    if (p.value.count != old.parameter.value.count || p.value.dtype != old.parameter.value.dtype) {
+      mine.Update(absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", p.name, "' had ", old.parameter.value.count, " elements of ", Name(old.parameter.value.dtype),
+          " and now has ", p.value.count, " of ", Name(p.value.dtype), "; give it another name")));
+    }
+    trains_on[found->second] = !p.frozen;
+    next.push_back(old);
+    next.back().parameter.frozen = p.frozen;
+    p.value = old.parameter.value;
+    p.grad = old.owned ? Buffer{} : old.parameter.grad;
+  }
+  if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
+
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i].owned && !trains_on[i]) Zero({&all_[i].parameter.grad, 1}, {});
+  }
+  if (absl::Status s = Adopt(std::move(next)); !s.ok()) return s;
+  if (!options_.broadcast_parameters) return absl::OkStatus();
+  std::vector<Buffer> values;
+  for (const size_t i : added) values.push_back(all_[i].parameter.value);
+  return Broadcast(values, 0);
+}
+
+absl::Status Model::Rebind(ProcessGroup& group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (in_step_) {
+    if (group_->status().ok()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
+    }
+    Abandon();
+    EndStep();
+  }
+  group_ = &group;
+  notes_.resize(static_cast<size_t>(group.size()));
+  std::vector<Parameter> given;  // as it was given to Create, without the memory that the library owns
+  for (const Trained& t : all_) {
+    given.push_back(t.parameter);
+    if (t.value_owned) given.back().value.data = nullptr;
+    if (t.owned) given.back().grad = Buffer{};
+  }
+  if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
+  if (absl::Status s = memory_.Register(group); !s.ok()) return s;
+  if (absl::Status s = reducer_.Rebind(&group, all_); !s.ok()) return s;
+  Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::Create(
+    ProcessGroup& group, std::vector<Parameter> parameters, const DdpOptions& options) {
+  if (absl::Status s = VerifyModel(group, parameters, options); !s.ok()) return s;
+  auto model = std::make_unique<Model>(group, options);
+  if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return s;
+  return std::unique_ptr<DistributedDataParallel>(std::move(model));
+}
+
+}  // namespace ddp

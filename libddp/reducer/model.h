@@ -1,0 +1,165 @@
+// DistributedDataParallel as it is: announcements, and what a step consists of beside its buckets. The parts are in
+// model.cc (creation, parameters), step.cc (a step), unused.cc (parameters without gradients), join.cc (unequal ranks)
+// and norm.cc.
+#ifndef LIBDDP_REDUCER_MODEL_H_
+#define LIBDDP_REDUCER_MODEL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "libddp/reducer/memory.h"
+#include "libddp/reducer/reducer.h"
+#include "libddp/reducer/statistics.h"
+#include "libddp/reducer/step_note.h"
+
+namespace ddp {
+
+class Model final : public DistributedDataParallel {
+ public:
+  Model(ProcessGroup& group, const DdpOptions& options);
+  ~Model() override;
+
+  // Collective; the parameters and options have been verified.
+  absl::Status Build(std::vector<Parameter> parameters);
+
+  size_t size() const override { return all_.size(); }
+  const Parameter& parameter(size_t index) const override { return all_[index].parameter; }
+  Buffer value(size_t index) const override { return all_[index].parameter.value; }
+  Buffer grad(size_t index) const override { return all_[index].parameter.grad; }
+  absl::Span<const Buffer> grad_spans() const override { return memory_.grad_spans(); }
+  absl::Span<const Buffer> value_spans() const override { return memory_.value_spans(); }
+  absl::Status SetParameters(std::vector<Parameter> parameters) override;
+
+  absl::Status BeginForward(Stream stream) override;
+  void GradReady(size_t index, Stream stream) noexcept override;
+  absl::Status SetGrad(size_t index, Buffer grad) override;
+  absl::Status FinishBackward(Stream stream) override;
+  void ZeroGrad(Stream stream) override;
+  void SetWeight(double weight) override { weight_ = weight; }
+  void SetIsLastMicrobatch(bool is_last) override { is_last_ = is_last; }
+  absl::StatusOr<double> GradNorm(double order) const override;
+  absl::StatusOr<double> ClipGradNorm(double max_norm, double order) override;
+  DdpStatistics statistics() const override;
+  absl::Status Rebind(ProcessGroup& group) override;
+
+ private:
+  // What becomes of a parameter in a reduced step.
+  enum class Role : uint8_t {
+    kTrained,
+    kIdle,    // static graph: this rank does not use it, another does
+    kUnused,  // static graph: no rank uses it; it is in no bucket
+    kFrozen,
+  };
+  // How a parameter has been announced.
+  static constexpr uint8_t kNow = 1;    // in this backward
+  static constexpr uint8_t kSince = 2;  // in this one, or in one since the last reduction
+
+  void ChangeNoSync(int delta) override { no_sync_ += delta; }
+  void BeginJoin(JoinOptions options) override;
+  absl::Status FinishJoin() override;
+  void LeaveJoin() override;
+
+  // Creation and parameters.
+  void Abandon();
+  absl::Status Adopt(std::vector<Trained> all);
+  absl::Status ChooseCaps();
+  absl::Status Plan(absl::Span<const size_t> order);
+  absl::Status Broadcast(absl::Span<const Buffer> buffers, int root);
+  std::vector<Buffer> ValuesAndBuffers() const;
+
+  // The step, with the mutex held.
+  void BeginStep();
+  void BeginReduction();
+  void TryAdvance(Stream stream);
+  void Arrive(size_t index);
+  void Misused(absl::string_view what);
+  void GiveUp(const absl::Status& why);
+  absl::Status Reduce(Stream stream);
+  absl::Status Communicate(Stream stream);
+  void CopyIn(size_t index, Stream stream);
+  absl::Status CopyOut(size_t index, Stream stream);
+  absl::Status CopyOutDone(Stream stream);
+  absl::Status CheckGivenGradients();
+  void Record(int64_t exposed_ns);
+  absl::Status EndReduction();
+  void EndStep();
+  bool ReplanDue() const;
+  std::vector<size_t> ObservedOrder() const;
+  absl::Status Replan(bool must);
+
+  // Unused parameters.
+  bool MayBeUnused() const { return options_.unused == UnusedParameters::kDetect || options_.static_graph; }
+  bool Detecting() const { return MayBeUnused() && !static_known_; }
+  absl::Status Settle(Stream stream);
+  absl::Status MissingError(absl::Span<const size_t> missing) const;
+  absl::Status LeaveOut(size_t index, Stream stream);
+  absl::Status StartUsedMap();
+  absl::Status FinishUsedMap(Stream stream);
+  bool RecordStaticGraph();
+
+  // Unequal ranks.
+  bool Meets() const { return options_.weighted || join_.has_value(); }
+  absl::Status StartMeeting(StepNote::Kind kind);
+  absl::Status FinishMeeting();
+  void SetScale();
+  absl::Status ShadowStep();
+  absl::Status ShadowOthers();
+
+  std::vector<Buffer> Gradients() const;
+
+  ProcessGroup* group_;
+  const DdpOptions options_;
+  ModelMemory memory_;
+  Reducer reducer_;
+  Reducer::Caps caps_;
+  std::vector<Trained> all_;  // by parameter
+  std::vector<Role> roles_;   // by parameter
+
+  // The step. GradReady touches the atomics from any thread.
+  std::unique_ptr<std::atomic<uint8_t>[]> announced_;  // by parameter: kNow, kSince
+  std::atomic<bool> in_step_{false};
+  std::atomic<bool> reducing_{false};   // of this step: whether it is reduced at all
+  std::atomic<bool> observing_{false};  // of this step: whether the order of announcements is written down
+  std::atomic<int> no_sync_{0};
+  std::atomic<bool> is_last_{true};
+  std::atomic<bool> grads_given_{false};  // SetGrad was called since the last reduction
+  std::vector<uint32_t> order_;           // parameters as they were announced in this step
+  std::atomic<size_t> order_size_{0};
+  mutable std::mutex mutex_;
+  int64_t begin_ns_ = 0;
+  size_t copied_out_ = 0;        // buckets of this step whose gradients are back where they belong
+  absl::Status misuse_;          // the first of this step
+  bool agreed_failure_ = false;  // all ranks know of it: no reason to abort
+  bool last_was_reduced_ = true;
+  int64_t steps_of_list_ = 0;  // reduced steps with the present list of parameters
+  Statistics statistics_;
+
+  // Unused parameters.
+  std::vector<size_t> left_out_;         // in this step, here; ascending
+  std::vector<std::vector<char>> kept_;  // what their gradients were, if those are the library's
+  std::vector<uint8_t> used_map_;        // by parameter: some rank used it
+  Work used_work_;
+  bool static_known_ = false;       // all ranks know what no rank uses
+  bool static_known_here_ = false;  // and this rank what it does not use itself
+
+  // Unequal ranks.
+  std::atomic<double> weight_{1};
+  std::optional<JoinOptions> join_;
+  bool join_over_ = false;
+  bool shadowing_ = false;  // this step is one of the others, and this rank through
+  StepNote note_;
+  std::vector<StepNote> notes_;
+  Work meeting_work_;
+  std::optional<Meeting> meeting_;  // of this step
+  int last_active_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_REDUCER_MODEL_H_

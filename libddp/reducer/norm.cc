@@ -1,0 +1,48 @@
+// The norm of all gradients, and clipping by it.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/model.h"
+
+namespace ddp {
+
+// Long ranges: gradients that lie side by side are one. The order is the same on all ranks.
+std::vector<Buffer> Model::Gradients() const {
+  std::vector<Buffer> owned, others;
+  for (size_t i = all_.size(); i-- > 0;) {
+    const Buffer& grad = all_[i].parameter.grad;
+    if (all_[i].parameter.frozen || grad.data == nullptr || grad.count == 0) continue;
+    (all_[i].owned ? owned : others).push_back(grad);
+  }
+  std::vector<Buffer> all = memory_.Merge(owned);
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+absl::StatusOr<double> Model::GradNorm(double order) const {
+  if (order == 1) return Norm(Gradients(), NormKind::kL1);
+  if (order == 2) return Norm(Gradients(), NormKind::kL2);
+  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax);
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", group_->rank(), ": GradNorm: the order ", order, " is none of 1, 2 and infinity"));
+}
+
+// As torch.nn.utils.clip_grad_norm_ does, the small number in the divisor included.
+absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order) {
+  if (!(max_norm > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", group_->rank(), ": ClipGradNorm: max_norm is ", max_norm, ", but must be above 0"));
+  }
+  const absl::StatusOr<double> norm = GradNorm(order);
+  if (!norm.ok() || !std::isfinite(*norm)) return norm;
+  const double scale = max_norm / (*norm + 1e-6);
+  if (scale >= 1) return norm;
+  for (const Buffer& range : Gradients()) {
+    if (absl::Status s = CopyScaled({&range, 1}, {&range, 1}, scale, {}); !s.ok()) return s;
+  }
+  return norm;
+}
+
+}  // namespace ddp

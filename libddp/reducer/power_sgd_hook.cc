@@ -1,0 +1,313 @@
+// PowerSGD: see CreatePowerSgdHook.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/comm_hook.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/scratch.h"
+
+namespace ddp {
+namespace {
+
+// A matrix in row-major order, borrowed.
+struct Matrix {
+  float* data;
+  size_t rows, columns;
+  float* row(size_t i) const { return data + i * columns; }
+};
+
+// The same order of additions everywhere: sixteen partial sums, which the compiler keeps in vectors.
+float Dot(const float* a, const float* b, size_t n) {
+  constexpr size_t kParts = 16;
+  float parts[kParts] = {};
+  size_t i = 0;
+  for (; i + kParts <= n; i += kParts) {
+    for (size_t k = 0; k < kParts; ++k) parts[k] += a[i + k] * b[i + k];
+  }
+  float sum = 0;
+  for (; i < n; ++i) sum += a[i] * b[i];
+  for (const float part : parts) sum += part;
+  return sum;
+}
+
+void AddScaled(float* to, const float* from, float factor, size_t n) {
+  for (size_t i = 0; i < n; ++i) to[i] += factor * from[i];
+}
+
+// Makes the rows orthonormal by the modified Gram-Schmidt method, twice for accuracy. A row that depends on earlier
+// ones becomes zero: what would be left of it is rounding.
+void Orthonormalize(Matrix m) {
+  for (size_t i = 0; i < m.rows; ++i) {
+    float* const row = m.row(i);
+    const float before = std::sqrt(Dot(row, row, m.columns));
+    for (int pass = 0; pass < 2; ++pass) {
+      for (size_t k = 0; k < i; ++k) AddScaled(row, m.row(k), -Dot(row, m.row(k), m.columns), m.columns);
+    }
+    const float after = std::sqrt(Dot(row, row, m.columns));
+    const float scale = after > 1e-5f * before ? 1 / after : 0;
+    for (size_t j = 0; j < m.columns; ++j) row[j] = scale == 0 ? 0 : row[j] * scale;
+  }
+}
+
+uint64_t Hash(absl::string_view text, uint64_t seed) {
+  uint64_t hash = seed ^ 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// One parameter's state, by its name. P and Q are kept transposed, one vector of the basis after the other.
+struct State {
+  size_t rows = 0, columns = 0, rank = 0;
+  std::vector<float> error;  // between Start and Finish: M, the gradient and the error together
+  std::vector<float> p, q;
+};
+
+class PowerSgdHook final : public CommHook {
+ public:
+  explicit PowerSgdHook(const PowerSgdOptions& options) : options_(options) {}
+
+  std::string name() const override {
+    return absl::StrCat("power_sgd(rank=", options_.rank, ", start_step=", options_.start_step,
+                        ", min_ratio=", options_.min_ratio, ", warm_start=", options_.warm_start,
+                        ", error_feedback=", options_.error_feedback, ", seed=", options_.seed, ")");
+  }
+  int rounds() const override { return 2; }
+
+  absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) override;
+  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override;
+  absl::Status Finish(const GradBucket& bucket) override;
+
+ private:
+  // A bucket's messages: in the first, gradients that are not compressed and then every P; in the second every Q.
+  struct Messages {
+    std::vector<size_t> whole, compressed;  // indices in GradBucket::gradients
+    Buffer first, second;
+  };
+
+  bool Compresses(const GradBucket::Gradient& gradient) const;
+  bool InFull(const GradBucket& bucket) const { return bucket.step < options_.start_step; }
+  State& StateOf(const GradBucket::Gradient& gradient);
+  void PrepareQ(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state);
+  static Buffer Part(const Buffer& whole, size_t begin, size_t count) {
+    return {static_cast<char*>(whole.data) + begin * SizeOf(whole.dtype), count, whole.dtype, whole.device};
+  }
+  static Buffer Floats(std::vector<float>& v) { return {v.data(), v.size(), DType::kFloat32, Device{}}; }
+  absl::Status MakeP(const GradBucket& bucket, Messages& messages);
+  absl::Status MakeQ(const GradBucket& bucket, Messages& messages);
+  absl::Status Decompress(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state,
+                          std::vector<float>& result);
+
+  const PowerSgdOptions options_;
+  std::map<std::string, State> states_;
+  std::vector<Messages> messages_;  // by bucket
+  Scratch scratch_;
+};
+
+bool PowerSgdHook::Compresses(const GradBucket::Gradient& gradient) const {
+  if (gradient.shape.size() < 2 || gradient.count == 0) return false;
+  const double rows = static_cast<double>(gradient.shape[0]);
+  const double columns = static_cast<double>(gradient.count) / rows;
+  return (rows + columns) * options_.rank * options_.min_ratio <= rows * columns;
+}
+
+State& PowerSgdHook::StateOf(const GradBucket::Gradient& gradient) {
+  State& state = states_[gradient.name];
+  const size_t rows = static_cast<size_t>(gradient.shape[0]);
+  if (state.rows != rows || state.error.size() != gradient.count) {
+    state = State{};
+    state.rows = rows;
+    state.columns = gradient.count / rows;
+    state.rank = std::min({static_cast<size_t>(options_.rank), state.rows, state.columns});
+    state.error.assign(gradient.count, 0.0f);
+    state.p.assign(state.rank * state.rows, 0.0f);
+    state.q.assign(state.rank * state.columns, 0.0f);
+  }
+  return state;
+}
+
+// An orthonormal Q to begin with: the last step's or, where that is zero (at first, or after a gradient of zeros) or
+// not wanted, a random one that is the same on every rank. Its length would not matter to P's directions, but does to
+// what 16 bits can hold.
+void PowerSgdHook::PrepareQ(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state) {
+  if (!options_.warm_start) std::fill(state.q.begin(), state.q.end(), 0.0f);
+  const Matrix q{state.q.data(), state.rank, state.columns};
+  Orthonormalize(q);
+  std::mt19937_64 random(Hash(gradient.name, options_.seed + static_cast<uint64_t>(bucket.step)));
+  for (size_t k = 0; k < q.rows; ++k) {
+    float* const row = q.row(k);
+    if (std::any_of(row, row + q.columns, [](float x) { return x != 0; })) continue;
+    std::generate(row, row + q.columns,
+                  [&] { return static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-52 - 1); });
+  }
+  Orthonormalize(q);
+}
+
+absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) {
+  if (options_.rank < 1 || options_.start_step < 0 || !(options_.min_ratio > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CreatePowerSgdHook: ", name(), ": rank must be 1 or more, start_step 0 or more, min_ratio above 0"));
+  }
+  messages_.assign(buckets.size(), {});
+  size_t bytes = 0;
+  std::vector<std::pair<size_t, size_t>> counts;  // of the two messages
+  for (const GradBucket& bucket : buckets) {
+    if (bucket.buffer.dtype == DType::kFloat64) {
+      return absl::InvalidArgumentError(absl::StrCat("CreatePowerSgdHook: '", bucket.gradients[0].name,
+                                                     "' is float64; only float32 and 16-bit gradients are compressed"));
+    }
+    Messages& messages = messages_[bucket.index];
+    size_t first = 0, second = 0;
+    for (size_t g = 0; g < bucket.gradients.size(); ++g) {
+      const GradBucket::Gradient& gradient = bucket.gradients[g];
+      if (!Compresses(gradient)) {
+        messages.whole.push_back(g);
+        first += gradient.count;
+        continue;
+      }
+      messages.compressed.push_back(g);
+      const State& state = StateOf(gradient);
+      first += state.rank * state.rows;
+      second += state.rank * state.columns;
+    }
+    counts.emplace_back(first, second);
+    const size_t size = SizeOf(bucket.buffer.dtype);
+    bytes += Scratch::Room(first * size) + Scratch::Room(second * size);
+  }
+  if (absl::Status s = scratch_.Reserve(group, bytes, buckets.empty() ? Device{} : buckets[0].buffer.device); !s.ok()) {
+    return s;
+  }
+  for (const GradBucket& bucket : buckets) {
+    messages_[bucket.index].first = scratch_.Take(bucket.buffer.dtype, counts[bucket.index].first);
+    messages_[bucket.index].second = scratch_.Take(bucket.buffer.dtype, counts[bucket.index].second);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Work> PowerSgdHook::Start(ProcessGroup& group, const GradBucket& bucket, int round) {
+  Messages& messages = messages_[bucket.index];
+  if (InFull(bucket)) {
+    if (round > 0) return Work();
+    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce, bucket.stream);
+  }
+  Buffer& message = round == 0 ? messages.first : messages.second;
+  if (message.count == 0) return Work();
+  absl::Status status = round == 0 ? MakeP(bucket, messages) : MakeQ(bucket, messages);
+  if (!status.ok()) return status;
+  return group.AllReduce({&message, 1}, {&message, 1}, bucket.reduce, bucket.stream);
+}
+
+// M = gradient + error; P = M Q.
+absl::Status PowerSgdHook::MakeP(const GradBucket& bucket, Messages& messages) {
+  size_t at = 0;
+  for (const size_t g : messages.whole) {
+    const GradBucket::Gradient& gradient = bucket.gradients[g];
+    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count);
+    const Buffer to = Part(messages.first, at, gradient.count);
+    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    at += gradient.count;
+  }
+  std::vector<float> fresh;
+  for (const size_t g : messages.compressed) {
+    const GradBucket::Gradient& gradient = bucket.gradients[g];
+    State& state = StateOf(gradient);
+    fresh.resize(gradient.count);
+    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count), to = Floats(fresh);
+    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (options_.error_feedback) {
+      AddScaled(state.error.data(), fresh.data(), 1, fresh.size());
+    } else {
+      state.error.swap(fresh);
+    }
+    PrepareQ(bucket, gradient, state);
+    const Matrix m{state.error.data(), state.rows, state.columns};
+    for (size_t k = 0; k < state.rank; ++k) {
+      for (size_t i = 0; i < m.rows; ++i) {
+        state.p[k * m.rows + i] = Dot(m.row(i), state.q.data() + k * m.columns, m.columns);
+      }
+    }
+    const Buffer p = Floats(state.p), message = Part(messages.first, at, state.p.size());
+    if (absl::Status s = CopyScaled({&p, 1}, {&message, 1}, 1, bucket.stream); !s.ok()) return s;
+    at += state.p.size();
+  }
+  return absl::OkStatus();
+}
+
+// P made orthonormal; Q = M' P.
+absl::Status PowerSgdHook::MakeQ(const GradBucket& bucket, Messages& messages) {
+  size_t at = 0, out = 0;
+  for (const size_t g : messages.whole) at += bucket.gradients[g].count;
+  for (const size_t g : messages.compressed) {
+    State& state = StateOf(bucket.gradients[g]);
+    const Buffer message = Part(messages.first, at, state.p.size()), p = Floats(state.p);
+    if (absl::Status s = CopyScaled({&message, 1}, {&p, 1}, 1, bucket.stream); !s.ok()) return s;
+    at += state.p.size();
+    Orthonormalize({state.p.data(), state.rank, state.rows});
+    const Matrix m{state.error.data(), state.rows, state.columns};
+    std::fill(state.q.begin(), state.q.end(), 0.0f);
+    for (size_t i = 0; i < m.rows; ++i) {
+      for (size_t k = 0; k < state.rank; ++k) {
+        AddScaled(state.q.data() + k * m.columns, m.row(i), state.p[k * m.rows + i], m.columns);
+      }
+    }
+    const Buffer q = Floats(state.q), to = Part(messages.second, out, state.q.size());
+    if (absl::Status s = CopyScaled({&q, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    out += state.q.size();
+  }
+  return absl::OkStatus();
+}
+
+// The result is P Q'; the error is what it lacks of this rank's M.
+absl::Status PowerSgdHook::Decompress(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state,
+                                      std::vector<float>& result) {
+  result.assign(gradient.count, 0.0f);
+  for (size_t i = 0; i < state.rows; ++i) {
+    for (size_t k = 0; k < state.rank; ++k) {
+      AddScaled(result.data() + i * state.columns, state.q.data() + k * state.columns, state.p[k * state.rows + i],
+                state.columns);
+    }
+  }
+  if (options_.error_feedback) {
+    AddScaled(state.error.data(), result.data(), -static_cast<float>(bucket.share), result.size());
+  }
+  const Buffer from = Floats(result), to = Part(bucket.buffer, gradient.offset, gradient.count);
+  return CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream);
+}
+
+absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
+  if (InFull(bucket)) return absl::OkStatus();
+  Messages& messages = messages_[bucket.index];
+  size_t at = 0;
+  for (const size_t g : messages.whole) {
+    const GradBucket::Gradient& gradient = bucket.gradients[g];
+    const Buffer from = Part(messages.first, at, gradient.count);
+    const Buffer to = Part(bucket.buffer, gradient.offset, gradient.count);
+    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    at += gradient.count;
+  }
+  size_t in = 0;
+  std::vector<float> result;
+  for (const size_t g : messages.compressed) {
+    const GradBucket::Gradient& gradient = bucket.gradients[g];
+    State& state = StateOf(gradient);
+    const Buffer message = Part(messages.second, in, state.q.size()), q = Floats(state.q);
+    if (absl::Status s = CopyScaled({&message, 1}, {&q, 1}, 1, bucket.stream); !s.ok()) return s;
+    in += state.q.size();
+    if (absl::Status s = Decompress(bucket, gradient, state, result); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::shared_ptr<CommHook> CreatePowerSgdHook(const PowerSgdOptions& options) {
+  return std::make_shared<PowerSgdHook>(options);
+}
+
+}  // namespace ddp

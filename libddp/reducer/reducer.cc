@@ -1,0 +1,268 @@
+#include "libddp/reducer/reducer.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/layout.h"
+
+namespace ddp {
+namespace {
+
+absl::Status StatusOf(const absl::Status& status) { return status; }
+absl::Status StatusOf(const absl::StatusOr<Work>& work) { return work.status(); }
+
+}  // namespace
+
+// --- the plan -------------------------------------------------------------------------------------------------------
+
+absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
+                           const Caps& caps) {
+  std::vector<BucketItem> items;
+  for (const Trained& t : all) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
+  plan_ = PlanBuckets(items, order, caps.first, caps.others);
+  buckets_.clear();
+  bucket_of_.assign(all.size(), 0);
+  for (const Bucket& planned : plan_) {
+    auto bucket = std::make_unique<BucketState>();
+    std::vector<Buffer> slots;
+    for (const size_t i : planned.items) {
+      bucket_of_[i] = buckets_.size();
+      slots.push_back(all[i].slot);
+      bucket->view.gradients.push_back({i, all[i].parameter.name, all[i].parameter.shape, 0, all[i].slot.count});
+    }
+    bucket->ranges = memory.Merge(slots);
+    if (bucket->ranges.empty()) bucket->ranges.push_back(slots[0]);  // nothing but empty gradients
+    bucket->pieces = CutPieces(bucket->ranges, caps.piece);
+    bucket->times.bytes = planned.bytes;
+    bucket->times.gradients = planned.items.size();
+    bucket->times.ranges = bucket->ranges.size();
+    bucket->view.index = buckets_.size();
+    bucket->view.is_last = buckets_.size() + 1 == plan_.size();
+    Log().debug("rank {}: bucket {}: {} gradients, {} bytes, {} ranges", group_->rank(), buckets_.size(),
+                planned.items.size(), planned.bytes, bucket->ranges.size());
+    buckets_.push_back(std::move(bucket));
+  }
+  End();
+  return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
+}
+
+// Hooks see one array for each bucket: the ranges themselves if there is only one, else a copy.
+absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
+  const auto count = [](const std::vector<Buffer>& ranges) {
+    size_t elements = 0;
+    for (const Buffer& range : ranges) elements += range.count;
+    return elements;
+  };
+  size_t copies = 0;
+  for (const auto& bucket : buckets_) {
+    bucket->packed = bucket->ranges.size() > 1;
+    if (bucket->packed) copies += Scratch::Room(count(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
+  }
+  if (absl::Status s = packed_.Reserve(*group_, copies, Device{}); !s.ok()) return s;
+  std::vector<GradBucket> views;
+  for (const auto& bucket : buckets_) {
+    const DType dtype = bucket->ranges[0].dtype;
+    GradBucket& view = bucket->view;
+    view.buffer = bucket->ranges[0];
+    if (bucket->packed) view.buffer = packed_.Take(dtype, count(bucket->ranges));
+    for (GradBucket::Gradient& gradient : view.gradients) {
+      const char* const data = static_cast<const char*>(all[gradient.parameter].slot.data);
+      size_t before = 0;  // elements of earlier ranges
+      for (const Buffer& range : bucket->ranges) {
+        const char* const begin = static_cast<const char*>(range.data);
+        if (gradient.count > 0 && data >= begin && data < begin + range.count * SizeOf(dtype)) {
+          gradient.offset = before + static_cast<size_t>(data - begin) / SizeOf(dtype);
+        }
+        before += range.count;
+      }
+    }
+    views.push_back(view);
+  }
+  try {
+    return hook_->Prepare(*group_, views);
+  } catch (const std::exception& e) {
+    return absl::UnknownError(absl::StrCat("rank ", group_->rank(), ": hook ", hook_->name(), " threw: ", e.what()));
+  }
+}
+
+absl::Status Reducer::Rebind(ProcessGroup* group, const std::vector<Trained>& all) {
+  group_ = group;
+  return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
+}
+
+// --- the step -------------------------------------------------------------------------------------------------------
+
+void Reducer::Begin(int64_t begin_ns) {
+  begin_ns_ = begin_ns;
+  scaled_ = false;
+}
+
+void Reducer::Ready(size_t parameter) {
+  BucketState& bucket = *buckets_[bucket_of_[parameter]];
+  bucket.ready = true;
+  bucket.times.ready_ns = NowNs() - begin_ns_;
+}
+
+void Reducer::SetScale(const StepScale& scale, int64_t step) {
+  scale_ = scale;
+  if (hook_ == nullptr) scale_.reduce.nonfinite = nonfinite_;
+  step_ = step;
+  scaled_ = true;
+}
+
+bool Reducer::InRounds() const {
+  return hook_ != nullptr && launched() > 0 && buckets_[launched() - 1]->round < hook_->rounds();
+}
+
+// Buckets are launched in the order of the plan, and one has begun all its operations before the next begins any, so
+// that all ranks make the same calls.
+void Reducer::Advance(Stream stream) {
+  while (scaled_ && status_.ok()) {
+    if (InRounds()) {
+      BucketState& last = *buckets_[launched() - 1];
+      if (!last.Done()) break;
+      status_ = Collect(last);
+      if (status_.ok()) StartRound(last);
+    } else if (launched() < buckets_.size() && buckets_[launched()]->ready) {
+      Launch(stream);
+    } else {
+      break;
+    }
+  }
+  while (done_ + (InRounds() ? 1 : 0) < launched() && status_.ok() && buckets_[done_]->Done()) {
+    Complete(*buckets_[done_]);
+    ++done_;
+  }
+}
+
+absl::Status Reducer::IssueAll(Stream stream) {
+  while (status_.ok() && (InRounds() || launched() < buckets_.size())) {
+    if (InRounds()) {
+      BucketState& last = *buckets_[launched() - 1];
+      status_ = Collect(last);
+      if (status_.ok()) StartRound(last);
+    } else {
+      Launch(stream);
+    }
+  }
+  return status_;
+}
+
+absl::Status Reducer::WaitAll() {
+  for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_]);
+  return status_;
+}
+
+void Reducer::Abandon() {
+  for (size_t b = 0; b < launched(); ++b) Collect(*buckets_[b]).IgnoreError();
+}
+
+void Reducer::End() {
+  for (const auto& bucket : buckets_) {
+    bucket->ready = false;
+    bucket->round = 0;
+    bucket->works.clear();
+    bucket->pending.store(static_cast<int>(bucket->times.gradients), std::memory_order_relaxed);
+  }
+  launched_ = done_ = 0;
+  scaled_ = false;
+  status_ = absl::OkStatus();
+}
+
+bool Reducer::Pending() const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return !bucket->Done(); });
+}
+
+std::vector<BucketTimes> Reducer::times() const {
+  std::vector<BucketTimes> times;
+  times.reserve(buckets_.size());
+  for (const auto& bucket : buckets_) times.push_back(bucket->times);
+  return times;
+}
+
+// --- one bucket -----------------------------------------------------------------------------------------------------
+
+void Reducer::Launch(Stream stream) {
+  BucketState& bucket = *buckets_[launched()];
+  bucket.times.launched_ns = NowNs() - begin_ns_;
+  bucket.times.operations = 0;
+  if (scale_.local != 1) status_ = CopyScaled(bucket.ranges, bucket.ranges, scale_.local, stream);
+  if (!status_.ok()) return;
+  scale_.reduce.bucket = static_cast<int>(launched());
+  launched_.fetch_add(1, std::memory_order_relaxed);
+  if (hook_ == nullptr) {
+    for (const std::vector<Buffer>& piece : bucket.pieces) {
+      absl::StatusOr<Work> work = group_->AllReduce(piece, piece, scale_.reduce, stream);
+      if (!work.ok()) {
+        status_ = work.status();
+        return;
+      }
+      bucket.works.push_back(*std::move(work));
+    }
+    bucket.times.operations = bucket.pieces.size();
+    return;
+  }
+  bucket.view.step = step_;
+  bucket.view.reduce = scale_.reduce;
+  bucket.view.share = scale_.share;
+  bucket.view.stream = stream;
+  if (bucket.packed) status_ = CopyScaled(bucket.ranges, {&bucket.view.buffer, 1}, 1, stream);
+  if (status_.ok()) StartRound(bucket);
+}
+
+// Calls a hook; turns an exception into a status, and says whose error it is.
+template <typename Fn>
+auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
+  const auto where = [&] {
+    return absl::StrCat("rank ", group_->rank(), ": step ", step_, ", bucket ", bucket.view.index, ": hook ",
+                        hook_->name());
+  };
+  try {
+    auto result = fn();
+    if (result.ok() || !group_->status().ok()) return result;
+    const absl::Status status = StatusOf(result);
+    return absl::Status(status.code(), absl::StrCat(where(), ": ", status.message()));
+  } catch (const std::exception& e) {
+    return absl::UnknownError(absl::StrCat(where(), " threw: ", e.what()));
+  } catch (...) {
+    return absl::UnknownError(absl::StrCat(where(), " threw something that is no std::exception"));
+  }
+}
+
+void Reducer::StartRound(BucketState& bucket) {
+  absl::StatusOr<Work> work = Call(bucket, [&] { return hook_->Start(*group_, bucket.view, bucket.round); });
+  ++bucket.round;
+  if (!work.ok()) {
+    status_ = work.status();
+    return;
+  }
+  ++bucket.times.operations;
+  bucket.works.push_back(*std::move(work));
+}
+
+// Waits for the operations begun; the first failure of them.
+absl::Status Reducer::Collect(BucketState& bucket) {
+  absl::Status first;
+  for (Work& work : bucket.works) first.Update(work.Wait());
+  bucket.works.clear();
+  return first;
+}
+
+void Reducer::Complete(BucketState& bucket) {
+  status_.Update(Collect(bucket));
+  bucket.times.done_ns = NowNs() - begin_ns_;
+  if (hook_ == nullptr || !status_.ok()) return;
+  const Stream stream = bucket.view.stream;
+  status_ = Call(bucket, [&] { return hook_->Finish(bucket.view); });
+  if (status_.ok() && nonfinite_ != nullptr) status_ = CheckFinite({&bucket.view.buffer, 1}, nonfinite_, stream);
+  if (status_.ok() && bucket.packed) status_ = CopyScaled({&bucket.view.buffer, 1}, bucket.ranges, 1, stream);
+  bucket.times.done_ns = NowNs() - begin_ns_;
+}
+
+}  // namespace ddp

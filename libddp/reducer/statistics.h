@@ -1,0 +1,29 @@
+// What a model says about its steps.
+#ifndef LIBDDP_REDUCER_STATISTICS_H_
+#define LIBDDP_REDUCER_STATISTICS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+
+namespace ddp {
+
+// Not thread-safe. Costs some nanoseconds for each bucket.
+class Statistics {
+ public:
+  // A reduced step has ended, of which this rank waited exposed_ns in FinishBackward.
+  void Record(std::vector<BucketTimes> buckets, int64_t exposed_ns);
+  void CountPlan() { ++statistics_.plans; }
+
+  int64_t steps() const { return statistics_.steps; }
+  DdpStatistics Get() const;
+
+ private:
+  DdpStatistics statistics_;
+  int64_t exposed_sum_ns_ = 0, communication_sum_ns_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_REDUCER_STATISTICS_H_

@@ -1,0 +1,323 @@
+// One step: gradients are announced, reduced, and their order is learnt from.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/exchange.h"
+#include "libddp/reducer/model.h"
+
+namespace ddp {
+
+// --- announcements --------------------------------------------------------------------------------------------------
+
+absl::Status Model::BeginForward(Stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!options_.broadcast_buffers || options_.buffers.empty() || !last_was_reduced_) return absl::OkStatus();
+  int root = 0;
+  if (join_.has_value()) {
+    absl::Status s = StartMeeting(StepNote::kForward);
+    if (s.ok()) s = FinishMeeting();
+    if (!s.ok()) return s;
+    root = meeting_->first_active;
+    meeting_.reset();
+  }
+  std::vector<Buffer> buffers;
+  for (const ModelBuffer& b : options_.buffers) buffers.push_back(b.data);
+  return Broadcast(buffers, root);
+}
+
+void Model::BeginStep() {
+  if (in_step_) return;
+  begin_ns_ = NowNs();
+  agreed_failure_ = false;
+  reducing_ = no_sync_ == 0 && is_last_;
+  if (reducing_) BeginReduction();
+  in_step_.store(true, std::memory_order_release);
+}
+
+void Model::BeginReduction() {
+  reducer_.Begin(begin_ns_);
+  observing_ = ReplanDue();
+  order_size_ = 0;
+  copied_out_ = 0;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (roles_[i] != Role::kIdle) continue;
+    Zero({&all_[i].slot, 1}, {});
+    Arrive(i);
+  }
+  if (!Meets()) return SetScale();
+  if (absl::Status s = StartMeeting(StepNote::kStep); !s.ok()) misuse_.Update(s);
+}
+
+void Model::Arrive(size_t index) {
+  if (reducer_.CountDown(index)) reducer_.Ready(index);
+}
+
+void Model::GradReady(size_t index, Stream stream) noexcept {
+  if (!in_step_.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    BeginStep();
+  }
+  const auto misused = [this](const auto&... what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Misused(absl::StrCat(what...));
+  };
+  if (index >= all_.size()) return misused("GradReady(", index, "): there are ", all_.size(), " parameters");
+  const Trained& trained = all_[index];
+  if ((announced_[index].fetch_or(kNow | kSince, std::memory_order_relaxed) & kNow) != 0) {
+    return misused("the gradient of '", trained.parameter.name,
+                   "' was announced twice in one step; announce it once, after its last contribution");
+  }
+  if (roles_[index] != Role::kTrained) {
+    return misused("the gradient of '", trained.parameter.name, "' was announced, but the parameter ",
+                   roles_[index] == Role::kFrozen
+                       ? "is frozen; SetParameters changes that"
+                       : "was not used in the first step; without DdpOptions::static_graph that may change");
+  }
+  if (!reducing_.load(std::memory_order_relaxed)) return;
+  if (observing_.load(std::memory_order_relaxed)) {
+    order_[order_size_.fetch_add(1, std::memory_order_relaxed)] = static_cast<uint32_t>(index);
+  }
+  if (trained.copied()) CopyIn(index, stream);
+  // The last one to come sees what all the others have written.
+  if (reducer_.CountDown(index)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reducer_.Ready(index);
+    TryAdvance(stream);
+  }
+  if (reducer_.launched() == 0 && !Meets()) return;
+  // A step of the backward pass is a good moment for this rank's share of what all ranks have announced.
+  group_->Progress();
+  if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) TryAdvance(stream);
+}
+
+void Model::TryAdvance(Stream stream) {
+  if (!misuse_.ok()) return;
+  if (Meets() && !meeting_.has_value()) {
+    if (!meeting_work_.Done()) return;
+    misuse_ = FinishMeeting();
+    if (!misuse_.ok()) return;
+    SetScale();
+  }
+  reducer_.Advance(stream);
+  misuse_.Update(CopyOutDone(stream));
+}
+
+void Model::Misused(absl::string_view what) {
+  misuse_.Update(absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": ", what)));
+}
+
+// --- copying mode ---------------------------------------------------------------------------------------------------
+
+absl::Status Model::SetGrad(size_t index, Buffer grad) {
+  const auto refuse = [this](absl::StatusCode code, const auto&... what) {
+    return absl::Status(code, absl::StrCat("rank ", group_->rank(), ": SetGrad: ", what...));
+  };
+  if (index >= all_.size()) {
+    return refuse(absl::StatusCode::kInvalidArgument, "index ", index, " of ", all_.size(), " parameters");
+  }
+  Trained& trained = all_[index];
+  const Buffer& before = trained.parameter.grad;
+  if (trained.owned) {
+    return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
+                  "' is the library's; give Parameter::grad, or set DdpOptions::copy_gradients");
+  }
+  if (grad.count != before.count || grad.dtype != before.dtype || !(grad.device == before.device) ||
+      (grad.data == nullptr && grad.count > 0)) {
+    return refuse(absl::StatusCode::kInvalidArgument, "the gradient of '", trained.parameter.name, "' is ",
+                  before.count, " elements of ", Name(before.dtype),
+                  before.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU", "; the buffer given has ",
+                  grad.data == nullptr ? "no memory" : "", grad.data == nullptr ? "" : absl::StrCat(grad.count), " of ",
+                  Name(grad.dtype), grad.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU");
+  }
+  trained.parameter.grad = grad;
+  grads_given_.store(true, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+void Model::CopyIn(size_t index, Stream stream) {
+  const Trained& trained = all_[index];
+  absl::Status status;
+  if (trained.parameter.grad.data == nullptr && trained.slot.count > 0) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("rank ", group_->rank(), ": the gradient of '", trained.parameter.name,
+                     "' was announced before its memory was given; call SetGrad first"));
+  } else {
+    status = CopyScaled({&trained.parameter.grad, 1}, {&trained.slot, 1}, 1, stream);
+  }
+  if (status.ok()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  misuse_.Update(status);
+}
+
+absl::Status Model::CopyOut(size_t index, Stream stream) {
+  const Trained& trained = all_[index];
+  if (!trained.copied() || trained.parameter.grad.data == nullptr) return absl::OkStatus();
+  return CopyScaled({&trained.slot, 1}, {&trained.parameter.grad, 1}, 1, stream);
+}
+
+// What was left out waits until it is known whether anybody used it.
+absl::Status Model::CopyOutDone(Stream stream) {
+  for (; copied_out_ < reducer_.done(); ++copied_out_) {
+    for (const size_t i : reducer_.bucket(copied_out_).items) {
+      if (!all_[i].copied() || std::binary_search(left_out_.begin(), left_out_.end(), i)) continue;
+      if (absl::Status s = CopyOut(i, stream); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// No two gradients may be the same memory: one would be reduced as the other.
+absl::Status Model::CheckGivenGradients() {
+  if (!grads_given_.exchange(false)) return absl::OkStatus();
+  std::vector<size_t> given;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Buffer& grad = all_[i].parameter.grad;
+    if (!all_[i].parameter.frozen && grad.data != nullptr && grad.count > 0) given.push_back(i);
+  }
+  const auto begin = [this](size_t i) { return static_cast<const char*>(all_[i].parameter.grad.data); };
+  std::sort(given.begin(), given.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  for (size_t k = 1; k < given.size(); ++k) {
+    const Buffer& lower = all_[given[k - 1]].parameter.grad;
+    if (begin(given[k]) >= begin(given[k - 1]) + lower.count * SizeOf(lower.dtype)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", group_->rank(), ": SetGrad gave the gradients of '", all_[given[k - 1]].parameter.name,
+                     "' and '", all_[given[k]].parameter.name, "' the same memory; each needs its own"));
+  }
+  return absl::OkStatus();
+}
+
+// --- the end of a step ----------------------------------------------------------------------------------------------
+
+absl::Status Model::FinishBackward(Stream stream) {
+  const TraceScope scope(*group_, "FinishBackward");
+  std::lock_guard<std::mutex> lock(mutex_);
+  BeginStep();
+  const absl::Status status = reducing_ ? Reduce(stream) : misuse_;
+  if (!status.ok() && !agreed_failure_) GiveUp(status);
+  last_was_reduced_ = reducing_;
+  EndStep();
+  return status;
+}
+
+// The peers wait for buckets that will not come: tell them why. A failed group says so itself.
+void Model::GiveUp(const absl::Status& why) {
+  if (group_->status().ok()) group_->Abort(why);
+  Abandon();
+}
+
+absl::Status Model::Reduce(Stream stream) {
+  const int64_t entered = NowNs();
+  absl::Status status = misuse_;
+  if (status.ok()) status = CheckGivenGradients();
+  if (status.ok()) status = Settle(stream);
+  if (status.ok() && Meets() && !meeting_.has_value()) {
+    status = FinishMeeting();
+    if (status.ok()) SetScale();
+  }
+  if (status.ok()) status = Communicate(stream);
+  if (!status.ok()) return status;
+  Record(NowNs() - entered);
+  return EndReduction();
+}
+
+// Every gradient has arrived: launches what has not been, and waits.
+absl::Status Model::Communicate(Stream stream) {
+  absl::Status status = reducer_.IssueAll(stream);
+  if (status.ok() && Detecting()) status = StartUsedMap();
+  if (status.ok()) status = reducer_.WaitAll();
+  if (status.ok()) status = CopyOutDone(stream);
+  if (status.ok() && Detecting()) status = FinishUsedMap(stream);
+  return status;
+}
+
+void Model::Record(int64_t exposed_ns) {
+  std::vector<BucketTimes> times = reducer_.times();
+  if (Observer* const observer = group_->observer(); observer != nullptr) {
+    for (size_t b = 0; b < times.size(); ++b) {
+      const BucketTimes& t = times[b];
+      observer->OnBucket({statistics_.steps() + 1, static_cast<int>(b), t.bytes, begin_ns_ + t.ready_ns,
+                          begin_ns_ + t.launched_ns, begin_ns_ + t.done_ns});
+    }
+  }
+  statistics_.Record(std::move(times), exposed_ns);
+}
+
+// What a reduced step leaves to the next ones.
+absl::Status Model::EndReduction() {
+  ++steps_of_list_;
+  const bool fewer = RecordStaticGraph();
+  return observing_ || fewer ? Replan(fewer) : absl::OkStatus();
+}
+
+void Model::EndStep() {
+  const uint8_t keep = reducing_ ? 0 : kSince;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    announced_[i].store(announced_[i].load(std::memory_order_relaxed) & keep, std::memory_order_relaxed);
+  }
+  if (reducing_) reducer_.End();
+  left_out_.clear();
+  kept_.clear();
+  meeting_.reset();
+  misuse_ = absl::OkStatus();
+  agreed_failure_ = false;
+  in_step_.store(false, std::memory_order_release);
+}
+
+void Model::ZeroGrad(Stream stream) {
+  for (const Trained& t : all_) {
+    if (t.parameter.grad.data != nullptr) Zero({&t.parameter.grad, 1}, stream);
+  }
+}
+
+DdpStatistics Model::statistics() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return statistics_.Get();
+}
+
+// --- the order of gradients -----------------------------------------------------------------------------------------
+
+// The first reduced step shows the order. Later ones may show that it has drifted.
+bool Model::ReplanDue() const {
+  const int64_t step = steps_of_list_ + 1;
+  return options_.replan && (step == 1 || step == 10 || step == 100 || step % 1000 == 0);
+}
+
+// As this rank saw it; what was not announced comes last, as planned.
+std::vector<size_t> Model::ObservedOrder() const {
+  std::vector<size_t> order;
+  std::vector<bool> seen(all_.size());
+  const auto add = [&](size_t i) {
+    if (!seen[i] && roles_[i] != Role::kUnused) order.push_back(i);
+    seen[i] = true;
+  };
+  if (observing_) {
+    for (size_t k = 0; k < order_size_; ++k) add(order_[k]);
+  }
+  for (const Bucket& bucket : reducer_.plan()) std::for_each(bucket.items.begin(), bucket.items.end(), add);
+  return order;
+}
+
+// All ranks plan by what one of them saw, if it finds that worth while. `must`: they know that they have to.
+absl::Status Model::Replan(bool must) {
+  const std::vector<size_t> observed = ObservedOrder();
+  std::vector<uint32_t> message(observed.begin(), observed.end());
+  const int root = meeting_.has_value() ? meeting_->first_active : 0;
+  if (group_->rank() == root) {
+    std::vector<BucketItem> items;
+    for (const Trained& t : all_) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
+    must |= steps_of_list_ == 1 ? !SamePlan(reducer_.plan(), PlanBuckets(items, observed, caps_.first, caps_.others))
+                                : Lateness(reducer_.plan(), items, observed) > caps_.others;
+  }
+  message.push_back(must);
+  if (absl::Status s = BroadcastValues(*group_, absl::MakeSpan(message), root); !s.ok()) return s;
+  if (message.back() == 0) return absl::OkStatus();
+  message.pop_back();
+  Log().debug("rank {}: new buckets after step {}", group_->rank(), statistics_.steps());
+  return Plan(std::vector<size_t>(message.begin(), message.end()));
+}
+
+}  // namespace ddp

@@ -1,0 +1,114 @@
+// Parameters without a gradient in a reduced step.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/exchange.h"
+#include "libddp/reducer/model.h"
+
+namespace ddp {
+
+// What has not been announced in this backward may have been in an earlier one that was not reduced: then its gradient
+// is complete. The rest is unused, which is either an error or a contribution of zeros.
+absl::Status Model::Settle(Stream stream) {
+  std::vector<size_t> missing;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const uint8_t announced = announced_[i].load(std::memory_order_relaxed);
+    if (roles_[i] != Role::kTrained || (announced & kNow) != 0) continue;
+    if ((announced & kSince) == 0) {
+      missing.push_back(i);
+      continue;
+    }
+    if (all_[i].copied()) {
+      if (absl::Status s = CopyScaled({&all_[i].parameter.grad, 1}, {&all_[i].slot, 1}, 1, stream); !s.ok()) return s;
+    }
+    Arrive(i);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  if (!MayBeUnused() || static_known_here_) return MissingError(missing);
+  for (const size_t i : missing) {
+    if (absl::Status s = LeaveOut(i, stream); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
+  constexpr size_t kNamed = 8;
+  std::string names;
+  for (size_t k = 0; k < std::min(missing.size(), kNamed); ++k) {
+    absl::StrAppend(&names, k > 0 ? ", '" : "'", all_[missing[k]].parameter.name, "'");
+  }
+  if (missing.size() > kNamed) absl::StrAppend(&names, " and ", missing.size() - kNamed, " more");
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", group_->rank(), ": step ", statistics_.steps(), " ended without a gradient for ", names,
+                   options_.static_graph
+                       ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
+                         "parameters"
+                       : "; announce every parameter in every reduced step, or set DdpOptions::unused to kDetect"));
+}
+
+// A contribution of zeros. The reduction may lie over the gradient itself, so what it was is kept for the case that
+// nobody used it.
+absl::Status Model::LeaveOut(size_t index, Stream stream) {
+  const Trained& trained = all_[index];
+  left_out_.push_back(index);
+  kept_.emplace_back();
+  if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
+    kept_.back().resize(trained.slot.count * SizeOf(trained.slot.dtype));
+    const Buffer copy{kept_.back().data(), trained.slot.count, trained.slot.dtype, Device{}};
+    if (absl::Status s = CopyScaled({&trained.slot, 1}, {&copy, 1}, 1, stream); !s.ok()) return s;
+  }
+  Zero({&trained.slot, 1}, stream);
+  Arrive(index);
+  return absl::OkStatus();
+}
+
+absl::Status Model::StartUsedMap() {
+  used_map_.assign(all_.size(), 1);
+  for (const size_t i : left_out_) used_map_[i] = 0;
+  const Buffer map{used_map_.data(), used_map_.size(), DType::kUInt8, Device{}};
+  absl::StatusOr<Work> work = group_->AllReduce({&map, 1}, {&map, 1}, {.op = ReduceOp::kMax});
+  if (work.ok()) used_work_ = *std::move(work);
+  return work.status();
+}
+
+absl::Status Model::FinishUsedMap(Stream stream) {
+  if (absl::Status s = used_work_.Wait(); !s.ok()) return s;
+  for (size_t k = 0; k < left_out_.size(); ++k) {
+    const Trained& trained = all_[left_out_[k]];
+    absl::Status status;
+    if (used_map_[left_out_[k]] != 0) {
+      status = CopyOut(left_out_[k], stream);
+    } else if (!kept_[k].empty()) {
+      const Buffer copy{kept_[k].data(), trained.slot.count, trained.slot.dtype, Device{}};
+      status = CopyScaled({&copy, 1}, {&trained.slot, 1}, 1, stream);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// After the first step of a static graph. Returns whether there are parameters that need no bucket any more.
+bool Model::RecordStaticGraph() {
+  if (!options_.static_graph) return false;
+  bool fewer = false;
+  if (!static_known_) {
+    static_known_ = true;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      if (roles_[i] != Role::kTrained || used_map_[i] != 0) continue;
+      roles_[i] = Role::kUnused;
+      fewer = true;
+    }
+  }
+  // A rank that only shadowed the others' first steps learns in its own first one what it uses itself.
+  if (!static_known_here_ && !shadowing_) {
+    static_known_here_ = true;
+    for (const size_t i : left_out_) {
+      if (roles_[i] == Role::kTrained) roles_[i] = Role::kIdle;
+    }
+  }
+  return fewer;
+}
+
+}  // namespace ddp

@@ -1,0 +1,316 @@
+// DistributedDataParallel: where gradients live, and which of them there are.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/ddp_model.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+
+// --- gradients of the caller's --------------------------------------------------------------------------------------
+
+TEST_CASE("gradients may live elsewhere in every step") {
+  RunOnRanks([](Rank& rank) {
+    const std::vector<size_t> counts = {3000, 1, 50'000, 0, 200};
+    DdpOptions options;
+    options.bucket_bytes = 20'000;
+    options.copy_gradients = true;
+    const Model model = Make(rank, MakeParameters(counts), options);
+    RANK_CHECK(model->grad_spans().empty());
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::vector<float>> fresh;
+      for (const size_t n : counts) fresh.emplace_back(n);
+      for (const size_t p : Backwards(counts.size())) {
+        RANK_CHECK_OK(model->SetGrad(p, {fresh[p].data(), counts[p], DType::kFloat32, {}}));
+        RANK_CHECK(model->grad(p).data == fresh[p].data());
+        WriteGradient(rank, *model, p, step);
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, step); });
+    }
+  });
+}
+
+TEST_CASE("a gradient elsewhere is not touched before the step is reduced") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<float> own(1000);
+    std::vector<Parameter> parameters = MakeParameters({1000, 10});
+    parameters[0].grad = Buffer{own.data(), own.size(), DType::kFloat32, {}};
+    const Model model = Make(rank, parameters);
+    {
+      const DistributedDataParallel::NoSync local(*model);
+      for (const size_t p : {size_t{1}, size_t{0}}) {
+        WriteGradient(rank, *model, p, 0);
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+    }
+    RANK_CHECK_EQ(static_cast<double>(own[7]), Gradient(rank.rank(), 0, 7, 0));
+    for (const size_t p : {size_t{1}, size_t{0}}) {
+      WriteGradient(rank, *model, p, 1, /*add=*/true);
+      model->GradReady(p);
+    }
+    RANK_CHECK_OK(model->FinishBackward());
+    CheckGradients(rank, *model,
+                   [&](size_t p, size_t i) { return Average(rank.size(), p, i, 0) + Average(rank.size(), p, i, 1); });
+  });
+}
+
+TEST_CASE("a buffer swapped for another is refused by name") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.copy_gradients = true;
+    const Model model = Make(rank, MakeParameters({100, 200}), options);
+    std::vector<float> memory(300);
+    const Buffer right{memory.data(), 100, DType::kFloat32, {}};
+    const std::string me = absl::StrCat("rank ", rank.rank());
+    Buffer wrong = right;
+    wrong.count = 200;
+    RANK_CHECK_STATUS(model->SetGrad(0, wrong), StatusCode::kInvalidArgument, me, "layer0.weight", "100", "200");
+    wrong = right;
+    wrong.dtype = DType::kFloat64;
+    RANK_CHECK_STATUS(model->SetGrad(0, wrong), StatusCode::kInvalidArgument, me, "layer0.weight", "float64");
+    wrong = right;
+    wrong.device.kind = Device::Kind::kCuda;
+    RANK_CHECK_STATUS(model->SetGrad(0, wrong), StatusCode::kInvalidArgument, me, "layer0.weight", "on a GPU");
+    wrong = right;
+    wrong.data = nullptr;
+    RANK_CHECK_STATUS(model->SetGrad(0, wrong), StatusCode::kInvalidArgument, me, "layer0.weight", "no memory");
+    RANK_CHECK_STATUS(model->SetGrad(2, right), StatusCode::kInvalidArgument, me, "index 2");
+    const Model views = Make(rank, MakeParameters({100}));
+    RANK_CHECK_STATUS(views->SetGrad(0, right), StatusCode::kFailedPrecondition, me, "layer0.weight", "copy_gradients");
+    // The last: it ends the group. Both gradients in one memory.
+    RANK_CHECK_OK(model->SetGrad(0, right));
+    RANK_CHECK_OK(model->SetGrad(1, {memory.data() + 50, 200, DType::kFloat32, {}}));
+    rank.Meet();
+    model->GradReady(1);
+    model->GradReady(0);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(!status.ok());
+    for (const char* part : {"layer0.weight", "layer1.weight", "same memory"}) {
+      RANK_CHECK(absl::StrContains(status.message(), part), status.ToString());
+    }
+  });
+}
+
+TEST_CASE("a gradient announced without memory is named") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.copy_gradients = true;
+    const Model model = Make(rank, MakeParameters({100}), options);
+    rank.Meet();
+    model->GradReady(0);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "layer0.weight") && absl::StrContains(status.message(), "SetGrad"),
+               status.ToString());
+  });
+}
+
+// --- micro-batches --------------------------------------------------------------------------------------------------
+
+TEST_CASE("the last micro-batch may be told beforehand instead") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters(kCounts));
+    for (int round = 0; round < 2; ++round) {
+      model->ZeroGrad();
+      for (int part = 0; part < 3; ++part) {
+        model->SetIsLastMicrobatch(part == 2);
+        for (const size_t p : Backwards(model->size())) {
+          WriteGradient(rank, *model, p, part, /*add=*/true);
+          model->GradReady(p);
+        }
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+      CheckGradients(rank, *model, [&](size_t p, size_t i) {
+        return Average(rank.size(), p, i, 0) + Average(rank.size(), p, i, 1) + Average(rank.size(), p, i, 2);
+      });
+      RANK_CHECK_EQ(model->statistics().steps, int64_t{round + 1});
+    }
+  });
+}
+
+TEST_CASE("a parameter used in an earlier micro-batch only is no unused one") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool copied : {false, true}) {
+      DdpOptions options;
+      options.copy_gradients = copied;
+      const Model model = Make(rank, MakeParameters({100, 200}), options);
+      std::vector<float> memory(300);
+      if (copied) {
+        RANK_CHECK_OK(model->SetGrad(0, {memory.data(), 100, DType::kFloat32, {}}));
+        RANK_CHECK_OK(model->SetGrad(1, {memory.data() + 100, 200, DType::kFloat32, {}}));
+      }
+      for (int round = 0; round < 3; ++round) {
+        model->SetIsLastMicrobatch(false);
+        Announce(rank, *model, {1, 0}, round);
+        RANK_CHECK_OK(model->FinishBackward());
+        model->SetIsLastMicrobatch(true);
+        model->GradReady(1);  // has nothing to add; parameter 0 took no part
+        RANK_CHECK_OK(model->FinishBackward());
+        CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, round); });
+      }
+    }
+  });
+}
+
+// --- parameters over time -------------------------------------------------------------------------------------------
+
+TEST_CASE("parameters are frozen, added and removed; those that stay keep their addresses") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.bucket_bytes = 5000;
+    const Model model = Make(rank, MakeParameters({1000, 300, 2000}), options);
+    CheckStep(rank, *model, {2, 1, 0}, 0);
+    const Buffer kept = model->grad(0), kept_value = model->value(2), frozen = model->grad(2);
+
+    // layer1 goes, layer2 is frozen, two come: one with memory of the caller's.
+    std::vector<float> head(70, static_cast<float>(rank.rank() + 5)), head_grad(70);
+    std::vector<Parameter> next = MakeParameters({1000, 300, 2000});
+    next[2].frozen = true;
+    next.erase(next.begin() + 1);
+    next.push_back(
+        {"head.weight", {7, 10}, {head.data(), 70, DType::kFloat32, {}}, {head_grad.data(), 70, DType::kFloat32, {}}});
+    next.push_back({"head.bias", {}, {nullptr, 3, DType::kFloat32, {}}, {}});
+    RANK_CHECK_OK(model->SetParameters(next));
+    RANK_CHECK_EQ(model->size(), size_t{4});
+    RANK_CHECK(model->grad(0).data == kept.data && model->value(1).data == kept_value.data);
+    RANK_CHECK_EQ(head[69], 5.0f);  // rank 0's
+    RANK_CHECK_EQ(GetElement(DType::kFloat32, frozen.data, 3), 0.0);
+    for (int step = 1; step < 4; ++step) {
+      Announce(rank, *model, {3, 2, 0}, step);
+      RANK_CHECK_OK(model->FinishBackward());
+      for (const size_t p : {size_t{0}, size_t{2}, size_t{3}}) {
+        CheckGradient(rank, *model, p, [&](size_t q, size_t i) { return Average(rank.size(), q, i, step); });
+      }
+    }
+    size_t seen = 0;
+    model->ForEachGrad([&](size_t p, const Parameter& parameter) {
+      seen += p;
+      RANK_CHECK(!parameter.frozen && parameter.grad.data != nullptr);
+    });
+    RANK_CHECK_EQ(seen, size_t{5});
+
+    // Back to the first list: layer2 trains again where it did, layer1 is new.
+    RANK_CHECK_OK(model->SetParameters(MakeParameters({1000, 300, 2000})));
+    RANK_CHECK(model->grad(0).data == kept.data && model->grad(2).data == frozen.data);
+    CheckStep(rank, *model, {2, 1, 0}, 5);
+    CheckStep(rank, *model, {0, 1, 2}, 6);
+  });
+}
+
+TEST_CASE("a bad list of parameters is refused on every rank, and the model goes on") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 200}));
+    std::vector<Parameter> next = MakeParameters({100, 200});
+    const int last = rank.size() - 1;
+    if (rank.rank() == last) next[1].value.count = 201;
+    RANK_CHECK_STATUS(model->SetParameters(next), StatusCode::kInvalidArgument, absl::StrCat("rank ", last),
+                      "layer1.weight", "200", "201");
+    next = MakeParameters({100, 200});
+    if (rank.rank() == last) next.pop_back();
+    if (rank.size() > 1) {
+      RANK_CHECK_STATUS(model->SetParameters(next), StatusCode::kFailedPrecondition, "layer1.weight");
+    }
+    CheckStep(rank, *model, {1, 0}, 0);
+  });
+}
+
+TEST_CASE("a frozen parameter has no gradient to announce") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<Parameter> parameters = MakeParameters({100, 200, 300});
+    parameters[1].frozen = true;
+    const Model model = Make(rank, parameters);
+    RANK_CHECK(model->grad(1).data == nullptr);
+    RANK_CHECK(model->value(1).data != nullptr);
+    Announce(rank, *model, {2, 0}, 0);
+    RANK_CHECK_OK(model->FinishBackward());
+    rank.Meet();
+    model->GradReady(1);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "layer1.weight") && absl::StrContains(status.message(), "frozen"),
+               status.ToString());
+  });
+}
+
+// --- other groups ---------------------------------------------------------------------------------------------------
+
+TEST_CASE("a model trains in a part of the world, beside another") {
+  RunOnRanks([](Rank& rank) {
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(rank.rank() % 2, rank.rank()));
+    const Model half = RANK_VALUE(DistributedDataParallel::Create(*group, MakeParameters({5000, 20})));
+    const Model whole = Make(rank, MakeParameters({100}));
+    for (int step = 0; step < 3; ++step) {
+      Announce(rank, *half, {1, 0}, step);
+      CheckStep(rank, *whole, {0}, step);
+      RANK_CHECK_OK(half->FinishBackward());
+      CheckGradients(rank, *half, [&](size_t p, size_t i) {
+        double sum = 0;
+        for (int r = rank.rank() % 2; r < rank.size(); r += 2) sum += Gradient(r, p, i, step);
+        return sum / group->size();
+      });
+    }
+  });
+}
+
+TEST_CASE("copied gradients, hooks and what was learnt go along into another group") {
+  RunOnRanks([](Rank& rank) {
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    std::vector<float> own(300);
+    std::vector<Parameter> parameters = MakeParameters({1000, 300, 0, 20});
+    parameters[1].grad = {own.data(), own.size(), DType::kFloat32, {}};
+    DdpOptions options;
+    options.hook = CreateCompressionHook(DType::kFloat16);
+    options.static_graph = true;
+    const Model model = Make(rank, parameters, options);
+    CheckStep(rank, *model, {0, 1, 2, 3}, 0);
+    const void* const before = model->grad(0).data;
+    RANK_CHECK_OK(model->Rebind(*group));
+    RANK_CHECK(model->grad(0).data == before);
+    for (int step = 1; step < 4; ++step) CheckStep(rank, *model, {0, 1, 2, 3}, step);
+    RANK_CHECK_EQ(model->statistics().plans, int64_t{2});
+  });
+}
+
+// --- buffers --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("buffers are rank 0's at the beginning of every forward pass that follows a reduction") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool broadcast : {true, false}) {
+      float mean[3] = {};
+      int64_t batches = 100 + rank.rank();
+      uint8_t flags[5] = {};
+      DdpOptions options;
+      options.broadcast_buffers = broadcast;
+      options.buffers = {{"bn.mean", {mean, 3, DType::kFloat32, {}}},
+                         {"bn.batches", {&batches, 1, DType::kInt64, {}}},
+                         {"bn.empty", {nullptr, 0, DType::kFloat16, {}}},
+                         {"flags", {flags, 5, DType::kUInt8, {}}}};
+      const Model model = Make(rank, MakeParameters({100}), options);
+      RANK_CHECK_EQ(batches, int64_t{100});  // at Create in any case
+      for (int step = 0; step < 4; ++step) {
+        const bool accumulating = step == 2;  // after a backward that was not reduced
+        mean[1] = static_cast<float>(rank.rank() + step);
+        batches = 1000 * step + rank.rank();
+        flags[4] = static_cast<uint8_t>(rank.rank());
+        RANK_CHECK_OK(model->BeginForward());
+        const int from = broadcast && !accumulating ? 0 : rank.rank();
+        RANK_CHECK_EQ(mean[1], static_cast<float>(from + step));
+        RANK_CHECK_EQ(batches, int64_t{1000 * step + from});
+        RANK_CHECK_EQ(int{flags[4]}, from);
+        model->SetIsLastMicrobatch(step != 1);
+        Announce(rank, *model, {0}, step);
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

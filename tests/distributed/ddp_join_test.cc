@@ -1,0 +1,253 @@
+// DistributedDataParallel: ranks with unequal numbers of steps.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/ddp_model.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+using Join = DistributedDataParallel::Join;
+
+// Rank r takes so many steps: none, some, and most on a rank in the middle.
+int Steps(int rank, int size) { return size == 1 ? 3 : rank == 0 ? 2 : rank == 1 ? 5 : 2 * (rank - 2); }
+
+int Active(int size, int step) {
+  int n = 0;
+  for (int r = 0; r < size; ++r) n += step < Steps(r, size);
+  return n;
+}
+
+int LastActive(int size) {
+  int most = 0, last = 0;
+  for (int r = 0; r < size; ++r) {
+    if (Steps(r, size) >= most) most = Steps(r, size), last = r;
+  }
+  return last;
+}
+
+// The mean, or what it is while some are through.
+double Expected(int size, size_t p, size_t i, int step, bool by_active) {
+  double sum = 0;
+  for (int r = 0; r < size; ++r) {
+    if (step < Steps(r, size)) sum += Gradient(r, p, i, step);
+  }
+  return sum / (by_active ? Active(size, step) : size);
+}
+
+void CheckJoin(Rank& rank, DistributedDataParallel& model, bool by_active) {
+  const int size = rank.size(), mine = Steps(rank.rank(), size);
+  int shadowed = 0;
+  JoinOptions join_options;
+  join_options.divide_by_active = by_active;
+  join_options.on_shadowed_step = [&] {
+    const int step = mine + shadowed++;
+    CheckGradients(rank, model, [&](size_t p, size_t i) { return Expected(size, p, i, step, by_active); });
+    return absl::OkStatus();
+  };
+  Join join(model, join_options);
+  std::vector<size_t> order = Backwards(model.size());
+  for (int step = 0; step < mine; ++step) {
+    std::rotate(order.begin(), order.begin() + 1 + rank.rank() % 2, order.end());
+    RANK_CHECK_OK(model.BeginForward());
+    Announce(rank, model, order, step);
+    RANK_CHECK_OK(model.FinishBackward());
+    CheckGradients(rank, model, [&](size_t p, size_t i) { return Expected(size, p, i, step, by_active); });
+    SetElement(DType::kFloat32, model.value(0).data, 0, 100 * rank.rank() + step);
+  }
+  RANK_CHECK_OK(join.Finish());
+  int most = 0;
+  for (int r = 0; r < size; ++r) most = std::max(most, Steps(r, size));
+  RANK_CHECK_EQ(shadowed, most - mine);
+  // Everybody has the model of the rank that went on longest.
+  RANK_CHECK_EQ(GetElement(DType::kFloat32, model.value(0).data, 0), 100.0 * LastActive(size) + most - 1);
+}
+
+TEST_CASE("ranks that are through take part until all are") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool by_active : {false, true}) {
+      for (const UnusedParameters unused : {UnusedParameters::kError, UnusedParameters::kDetect}) {
+        float mean = 0;
+        DdpOptions options;
+        options.bucket_bytes = 20'000;
+        options.unused = unused;
+        options.buffers = {{"bn.mean", {&mean, 1, DType::kFloat32, {}}}};
+        const Model model = Make(rank, MakeParameters({100, 3000, 1, 9000}), options);
+        CheckStep(rank, *model, Backwards(4), 0);  // before
+        CheckJoin(rank, *model, by_active);
+        CheckStep(rank, *model, Backwards(4), 1);  // after
+        CheckJoin(rank, *model, !by_active);       // and again
+      }
+    }
+  });
+}
+
+TEST_CASE("joining goes with copied gradients, hooks, a static graph and micro-batches") {
+  RunOnRanks([](Rank& rank) {
+    for (int variant = 0; variant < 4; ++variant) {
+      std::vector<Parameter> parameters = MakeParameters({100, 3000, 1, 9000});
+      std::vector<float> own(9000);
+      DdpOptions options;
+      options.bucket_bytes = 2000;
+      if (variant == 0) parameters[3].grad = {own.data(), own.size(), DType::kFloat32, {}};
+      if (variant == 1) options.hook = CreateCompressionHook(DType::kFloat16);
+      if (variant == 2) options.static_graph = true;
+      const Model model = Make(rank, parameters, options);
+      if (variant == 3) {
+        const DistributedDataParallel::NoSync local(*model);
+        Announce(rank, *model, Backwards(4), 7);
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+      CheckJoin(rank, *model, variant % 2 == 0);
+      CheckStep(rank, *model, Backwards(4), 1);
+      CheckStep(rank, *model, Backwards(4), 2);
+    }
+  });
+}
+
+TEST_CASE("steps that are not reduced are nobody else's business") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 30}));
+    Join join(*model);
+    for (int step = 0; step < Steps(rank.rank(), rank.size()); ++step) {
+      model->ZeroGrad();
+      for (int part = 0; part <= rank.rank(); ++part) {  // as many micro-batches as the rank likes
+        model->SetIsLastMicrobatch(part == rank.rank());
+        for (const size_t p : Backwards(2)) {
+          WriteGradient(rank, *model, p, step, /*add=*/true);
+          model->GradReady(p);
+        }
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+      CheckGradients(rank, *model, [&](size_t p, size_t i) {
+        double sum = 0;
+        for (int r = 0; r < rank.size(); ++r) {
+          if (step < Steps(r, rank.size())) sum += (r + 1) * Gradient(r, p, i, step);
+        }
+        return sum / rank.size();
+      });
+    }
+    RANK_CHECK_OK(join.Finish());
+  });
+}
+
+TEST_CASE("weights and joining") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.weighted = true;
+    const Model model = Make(rank, MakeParameters({100}), options);
+    Join join(*model);
+    RANK_CHECK_STATUS(model->SetParameters(MakeParameters({100})), StatusCode::kFailedPrecondition, "inside of a Join");
+    const auto weight = [](int r) { return r % 2 == 0 ? 2.0 : 4.0; };
+    model->SetWeight(weight(rank.rank()));
+    for (int step = 0; step < Steps(rank.rank(), rank.size()); ++step) {
+      Announce(rank, *model, {0}, step);
+      RANK_CHECK_OK(model->FinishBackward());
+      double weights = 0;
+      for (int r = 0; r < rank.size(); ++r) weights += step < Steps(r, rank.size()) ? weight(r) : 0;
+      for (size_t i = 0; i < 100; ++i) {
+        double sum = 0;
+        for (int r = 0; r < rank.size(); ++r) {
+          if (step < Steps(r, rank.size())) sum += weight(r) * Gradient(r, 0, i, step);
+        }
+        const double got = GetElement(DType::kFloat32, model->grad(0).data, i);
+        RANK_CHECK(std::abs(got - sum / weights) < 1e-5, got);
+      }
+    }
+    RANK_CHECK_OK(join.Finish());
+  });
+}
+
+TEST_CASE("throw_on_early ends every rank's loop when the first one is through, and the group lives") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 30}));
+    {
+      JoinOptions options;
+      options.throw_on_early = true;
+      Join join(*model, options);
+      const bool early = rank.rank() == 1;
+      absl::Status status;
+      int steps = 0;
+      while (status.ok() && !(early && steps == 2)) {
+        Announce(rank, *model, {1, 0}, steps);
+        status = model->FinishBackward();
+        steps += status.ok();
+      }
+      if (early) status = join.Finish();
+      RANK_CHECK_EQ(steps, 2);
+      RANK_CHECK_STATUS(status, StatusCode::kOutOfRange, "rank 1 has no more inputs", "throw_on_early");
+    }
+    CheckStep(rank, *model, {1, 0}, 5);
+  });
+}
+
+TEST_CASE("an error in a shadowed step ends every rank's training") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100}));
+    JoinOptions options;
+    options.on_shadowed_step = [] { return absl::DataLossError("the scale is gone"); };
+    Join join(*model, options);
+    absl::Status status;
+    for (int step = 0; status.ok() && (rank.rank() == 0 ? step < 1 : step < 100); ++step) {
+      Announce(rank, *model, {0}, step);
+      status = model->FinishBackward();
+    }
+    if (rank.rank() == 0) status = join.Finish();
+    RANK_CHECK(absl::StrContains(status.message(), "the scale is gone"), status.ToString());
+  });
+}
+
+TEST_CASE("a Join that is left without Finish ends the others with a reason") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100}));
+    absl::Status status;
+    {
+      Join join(*model);
+      Announce(rank, *model, {0}, 0);
+      RANK_CHECK_OK(model->FinishBackward());
+      rank.Meet();
+      if (rank.rank() != 1) status = join.Finish();
+    }
+    if (rank.rank() != 1) RANK_CHECK_STATUS(status, StatusCode::kAborted, "rank 1 left a Join without Finish");
+  });
+}
+
+TEST_CASE("different options of a Join, or different steps in one, are told") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100}));
+    {
+      JoinOptions options;
+      options.divide_by_active = rank.rank() == 1;
+      Join join(*model, options);
+      Announce(rank, *model, {0}, 0);
+      RANK_CHECK_STATUS(model->FinishBackward(), StatusCode::kFailedPrecondition, "rank 1", "divide_by_active=1",
+                        "divide_by_active=0");
+    }
+    float mean = 0;
+    DdpOptions ddp;
+    ddp.buffers = {{"mean", {&mean, 1, DType::kFloat32, {}}}};
+    const Model other = Make(rank, MakeParameters({100}), ddp);
+    Join join(*other);
+    absl::Status status = rank.rank() == 1 ? other->BeginForward() : absl::OkStatus();
+    if (rank.rank() != 1) {
+      other->GradReady(0);
+      status = other->FinishBackward();
+    }
+    RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "rank 1 begins a forward pass",
+                      "rank 0 begins a reduced step");
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

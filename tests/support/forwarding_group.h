@@ -1,0 +1,75 @@
+// A process group that hands every call on to another: what a test changes, it overrides.
+#ifndef TESTS_SUPPORT_FORWARDING_GROUP_H_
+#define TESTS_SUPPORT_FORWARDING_GROUP_H_
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "ddp/process_group.h"
+
+namespace ddp::testing {
+
+class ForwardingGroup : public ProcessGroup {
+ public:
+  explicit ForwardingGroup(ProcessGroup& group) : group_(group) {}
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  absl::string_view backend() const override { return group_.backend(); }
+  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
+    return group_.AllReduce(in, out, options, after);
+  }
+  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
+    return group_.Broadcast(buffers, root, after);
+  }
+  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) override {
+    return group_.AllGather(in, out, after);
+  }
+  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
+    return group_.AllGatherV(in, out, counts, after);
+  }
+  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) override {
+    return group_.AllToAll(in, out, after);
+  }
+  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
+    return group_.ReduceScatter(in, out, options, after);
+  }
+  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) override {
+    return group_.Send(buffers, to, tag, after);
+  }
+  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) override {
+    return group_.Recv(buffers, from, tag, after);
+  }
+  absl::StatusOr<Work> Barrier() override { return group_.Barrier(); }
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override { return group_.Allocate(bytes, device); }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override { return group_.Split(color, key); }
+  absl::Status Register(const Allocation& memory) override { return group_.Register(memory); }
+  void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
+  absl::Status status() const override { return group_.status(); }
+  void Progress() override { group_.Progress(); }
+  Observer* observer() const override { return group_.observer(); }
+
+ private:
+  ProcessGroup& group_;
+};
+
+// A Work of the test's own. Derive, and hand out Work(new ...).
+class TestWork : public internal::WorkState {
+ public:
+  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
+  void Ref() override { ++refs_; }
+  void Unref() override {
+    if (--refs_ == 0) delete this;
+  }
+
+ protected:
+  ~TestWork() override = default;
+
+ private:
+  std::atomic<int> refs_{1};
+};
+
+}  // namespace ddp::testing
+
+#endif  // TESTS_SUPPORT_FORWARDING_GROUP_H_

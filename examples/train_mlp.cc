@@ -19,6 +19,8 @@ on its share of every batch, and their gradients are averaged while the backward
 
   train_mlp                                     one rank, on the images built into the program
   mpirun -n 2 train_mlp                         the same on two ranks
+  torchrun --nproc_per_node=2 --no-python train_mlp
+                                                the same, started by PyTorch's launcher; srun -n 2 works too
   mpirun -n 2 train_mlp --data=FOLDER           on MNIST: the four IDX files in FOLDER, plain or .gz
   train_mlp --batch=128                         trains as mpirun -n 2 train_mlp --batch=64 does
   train_mlp --save=mlp.ckpt --epochs=2          saves a checkpoint after each epoch ...

@@ -354,6 +354,8 @@ TEST_CASE("calls end in time when the server is stopped, and work again when it 
   const auto store = Open(place.Options(false));
   CHECK(store->Set("key", "value", Soon()).ok());
   kill(child, SIGSTOP);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, WUNTRACED) == child);  // until its threads have all noticed
   const absl::Time start = absl::Now();
   CheckStatus(store->Set("other", "", start + absl::Milliseconds(50)), absl::StatusCode::kDeadlineExceeded,
               {"'other'", "did not answer in time", "stopped"});

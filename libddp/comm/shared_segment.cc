@@ -30,14 +30,15 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = 4096;
 
-// Tells this process from every other, also from one with the same process id in another container.
+// Tells this process from every other, also from one with the same process id in another container, and from its
+// children, which inherit the random number.
 uint64_t ProcessToken() {
   static const uint64_t token = [] {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = static_cast<uint64_t>(getpid());
     return random;
   }();
-  return token;
+  return token + static_cast<uint64_t>(getpid()) * 0x9e3779b97f4a7c15u;
 }
 
 std::string Failure(absl::string_view call, int error) { return absl::StrCat(call, ": ", std::strerror(error)); }

@@ -68,6 +68,18 @@ TEST_CASE("what a process makes its own keeps its contents and is out of the oth
   }
 }
 
+TEST_CASE("a child of fork opens its parent's segment by its own means") {
+  const std::shared_ptr<SharedSegment> segment = MakeSegment(kPage);
+  segment->data()[0] = 'a';
+  CHECK(SharedSegment::Open(segment->handle()).value() == segment);
+  InAnotherProcess([&] {
+    const absl::StatusOr<std::shared_ptr<SharedSegment>> ours = SharedSegment::Open(segment->handle());
+    if (!ours.ok() || *ours == segment || (*ours)->data()[0] != 'a') _exit(1);
+    (*ours)->data()[0] = 'b';
+  });
+  CHECK(segment->data()[0] == 'b');
+}
+
 TEST_CASE("no write of the process's own threads is lost while memory becomes private") {
   constexpr size_t kPages = 512;
   for (int round = 0; round < 20; ++round) {

@@ -14,8 +14,10 @@
 namespace ddp {
 namespace {
 
-// How long one look at the store may block: bounds how late a rank learns that another one has failed.
+// How long one look at the store may block: bounds how late a rank learns that another one has failed. More ranks look
+// more rarely, so that the store has time for other things.
 constexpr absl::Duration kSlice = absl::Milliseconds(20);
+constexpr int kRanksPerSlice = 8;
 // Enough for a store to answer about a key that is there.
 constexpr absl::Duration kLook = absl::Milliseconds(2);
 
@@ -29,8 +31,31 @@ std::string ListRanks(const std::vector<int>& ranks) {
 
 std::string KeyOf(absl::string_view name, absl::string_view step) { return absl::StrCat(name, "/", step); }
 
-// Every rank sets "<name>/<round>/<rank>" and reads the others'. Whoever finds an error also sets "<name>/failed", at
-// which everybody looks while waiting, so that all ranks fail at once and with the first cause.
+// Each value after its size and a space.
+std::string Join(const std::vector<std::string>& values) {
+  std::string joined;
+  for (const std::string& value : values) absl::StrAppend(&joined, value.size(), " ", value);
+  return joined;
+}
+
+// Undoes Join; false if that is not what Join made of so many values.
+bool Split(absl::string_view joined, std::vector<std::string>& values) {
+  for (std::string& value : values) {
+    const size_t space = joined.find(' ');
+    size_t size = 0;
+    if (space == absl::string_view::npos || !absl::SimpleAtoi(joined.substr(0, space), &size)) return false;
+    joined.remove_prefix(space + 1);
+    if (size > joined.size()) return false;
+    value = std::string(joined.substr(0, size));
+    joined.remove_prefix(size);
+  }
+  return joined.empty();
+}
+
+// Every rank sets "<name>/<round>/<rank>". Rank 0 reads them all and sets "<name>/<round>/all", which the others read:
+// 2n calls, where everybody reading everybody's would be n^2, which 64 ranks on few processors feel. Whoever finds an
+// error also sets "<name>/failed", at which everybody looks while waiting, so that all ranks fail at once and with the
+// first cause.
 class StoreRendezvous final : public Rendezvous {
  public:
   StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name, std::vector<int> called)
@@ -111,22 +136,32 @@ class StoreRendezvous final : public Rendezvous {
     return absl::OkStatus();
   }
 
-  // Waits for the ranks in order, in slices, and asks between two slices whether somebody failed. At the deadline, a
-  // last look tells who did not come: those after the one we waited for may well be there.
   absl::Status Collect(std::vector<std::string>& all, absl::Duration allowed, absl::Time deadline) {
-    for (int rank = 0; rank < size_; ++rank) {
-      while (rank != rank_) {
-        absl::StatusOr<std::string> value = store_->Get(Key(round_, rank), std::min(deadline, absl::Now() + kSlice));
-        if (value.ok()) {
-          all[rank] = *std::move(value);
-          break;
-        }
-        if (!absl::IsDeadlineExceeded(value.status())) return value.status();
-        if (absl::Status s = Failed(); !s.ok()) return s;
-        if (absl::Now() >= deadline) return TimedOut(rank, allowed);
-      }
+    const std::string everything = absl::StrCat(name_, "/", round_, "/all");
+    if (rank_ != 0) {
+      const absl::StatusOr<std::string> joined = Await(everything, 0, allowed, deadline);
+      if (!joined.ok()) return joined.status();
+      if (Split(*joined, all)) return absl::OkStatus();
+      return absl::InternalError(absl::StrCat("key '", everything, "' of the store does not hold ", size_, " values"));
     }
-    return absl::OkStatus();
+    for (int rank = 1; rank < size_; ++rank) {
+      absl::StatusOr<std::string> value = Await(Key(round_, rank), rank, allowed, deadline);
+      if (!value.ok()) return value.status();
+      all[static_cast<size_t>(rank)] = *std::move(value);
+    }
+    return store_->Set(everything, Join(all), deadline);
+  }
+
+  // Waits for a key, in slices, and asks between two slices whether somebody failed. At the deadline, a last look tells
+  // which ranks from `first` on did not come: those after the one we waited for may well be there.
+  absl::StatusOr<std::string> Await(const std::string& key, int first, absl::Duration allowed, absl::Time deadline) {
+    const absl::Duration slice = kSlice * std::max(1, size_ / kRanksPerSlice);
+    while (true) {
+      absl::StatusOr<std::string> value = store_->Get(key, std::min(deadline, absl::Now() + slice));
+      if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
+      if (absl::Status s = Failed(); !s.ok()) return s;
+      if (absl::Now() >= deadline) return TimedOut(first, allowed);
+    }
   }
 
   absl::Status TimedOut(int first, absl::Duration allowed) {

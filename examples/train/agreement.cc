@@ -1,11 +1,13 @@
 #include "examples/train/agreement.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "ddp/collectives.h"
 
 namespace examples {
 namespace {
@@ -21,27 +23,11 @@ absl::Status Agreed(absl::Status error) {
 
 bool IsAgreed(const absl::Status& error) { return error.GetPayload(kAgreed).has_value(); }
 
-absl::StatusOr<std::vector<std::string>> GatherText(ddp::ProcessGroup& group, absl::string_view mine) {
-  constexpr size_t kBytes = 1024;  // per rank; filled up with zeros
-  std::string text(mine.substr(0, kBytes));
-  text.resize(kBytes);
-  std::string all(kBytes * static_cast<size_t>(group.size()), '\0');
-  const ddp::Buffer in = {text.data(), text.size(), ddp::DType::kUInt8, {}};
-  const ddp::Buffer out = {all.data(), all.size(), ddp::DType::kUInt8, {}};
-  absl::StatusOr<ddp::Work> work = group.AllGather({in}, {out});
-  if (!work.ok()) return work.status();
-  if (absl::Status status = work->Wait(); !status.ok()) return status;
-  std::vector<std::string> texts;
-  for (size_t at = 0; at < all.size(); at += kBytes)
-    texts.emplace_back(all.data() + at, strnlen(all.data() + at, kBytes));
-  return texts;
-}
-
 absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine) {
   // A status travels as its code, in one character, and its message.
   const std::string text =
       absl::StrCat(std::string(1, static_cast<char>('A' + static_cast<int>(mine.code()))), mine.message());
-  const absl::StatusOr<std::vector<std::string>> all = GatherText(group, text);
+  const absl::StatusOr<std::vector<std::string>> all = ddp::GatherStrings(group, text);
   if (!all.ok()) return all.status();
   const auto failed = std::find_if(all->begin(), all->end(), [](const std::string& s) { return s[0] != 'A'; });
   if (failed == all->end()) return absl::OkStatus();
@@ -51,7 +37,7 @@ absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine) {
 }
 
 absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy) {
-  const absl::StatusOr<std::vector<std::string>> all = GatherText(group, mine);
+  const absl::StatusOr<std::vector<std::string>> all = ddp::GatherStrings(group, mine);
   if (!all.ok()) return all.status();
   const std::vector<std::string> first = absl::StrSplit(all->front(), '\n');
   for (size_t rank = 1; rank < all->size(); ++rank) {

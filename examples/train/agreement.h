@@ -3,9 +3,7 @@
 #define EXAMPLES_TRAIN_AGREEMENT_H_
 
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,11 +17,8 @@ namespace examples {
 absl::Status Agreed(absl::Status error);
 bool IsAgreed(const absl::Status& error);
 
-// Every rank's text, by rank; cut after about a thousand bytes. Collective, as all that follows.
-absl::StatusOr<std::vector<std::string>> GatherText(ddp::ProcessGroup& group, absl::string_view mine);
-
-// OK where `mine` is OK on all ranks. Otherwise the same error on all ranks: that of the lowest rank that has one,
-// which it names unless all have the same.
+// Collective, as all that follows. OK where `mine` is OK on all ranks. Otherwise the same error on all ranks: that of
+// the lowest rank that has one, which it names unless all have the same.
 absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
 
 // FailedPrecondition on all ranks where `mine`, one item a line, is not the same on all of them: names the first line

@@ -4,11 +4,13 @@
 
 #include <cstdio>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "ddp/collectives.h"
 #include "ddp/context.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
@@ -59,7 +61,7 @@ std::string DataText(const Dataset& data) {
 
 // Ranks, threads and where they run. Collective.
 absl::StatusOr<std::string> WorldText(ddp::Context& context, const TrainFlags& flags) {
-  const absl::StatusOr<std::vector<std::string>> cores = GatherText(context.world(), BoundCores());
+  const absl::StatusOr<std::vector<std::string>> cores = ddp::GatherStrings(context.world(), BoundCores());
   if (!cores.ok()) return cores.status();
   const int ranks = context.world_size();
   std::string text = absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",

@@ -3,6 +3,7 @@
 #define DDP_DDP_H_
 
 #include "ddp/autocast.h"                   // IWYU pragma: export
+#include "ddp/collectives.h"                // IWYU pragma: export
 #include "ddp/comm_hook.h"                  // IWYU pragma: export
 #include "ddp/context.h"                    // IWYU pragma: export
 #include "ddp/distributed_data_parallel.h"  // IWYU pragma: export

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/collectives.h"
 #include "examples/data/dataset.h"
 #include "examples/data/file.h"
 #include "examples/nn/model.h"
@@ -90,7 +91,7 @@ class SharedFolder {
       mine = (std::filesystem::temp_directory_path() / "train_parity.XXXXXX").string();
       RANK_CHECK(mkdtemp(mine.data()) != nullptr);
     }
-    path_ = ddp::testing::ValueOr(__FILE__, __LINE__, "GatherText", GatherText(rank.group(), mine))[0];
+    path_ = ddp::testing::ValueOr(__FILE__, __LINE__, "GatherStrings", GatherStrings(rank.group(), mine))[0];
   }
   ~SharedFolder() {
     if (rank_.rank() == 0) std::filesystem::remove_all(path_);

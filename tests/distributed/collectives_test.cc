@@ -1,0 +1,132 @@
+// What collectives.h makes of a group's operations.
+#include "ddp/collectives.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+
+double Value(DType dtype, int rank, size_t i) { return WholeNumber(dtype, ReduceOp::kSum, rank, i); }
+
+TEST_CASE("Reduce gives every root what AllReduce gives all, and leaves the inputs alone") {
+  RunOnRanks([](Rank& rank) {
+    for (const DType dtype : kAllDTypes) {
+      for (const Placement placement : kAllPlacements) {
+        for (const size_t count : {size_t{0}, size_t{1}, size_t{1001}}) {
+          for (int root = 0; root < rank.size(); ++root) {
+            Memory in(rank, placement, dtype, count), out(rank, placement, dtype, count);
+            for (size_t i = 0; i < count; ++i) in.Set(i, Value(dtype, rank.rank(), i));
+            const std::vector<Buffer> ins = in.Cut(3, 1);
+            const std::vector<Buffer> outs = out.Cut(2, 2);
+            RANK_CHECK_OK(Reduce(rank.group(), ins, rank.rank() == root ? outs : Buffers(), root));
+            for (size_t i = 0; i < count; ++i) {
+              RANK_CHECK_EQ(in.Get(i), Value(dtype, rank.rank(), i));
+              double sum = 0;
+              for (int r = 0; r < rank.size(); ++r) sum += Value(dtype, r, i);
+              if (rank.rank() == root) RANK_CHECK_EQ(out.Get(i), sum);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("Gather and Scatter, with every root, also in place") {
+  RunOnRanks([](Rank& rank) {
+    const size_t size = static_cast<size_t>(rank.size());
+    for (const DType dtype : kAllDTypes) {
+      for (const Placement placement : kAllPlacements) {
+        for (const size_t count : {size_t{0}, size_t{1}, size_t{1001}, size_t{30'000}}) {
+          if (count == 30'000 && dtype != DType::kFloat32) continue;
+          for (int root = 0; root < rank.size(); ++root) {
+            for (const bool in_place : {true, false}) {
+              const bool at_root = rank.rank() == root;
+              Memory whole(rank, placement, dtype, count * size), other(rank, placement, dtype, count);
+              const size_t own = count * static_cast<size_t>(rank.rank());
+              const Buffer mine = at_root && in_place ? whole.Range(own, count) : other.whole();
+              for (size_t i = 0; i < count; ++i) SetElement(dtype, mine.data, i, Value(dtype, rank.rank(), i));
+              const std::vector<Buffer> parts = at_root ? whole.Cut(4, 9) : std::vector<Buffer>();
+              RANK_CHECK_OK(Gather(rank.group(), {mine}, parts, root));
+              for (size_t k = 0; at_root && k < whole.count(); ++k) {
+                RANK_CHECK_EQ(whole.Get(k), Value(dtype, static_cast<int>(k / count), k % count));
+              }
+              if (!in_place || !at_root) other.Fill(99);
+              RANK_CHECK_OK(Scatter(rank.group(), parts, {mine}, root));
+              for (size_t i = 0; i < count; ++i) {
+                RANK_CHECK_EQ(GetElement(dtype, mine.data, i), Value(dtype, rank.rank(), i));
+              }
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("bytes and strings of any length") {
+  RunOnRanks([](Rank& rank) {
+    for (const size_t length : {size_t{0}, size_t{1}, size_t{5000}, size_t{3'000'000}}) {
+      const auto text = [&](int r) {
+        return std::string(length * static_cast<size_t>(r) / 2, static_cast<char>('a' + r));
+      };
+      const int root = rank.size() - 1;
+      RANK_CHECK_EQ(RANK_VALUE(BroadcastBytes(rank.group(), text(rank.rank()), root)), text(root));
+      const std::vector<std::string> all = RANK_VALUE(GatherStrings(rank.group(), text(rank.rank())));
+      RANK_CHECK_EQ(all.size(), static_cast<size_t>(rank.size()));
+      for (int r = 0; r < rank.size(); ++r) RANK_CHECK(all[static_cast<size_t>(r)] == text(r), "of rank ", r);
+    }
+    RANK_CHECK_EQ(RANK_VALUE(BroadcastBytes(rank.group(), std::string("a\0b", 3), 0)), std::string("a\0b", 3));
+  });
+}
+
+TEST_CASE("scalars") {
+  RunOnRanks([](Rank& rank) {
+    const double n = rank.size(), sum = n * (n - 1) / 2;
+    RANK_CHECK_EQ(RANK_VALUE(SumScalar(rank.group(), rank.rank() + 0.5)), sum + n / 2);
+    RANK_CHECK_EQ(RANK_VALUE(AverageScalar(rank.group(), 4.0 * rank.rank())), 4 * sum / n);
+    RANK_CHECK_EQ(RANK_VALUE(AllReduceScalar(rank.group(), 1.0 * rank.rank(), ReduceOp::kMax)), n - 1);
+    const int64_t large = int64_t{1} << 60;
+    RANK_CHECK_EQ(RANK_VALUE(AllReduceScalar(rank.group(), large - rank.rank(), ReduceOp::kMin)),
+                  large - rank.size() + 1);
+  });
+}
+
+TEST_CASE("mistakes name the call") {
+  RunOnRanks([](Rank& rank) {
+    ProcessGroup& group = rank.group();
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 100);
+    const std::string me = absl::StrCat("rank ", rank.rank());
+    const Buffer ten = m.Range(0, 10);
+    RANK_CHECK_STATUS(Reduce(group, {ten}, {ten}, -1), StatusCode::kInvalidArgument, me, "reduce", "root");
+    RANK_CHECK_STATUS(Gather(group, {ten}, {ten}, rank.size()), StatusCode::kInvalidArgument, me, "gather", "root");
+    RANK_CHECK_STATUS(Scatter(group, {ten}, {ten}, -1), StatusCode::kInvalidArgument, me, "scatter", "root");
+    RANK_CHECK_STATUS(Gather(group, {}, {ten}, 0), StatusCode::kInvalidArgument, me, "gather", "no in buffers");
+    RANK_CHECK_STATUS(Scatter(group, {ten}, {}, 0), StatusCode::kInvalidArgument, me, "scatter", "no out buffers");
+    RANK_CHECK_STATUS(Gather(group, {ten}, {m.whole()}, rank.rank()), StatusCode::kInvalidArgument, me, "gather",
+                      "100 elements");
+    RANK_CHECK_OK(group.status());
+  });
+}
+
+TEST_CASE("ranks that give unequal parts to a Gather all learn of it") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10 * static_cast<size_t>(rank.size()));
+    const Buffer mine = m.Range(0, rank.rank() == 1 ? 9 : 10);
+    absl::Status status =
+        Gather(rank.group(), {mine}, rank.rank() == 0 ? std::vector<Buffer>{m.whole()} : std::vector<Buffer>(), 0);
+    if (status.ok()) status = Rank::Finish(rank.group().Barrier());
+    RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "rank 1 sends to rank 0", "9 elements", "10 elements");
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -11,10 +11,11 @@ import signal
 import sys
 
 import compare_allreduce
+import compare_collectives
 import compare_training
 from peer_tools import Setup, note
 
-PARTS = ("allreduce", "ordinary", "train", "overhead")
+PARTS = ("allreduce", "ordinary", "collectives", "train", "overhead")
 
 
 def names(allowed):
@@ -37,6 +38,7 @@ def parse_arguments():
     p.add_argument("--ranks", type=names(("2", "4")), default=["2", "4"], metavar="LIST", help="all-reduce with so many (2,4)")
     p.add_argument("--modes", type=names(("hot", "fresh")), default=["hot", "fresh"], metavar="LIST", help="(hot,fresh)")
     p.add_argument("--sizes", default="1K,4K,16K,64K,256K,1M,4M,16M,64M,256M", metavar="LIST")
+    p.add_argument("--collectives", default="all_gather,reduce_scatter,broadcast,sendrecv,pingpong,all_to_all", metavar="LIST")
     p.add_argument("--batches", default="32,64,512", metavar="LIST", help="samples of a rank in a training step (32,64,512)")
     p.add_argument("--steps", type=int, default=200, help="training steps of a run, after a warm-up of 20 (200)")
     p.add_argument("--full", action="store_true", help="every variant of every peer, not only those that were ever best: hours")
@@ -59,6 +61,8 @@ def main():
     try:
         if "allreduce" in a.part or "ordinary" in a.part:
             compare_allreduce.compare(setup)
+        if "collectives" in a.part:
+            compare_collectives.compare(setup)
         if "train" in a.part:
             compare_training.run_peers(setup)
         if "overhead" in a.part:

@@ -134,6 +134,7 @@ std::vector<Buffer> ModelMemory::Merge(absl::Span<const Buffer> buffers) const {
   }
   std::sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Buffer> sorted;
+  sorted.reserve(placed.size());
   for (const auto& [where, buffer] : placed) sorted.push_back(buffer);
   return MergeAdjacent(sorted, spans);
 }

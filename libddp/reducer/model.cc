@@ -37,6 +37,7 @@ Model::Model(ProcessGroup& group, const DdpOptions& options)
 
 absl::Status Model::Build(std::vector<Parameter> parameters) {
   std::vector<Trained> all;
+  all.reserve(parameters.size());
   for (Parameter& p : parameters) all.push_back({std::move(p), {}});
   if (absl::Status s = Adopt(std::move(all)); !s.ok()) return s;
   return options_.broadcast_parameters ? Broadcast(ValuesAndBuffers(), 0) : absl::OkStatus();
@@ -152,6 +153,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = Adopt(std::move(next)); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;
+  values.reserve(added.size());
   for (const size_t i : added) values.push_back(all_[i].parameter.value);
   return Broadcast(values, 0);
 }

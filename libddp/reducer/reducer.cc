@@ -24,6 +24,7 @@ absl::Status StatusOf(const absl::StatusOr<Work>& work) { return work.status(); 
 absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
                            const Caps& caps) {
   std::vector<BucketItem> items;
+  items.reserve(all.size());
   for (const Trained& t : all) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
   plan_ = PlanBuckets(items, order, caps.first, caps.others);
   buckets_.clear();

@@ -142,6 +142,7 @@ std::vector<std::string> DescribeOptions(const DdpOptions& o) {
 // ends.
 std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptions& options) {
   std::vector<std::string> tensors, buffers;
+  tensors.reserve(parameters.size());
   for (const Parameter& p : parameters) tensors.push_back(Describe(p));
   for (const ModelBuffer& b : options.buffers) {
     buffers.push_back(

@@ -6,7 +6,8 @@ import os
 import statistics
 import tempfile
 
-from peer_tools import (median_ratio, note, parse_size, print_table, run, show_ratio, show_size, show_us, state_of)
+from peer_tools import (FAR_NS, median_ratio, note, parse_size, parse_state, print_table, run, show_ratio, show_size,
+                        show_us)
 
 KIB, MIB = 1 << 10, 1 << 20
 # Variants that were best of their kind at some size in the peers' own sweep.
@@ -23,13 +24,14 @@ class Times:
 
     def __init__(self, state):
         self.state = state
+        self.range = parse_state(state)
         self.by_key = collections.defaultdict(lambda: collections.defaultdict(list))
         self.left_out = 0
         self.wrong = 0
 
     def add(self, ranks, mode, program, size, round_, time_us, link_ns, wrong):
         self.wrong += wrong
-        if state_of(link_ns) != self.state:
+        if not self.range[0] <= link_ns <= self.range[1]:
             self.left_out += 1
             return
         self.by_key[ranks, mode, program, size][round_].append(time_us)
@@ -54,7 +56,7 @@ def run_ours(setup, times, ranks, mode, buffers, round_):
         path = os.path.join(scratch, "rows.json")
         command = [*setup.mpirun(ranks), os.path.join(a.bin, "allreduce_bench"), f"--sizes={a.sizes}", f"--json={path}",
                    f"--budget={a.budget}"]
-        command += ["--near=120", "--near-wait=4"] if a.state == "near" else []
+        command += [f"--near={times.range[1]}", "--near-wait=4"] if times.range[1] < FAR_NS else []
         command += ["--fresh"] if mode == "fresh" else []
         command += ["--ordinary"] if buffers == "ordinary" else []
         if run(command, 600) is None:
@@ -73,7 +75,7 @@ def run_peers(setup, times, ranks, mode, only, round_):
         path = os.path.join(scratch, "lines.csv")
         env = dict(os.environ, RUNS="1", RANKS=str(ranks), MODES=mode, SIZES=f"--sizes={a.sizes}", BUDGET=str(a.budget),
                    ONLY=f"^({only})$", QUIET_WAIT=str(a.quiet_wait), RETRY="0", NEAR_WAIT="4", DEADLINE="25",
-                   NEAR="120" if a.state == "near" else "1000000")
+                   NEAR=str(int(times.range[1])))
         run([os.path.join(a.peers, "run.sh"), a.peers_build, path, "table"], 3600, env)
         if not os.path.exists(path):
             return

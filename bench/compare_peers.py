@@ -13,7 +13,7 @@ import sys
 import compare_allreduce
 import compare_collectives
 import compare_training
-from peer_tools import Setup, note
+from peer_tools import Setup, note, parse_state
 
 PARTS = ("allreduce", "ordinary", "collectives", "train", "overhead")
 
@@ -43,7 +43,8 @@ def parse_arguments():
     p.add_argument("--steps", type=int, default=200, help="training steps of a run, after a warm-up of 20 (200)")
     p.add_argument("--full", action="store_true", help="every variant of every peer, not only those that were ever best: hours")
     p.add_argument("--budget", type=float, default=0.2, help="seconds of timed work for a program and size (0.2)")
-    p.add_argument("--state", choices=("near", "far", "smt"), default="near", help="of the processors (near: 25 to 120 ns)")
+    p.add_argument("--state", default="near", metavar="NAME|LOW-HIGH", type=lambda t: parse_state(t) and t,
+                   help="of the processors: near (a cache line takes 25 to 120 ns), far, smt, or a range in ns")
     p.add_argument("--quiet-wait", type=int, default=5, help="seconds to wait for other processes to rest before a peer (5)")
     p.add_argument("--data", help="folder with MNIST's IDX files (PEERS_FOLDER/../data/mnist)")
     p.add_argument("--json", help="file to write all measured lines to")

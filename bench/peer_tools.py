@@ -44,8 +44,16 @@ def run(command, timeout, env=None):
     return out
 
 
-def state_of(link_ns):
-    return "smt" if 0 < link_ns < 25 else "near" if link_ns <= 120 else "far"
+FAR_NS = 1_000_000  # longer than any cache line takes
+STATES = {"smt": (0, 25), "near": (25, 120), "far": (120, FAR_NS)}
+
+
+def parse_state(text):
+    """The lowest and the highest latency of a cache line, in ns, that a state of the processors stands for: a name or LOW-HIGH."""
+    if text in STATES:
+        return STATES[text]
+    low, _, high = text.partition("-")
+    return float(low), float(high)
 
 
 def median_ratio(above, below):

@@ -3,7 +3,7 @@ import collections
 import os
 import statistics
 
-from peer_tools import note, print_table, run, show_size, show_us, state_of
+from peer_tools import FAR_NS, note, parse_state, print_table, run, show_size, show_us
 
 # The settings of the peers' run.sh that were ever best: environment and options of mpirun. What malloc frees it keeps, in both.
 KEEP = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
@@ -21,7 +21,8 @@ def run_once(setup, ranks, variant, buffers, round_):
     options = [word for key, value in mca.items() for word in ("--mca", key, str(value))]
     command = [*setup.mpirun(ranks), *options, os.path.join(a.bin, "collective_bench"), f"--sizes={a.sizes}", f"--budget={a.budget}",
                f"--collectives={a.collectives}"]
-    command += ["--near=120", "--near-wait=4"] if a.state == "near" else []
+    low, high = parse_state(a.state)
+    command += [f"--near={high}", "--near-wait=4"] if high < FAR_NS else []
     command += ["--ordinary"] if buffers == "ordinary" else []
     out = run(command, 600, dict(os.environ, **env))
     for line in (out or "").splitlines():
@@ -30,7 +31,7 @@ def run_once(setup, ranks, variant, buffers, round_):
         name, _, size, ours, theirs, _, _, link = line.split()
         setup.keep("collective", {"round": round_, "ranks": ranks, "variant": variant, "buffers": buffers, "collective": name,
                                   "bytes": int(size), "ours_us": float(ours), "mpi_us": float(theirs), "link_ns": float(link)})
-        if state_of(float(link)) == a.state:
+        if low <= float(link) <= high:
             yield name, int(size), float(ours), float(theirs)
 
 

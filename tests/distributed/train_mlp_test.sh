@@ -187,19 +187,22 @@ case $case_name in
     ;;
 
   killed)
-    # Killed again and again, at any moment, saving after every step: the training ends with the same bits.
-    flags=(--hidden=64 --batch=32 --deterministic --epochs=100)
-    succeeds 2 "${flags[@]}" --summary_json=whole
+    # Killed again and again, at any moment, saving after every step: the training goes on with the same bits.
+    flags=(--hidden=64 --batch=32 --deterministic)
     resume=()
     for pause in 0 0.11 0.02 0.07 0.15 0.04; do
-      start 2 "${flags[@]}" "${resume[@]}" --save=checkpoint --save-every=1
+      start 2 "${flags[@]}" --epochs=1000000 "${resume[@]}" --save=checkpoint --save-every=1
       sleep $pause
       kill -KILL "${rank_pids[RANDOM % 2]}"
       wait $job
       resume=(--resume=checkpoint)
     done
-    succeeds 2 "${flags[@]}" "${resume[@]}" --summary_json=resumed
-    holds "$(number steps resumed) == $(number steps whole)"
+    succeeds 2 "${flags[@]}" --steps=1 --resume=checkpoint
+    step=$(sed -n "s/.*resumed from checkpoint at step \([0-9]*\) of .*/\1/p" out)
+    ((step > 100)) || fail "saved nothing after step $step"
+    succeeds 2 "${flags[@]}" --steps=$((step + 30)) --resume=checkpoint --summary_json=resumed
+    succeeds 2 "${flags[@]}" --steps=$((step + 30)) --summary_json=whole
+    holds "$(number steps resumed) == $step + 30"
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
     [[ $(ls -A) == $'checkpoint\nerr\nout\nresumed\nwhole' ]] || fail "left files behind: $(ls -A)"
     ;;

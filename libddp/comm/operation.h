@@ -87,7 +87,7 @@ class Operation final : public internal::WorkState {
   enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
 
   const OperationKey& key() const { return key_; }
-  std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
+  std::string Describe() const;                       // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
   size_t in_size() const { return SizeOf(key_.in); }  // of one element
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }

@@ -39,16 +39,18 @@ ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch, at the e
 ABSL_FLAG(int64_t, save_every, 0, "write the checkpoint of --save after every so many steps too; 0: only as it says");
 ABSL_FLAG(std::string, resume, "", "checkpoint to go on from; the other flags as they were when it was saved");
 ABSL_FLAG(int64_t, warmup, 20, "first steps of this run that are left out of the measured times");
+ABSL_FLAG(std::string, trace, "",
+          "file to write a timeline of all ranks to, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
 ABSL_FLAG(std::string, summary_json, "", "file to write the results to, as JSON");
 
 namespace examples {
 namespace {
 
 // In the order of --help.
-constexpr absl::string_view kCommonFlags[] = {"data",      "epochs",     "steps",    "batch",        "drop_last",
-                                              "optimizer", "lr",         "momentum", "weight_decay", "seed",
-                                              "threads",   "backend",    "no_ddp",   "no_sync",      "deterministic",
-                                              "save",      "save_every", "resume",   "warmup",       "summary_json"};
+constexpr absl::string_view kCommonFlags[] = {"data",   "epochs",   "steps",         "batch", "drop_last",  "optimizer",
+                                              "lr",     "momentum", "weight_decay",  "seed",  "threads",    "backend",
+                                              "no_ddp", "no_sync",  "deterministic", "save",  "save_every", "resume",
+                                              "warmup", "trace",    "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -139,6 +141,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.resume = absl::GetFlag(FLAGS_resume);
   flags.warmup = absl::GetFlag(FLAGS_warmup);
+  flags.trace = absl::GetFlag(FLAGS_trace);
   flags.summary_json = absl::GetFlag(FLAGS_summary_json);
   if (absl::Status status = Check(flags); !status.ok()) return status;
   return flags;

@@ -37,6 +37,7 @@ struct TrainFlags {
   int64_t save_every = 0;  // steps; 0: at the end of each epoch only
   std::string resume;
   int64_t warmup = 20;
+  std::string trace;
   std::string summary_json;
 };
 

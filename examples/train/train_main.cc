@@ -125,6 +125,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   const absl::StatusOr<Settings> settings = ReadSettings(absl::MakeConstSpan(argv, static_cast<size_t>(argc)), program);
   ddp::ContextOptions options;
   if (settings.ok() && settings->flags.backend != "auto") options.backend = settings->flags.backend;
+  if (settings.ok() && !settings->flags.trace.empty()) options.trace = settings->flags.trace;
   const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) {
     PrintError(program, "", settings.ok() ? context.status() : settings.status());

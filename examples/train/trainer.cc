@@ -231,15 +231,21 @@ absl::Status Trainer::RunEpoch() {
 }
 
 absl::Status Trainer::Step(absl::Span<const uint32_t> samples) {
-  GatherBatch(data_, data_.train, samples, pixels_.get(), labels_.data());
-  const absl::Span<const float> logits = model_.Forward(pixels_.get(), static_cast<int>(samples.size()));
-  loss_sum_ += nn::SoftmaxCrossEntropy(logits, labels_, model_.output_grad());
+  {
+    const ddp::TraceScope scope(group_, "forward");
+    GatherBatch(data_, data_.train, samples, pixels_.get(), labels_.data());
+    const absl::Span<const float> logits = model_.Forward(pixels_.get(), static_cast<int>(samples.size()));
+    loss_sum_ += nn::SoftmaxCrossEntropy(logits, labels_, model_.output_grad());
+  }
   ++loss_steps_;
   news_ = writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
   if (notice_.has_value()) {
     if (absl::Status status = notice_->Begin(news_); !status.ok()) return status;
   }
-  replica_->Backward();
+  {
+    const ddp::TraceScope scope(group_, "backward");
+    replica_->Backward();
+  }
   const Clock::time_point before = Clock::now();
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
   exposed_ns_.push_back(Nanoseconds(Clock::now() - before));
@@ -248,6 +254,7 @@ absl::Status Trainer::Step(absl::Span<const uint32_t> samples) {
     if (!news.ok()) return news.status();
     news_ = *news;
   }
+  const ddp::TraceScope scope(group_, "optimizer");
   optimizer_->Step(replica_->values(), replica_->grads());
   return absl::OkStatus();
 }

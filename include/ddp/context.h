@@ -39,6 +39,11 @@ struct ContextOptions {
   // DDP_STALL_WARNING (seconds), else 30 seconds.
   std::optional<absl::Duration> stall_warning;
 
+  // A file that rank 0 writes a timeline of all ranks to when the Context ends, in the format of Chrome's traces, which
+  // Perfetto opens; empty: none. Where that cannot be, because the group has failed, each rank writes its own to the
+  // name with ".rankN" appended. Set on all ranks or on none. Unset: DDP_TRACE, else none.
+  std::optional<std::string> trace;
+
   // Is told of operations, buckets and scopes. Borrowed: outlives the Context.
   Observer* observer = nullptr;
 };

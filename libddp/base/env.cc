@@ -31,6 +31,9 @@ constexpr EnvInfo kTable[] = {
      "Seconds that an operation may wait for its peers before a warning says for whom; fractions allowed, 0: never."},
     {Env::kFlightRecorder, "DDP_FLIGHT_RECORDER", "",
      "File to write the last operations of all ranks to, as JSON, when a group fails or stalls."},
+    {Env::kTrace, "DDP_TRACE", "",
+     "File to write a timeline of all ranks to at the end, for Perfetto or chrome://tracing; set on all ranks or on "
+     "none."},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", "",
      "This process's rank, 0 to size - 1; set by Open MPI's mpirun together with the three below."},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "The number of ranks; set by Open MPI's mpirun."},

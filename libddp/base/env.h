@@ -22,6 +22,7 @@ enum class Env {
   kXdgRuntimeDir,          // XDG_RUNTIME_DIR
   kStallWarning,           // DDP_STALL_WARNING
   kFlightRecorder,         // DDP_FLIGHT_RECORDER
+  kTrace,                  // DDP_TRACE
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK

@@ -26,6 +26,7 @@ namespace {
 class ContextImpl final : public Context {
  public:
   ~ContextImpl() override {
+    if (world_ != nullptr) observer_->End(*world_);
     // A peer may be stuck then: the end of MPI must not wait for it for ever.
     if (mpi_ != nullptr && (world_ == nullptr || !world_->status().ok())) mpi_->MarkFailed();
   }
@@ -73,11 +74,13 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   info_ = *std::move(info);
   if (absl::Status s = ReadTimes(options); !s.ok()) return s;
   if (absl::Status s = ReadBackend(options); !s.ok()) return s;
-  observer_ = CreateContextObserver(
-      {.rank = info_.rank, .user = options.observer, .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
+  observer_ = CreateContextObserver({.rank = info_.rank,
+                                     .user = options.observer,
+                                     .trace = options.trace.value_or(ReadEnv(Env::kTrace).value_or("")),
+                                     .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
   if (backend_ == "local") {
     world_ = CreateLocalGroup(observer_->listener());
-    return absl::OkStatus();
+    return observer_->Begin(*world_);
   }
   absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
   if (!rendezvous.ok()) return rendezvous.status();
@@ -85,7 +88,7 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
       CreateHierarchicalGroup(**rendezvous, GroupBy(absl::Now() + timeout_));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
-  return absl::OkStatus();
+  return observer_->Begin(*world_);
 }
 
 // What the program says, else the variable, in seconds.

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "ddp/observer.h"
+#include "ddp/process_group.h"
 #include "libddp/comm/flight_ring.h"
 
 namespace ddp {
@@ -30,6 +32,13 @@ class ContextObserver {
   // Null where nobody wants operations, buckets and scopes told: what groups keep, and give to others.
   virtual Observer* listener() = 0;
 
+  // Where there is a timeline: the Context's group has been made, and is about to be destroyed. Collective.
+  virtual absl::Status Begin(ProcessGroup& world) = 0;
+  virtual void End(ProcessGroup& world) = 0;
+
+  // A group has failed: what is only in memory may be lost soon.
+  virtual void OnGroupFailed() = 0;
+
   // A number for a new group, by which events tell this Context's groups apart: the world's is 0.
   virtual uint64_t AddGroup() = 0;
 
@@ -40,6 +49,7 @@ class ContextObserver {
 struct ObserverOptions {
   int rank = 0;
   Observer* user = nullptr;
+  std::string trace;            // where to write the timeline; empty: nowhere
   std::string flight_recorder;  // where to write the rings at an incident; empty: nowhere
 };
 

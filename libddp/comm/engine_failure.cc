@@ -68,6 +68,7 @@ void Engine::FailLocked(const absl::Status& why) {
     Note(*operation, FlightState::kFailed);
     operation->Finish(failure_);
   }
+  if (options_.observer != nullptr) options_.observer->OnGroupFailed();
 }
 
 // A peer that the failure overtook in the middle of a chunk may wake up at any time and write on: to the outputs of

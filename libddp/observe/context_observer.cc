@@ -4,20 +4,57 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "libddp/base/log.h"
 #include "libddp/observe/flight_report.h"
+#include "libddp/observe/nvtx.h"
+#include "libddp/observe/timeline.h"
 
 namespace ddp {
 namespace {
 
-class ContextObserverImpl final : public ContextObserver {
- public:
-  explicit ContextObserverImpl(ObserverOptions options) : options_(std::move(options)) {}
+// How long the end of a Context waits for the other ranks' events.
+constexpr absl::Duration kGatherPatience = absl::Seconds(30);
 
-  Observer* listener() override { return options_.user; }
+class ContextObserverImpl final : public ContextObserver, public Observer {
+ public:
+  explicit ContextObserverImpl(ObserverOptions options) : options_(std::move(options)) {
+    if (!options_.trace.empty()) {
+      timeline_.emplace(TimelineOptions{.rank = options_.rank, .path = options_.trace, .now_ns = nullptr});
+      listeners_.push_back(&*timeline_);
+    }
+    if (nvtx_ != nullptr) listeners_.push_back(nvtx_.get());
+    if (options_.user != nullptr) listeners_.push_back(options_.user);
+  }
+
+  Observer* listener() override {
+    if (listeners_.empty()) return nullptr;
+    return listeners_.size() == 1 ? listeners_[0] : this;
+  }
   uint64_t AddGroup() override { return groups_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Observer, where there are several to be told:
+  void OnOperation(const OperationEvent& event) noexcept override {
+    for (Observer* listener : listeners_) listener->OnOperation(event);
+  }
+  void OnBucket(const BucketEvent& event) noexcept override {
+    for (Observer* listener : listeners_) listener->OnBucket(event);
+  }
+  void OnScope(const ScopeEvent& event) noexcept override {
+    for (Observer* listener : listeners_) listener->OnScope(event);
+  }
+
+  absl::Status Begin(ProcessGroup& world) override {
+    return timeline_.has_value() ? timeline_->Begin(world) : absl::OkStatus();
+  }
+  void End(ProcessGroup& world) override {
+    if (timeline_.has_value()) LogError(timeline_->End(world, kGatherPatience));
+  }
+  void OnGroupFailed() override {
+    if (timeline_.has_value()) LogError(timeline_->WriteOwn());
+  }
 
   void OnIncident(const FlightIncident& incident) override {
     const FlightLog log = ReadFlightLog(incident);
@@ -34,7 +71,14 @@ class ContextObserverImpl final : public ContextObserver {
   }
 
  private:
+  void LogError(const absl::Status& status) const {
+    if (!status.ok()) Log().error("rank {}: {}", options_.rank, std::string(status.message()));
+  }
+
   const ObserverOptions options_;
+  std::optional<Timeline> timeline_;
+  const std::unique_ptr<Observer> nvtx_ = CreateNvtxObserver();
+  std::vector<Observer*> listeners_;
   std::atomic<uint64_t> groups_{0};
 };
 

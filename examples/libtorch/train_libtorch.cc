@@ -1,0 +1,56 @@
+// A LibTorch model, trained by: mpirun -n 2 train_libtorch [SAMPLES_OF_A_STEP [STEPS]]
+#include <cstdio>
+#include <cstdlib>
+
+#include "ddp/ddp.h"
+#include "examples/data/dataset.h"
+#include "examples/data/sampler.h"
+#include "examples/libtorch/ddp_module.h"
+
+namespace F = torch::nn::functional;
+
+absl::Status Train(int batch, int steps) {
+  auto context = ddp::Context::Create();
+  if (!context.ok()) return context.status();
+  const int rank = (*context)->rank(), ranks = (*context)->world_size(), mine = batch / ranks;
+  if (mine * ranks != batch) return absl::InvalidArgumentError("the batch must be a multiple of the number of ranks");
+
+  torch::manual_seed(1 + rank);  // ranks may start apart: rank 0's values are copied to all
+  torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10));
+  auto model = examples::DdpModule::Create((*context)->world(), *net);
+  if (!model.ok()) return model.status();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+
+  const examples::Dataset data = examples::EmbeddedDigits();
+  examples::DistributedSampler sampler({.samples = data.train.count(),
+                                        .batch = size_t(mine),
+                                        .rank = rank,
+                                        .world_size = ranks,
+                                        .seed = 1,
+                                        .drop_last = true});
+  torch::Tensor images = torch::empty({mine, 64}), labels = torch::empty({mine}, torch::kInt32), loss;
+  for (int step = 0; step < steps; ++step) {
+    const size_t b = size_t(step) % sampler.batches();
+    if (b == 0) sampler.SetEpoch(size_t(step) / sampler.batches());
+    examples::GatherBatch(data, data.train, sampler.Batch(b), images.data_ptr<float>(), labels.data_ptr<int>());
+    (*model)->ddp().ZeroGrad();
+    loss = F::cross_entropy(net->forward(images), labels.to(torch::kInt64));
+    loss.backward();
+    if (absl::Status status = (*model)->ddp().FinishBackward(); !status.ok()) return status;
+    optimizer.step();
+  }
+  double sum = 0, squares = 0;
+  for (const torch::Tensor& p : net->parameters()) {
+    sum += p.sum().item<double>();
+    squares += p.square().sum().item<double>();
+  }
+  std::printf("rank %d of %d: loss %.4f, parameters sum %.6f, squares %.6f, overlap %.0f %%\n", rank, ranks,
+              loss.item<double>(), sum, squares, 100 * (*model)->ddp().statistics().overlap);
+  return absl::OkStatus();
+}
+
+int main(int argc, char** argv) {
+  const absl::Status status = Train(argc > 1 ? std::atoi(argv[1]) : 64, argc > 2 ? std::atoi(argv[2]) : 300);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

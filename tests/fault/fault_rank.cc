@@ -1,12 +1,6 @@
 // One rank of a fault test: works with the others, and at a given moment comes to a given end, if it is the victim.
 // Prints a line "code: message" with the first error that it gets, or "done".
-#include <signal.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,74 +9,44 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "ddp/ddp.h"
+#include "tests/fault/flags.h"
 
+namespace ddp::testing {
 namespace {
 
 constexpr int kRounds = 8;
 
-// --name=value
-class Flags {
- public:
-  Flags(int argc, char** argv) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      const size_t equals = word.find('=');
-      if (word.rfind("--", 0) != 0 || equals == std::string::npos)
-        throw std::runtime_error("not --name=value: " + word);
-      values_[word.substr(2, equals - 2)] = word.substr(equals + 1);
-    }
-  }
-  std::string Text(const std::string& name, const std::string& otherwise = "") const {
-    const auto found = values_.find(name);
-    return found == values_.end() ? otherwise : found->second;
-  }
-  int Number(const std::string& name, int otherwise = 0) const {
-    return std::atoi(Text(name, absl::StrCat(otherwise)).c_str());
-  }
-
- private:
-  std::map<std::string, std::string> values_;
-};
-
-void EndBy(const std::string& how) {
-  if (how == "kill") raise(SIGKILL);
-  if (how == "segv") raise(SIGSEGV);
-  if (how == "stop") raise(SIGSTOP);
-  if (how == "exit") _exit(0);
-}
-
 // One collective operation on the kind of memory that the test asks for.
 class Operations {
  public:
-  Operations(ddp::ProcessGroup& group, const std::string& buffers, size_t count) : group_(group), count_(count) {
+  Operations(ProcessGroup& group, const std::string& buffers, size_t count) : group_(group), count_(count) {
     if (buffers == "ordinary") ordinary_.resize(count);
   }
   absl::Status Prepare() {
     if (!ordinary_.empty()) return absl::OkStatus();
-    absl::StatusOr<ddp::Allocation> memory = group_.Allocate(count_ * 4, ddp::Device{});
+    absl::StatusOr<Allocation> memory = group_.Allocate(count_ * 4, Device{});
     if (memory.ok()) allocation_ = *memory;
     return memory.status();
   }
-  absl::StatusOr<ddp::Work> Start() {
-    const ddp::Buffer buffer = ordinary_.empty() ? allocation_.View(ddp::DType::kFloat32, 0, count_)
-                                                 : ddp::Buffer{ordinary_.data(), count_, ddp::DType::kFloat32, {}};
+  absl::StatusOr<Work> Start() {
+    const Buffer buffer = ordinary_.empty() ? allocation_.View(DType::kFloat32, 0, count_)
+                                            : Buffer{ordinary_.data(), count_, DType::kFloat32, {}};
     return group_.AllReduce({buffer}, {buffer});
   }
   absl::Status Run() {
-    absl::StatusOr<ddp::Work> work = Start();
+    absl::StatusOr<Work> work = Start();
     return work.ok() ? work->Wait() : work.status();
   }
 
  private:
-  ddp::ProcessGroup& group_;
+  ProcessGroup& group_;
   const size_t count_;
   std::vector<float> ordinary_;
-  ddp::Allocation allocation_;
+  Allocation allocation_;
 };
 
 // Rounds of all-reduces. The victim ends before the last one, in the middle of one, or after it.
-absl::Status Reduce(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
+absl::Status Reduce(ProcessGroup& group, const Flags& flags, bool victim) {
   const std::string when = flags.Text("when"), how = flags.Text("how");
   Operations operations(group, flags.Text("buffers"), static_cast<size_t>(flags.Number("count", 1)));
   if (victim && when == "allocate") EndBy(how);
@@ -99,7 +63,7 @@ absl::Status Reduce(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
     }).detach();
   }
   if (victim && when == "pending") {
-    absl::StatusOr<ddp::Work> work = operations.Start();
+    absl::StatusOr<Work> work = operations.Start();
     EndBy(how);
   }
   // Longer than any test: what ends this is the error.
@@ -111,14 +75,14 @@ absl::Status Reduce(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
 }
 
 // Steps of DistributedDataParallel; the victim ends in the middle of a backward pass.
-absl::Status Train(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
-  std::vector<ddp::Parameter> parameters;
+absl::Status Train(ProcessGroup& group, const Flags& flags, bool victim) {
+  std::vector<Parameter> parameters;
   for (int i = 0; i < 6; ++i) {
-    parameters.push_back({absl::StrCat("p", i), {}, ddp::Buffer{nullptr, 50'000, ddp::DType::kFloat32, {}}, {}});
+    parameters.push_back({absl::StrCat("p", i), {}, Buffer{nullptr, 50'000, DType::kFloat32, {}}, {}});
   }
-  ddp::DdpOptions options;
+  DdpOptions options;
   options.bucket_bytes = 200'000;
-  auto model = ddp::DistributedDataParallel::Create(group, parameters, options);
+  auto model = DistributedDataParallel::Create(group, parameters, options);
   if (!model.ok()) return model.status();
   for (int step = 0; step < 100'000; ++step) {
     for (size_t p = parameters.size(); p-- > 0;) {
@@ -132,14 +96,9 @@ absl::Status Train(ddp::ProcessGroup& group, const Flags& flags, bool victim) {
 
 absl::Status Run(const Flags& flags) {
   const int rank = flags.Number("rank");
-  absl::StatusOr<std::shared_ptr<ddp::Store>> store =
-      ddp::CreateFileStore({flags.Text("store"), "fault", flags.Number("openers", flags.Number("size"))});
+  absl::StatusOr<std::shared_ptr<Store>> store = OpenStore(flags);
   if (!store.ok()) return store.status();
-  ddp::ContextOptions options;
-  options.rank = rank;
-  options.world_size = flags.Number("size");
-  options.store = *store;
-  absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  absl::StatusOr<std::unique_ptr<Context>> context = Join(flags, *store);
   if (!context.ok()) return context.status();
   const bool victim = rank == flags.Number("victim", -1);
   const absl::Status status = flags.Text("when") == "backward" ? Train((*context)->world(), flags, victim)
@@ -148,7 +107,7 @@ absl::Status Run(const Flags& flags) {
     // Ends when all have their results, without a word to the group.
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     absl::StatusOr<int64_t> finished = (*store)->Add("finished", 1, deadline);
-    while (finished.ok() && *finished < options.world_size) finished = (*store)->Add("finished", 0, deadline);
+    while (finished.ok() && *finished < flags.Number("size")) finished = (*store)->Add("finished", 0, deadline);
     if (!finished.ok()) return finished.status();
     static_cast<void>(context->release());
   }
@@ -156,14 +115,12 @@ absl::Status Run(const Flags& flags) {
 }
 
 }  // namespace
+}  // namespace ddp::testing
 
 int main(int argc, char** argv) {
-  const Flags flags(argc, argv);
-  const rlimit no_core = {0, 0};
-  setrlimit(RLIMIT_CORE, &no_core);  // a crash leaves no file behind
-  const absl::Status status = Run(flags);
-  std::printf("%s\n", status.ok()
-                          ? "done"
-                          : absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()).c_str());
+  const ddp::testing::Flags flags(argc, argv);
+  ddp::testing::DumpNoCore();
+  const absl::Status status = ddp::testing::Run(flags);
+  ddp::testing::Report(status);
   return status.ok() ? 0 : 1;
 }

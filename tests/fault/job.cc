@@ -44,7 +44,7 @@ std::vector<std::string> Environment(const std::vector<std::string>& changes) {
 
 }  // namespace
 
-Job::Job() {
+Job::Job(std::string program) : program_(std::move(program)) {
   folder_ = (std::filesystem::temp_directory_path() / "ddp-fault-XXXXXX").string();
   if (mkdtemp(folder_.data()) == nullptr) throw std::runtime_error(absl::StrCat(folder_, ": ", std::strerror(errno)));
 }
@@ -57,7 +57,7 @@ Job::~Job() {
 
 void Job::Start(int rank, int size, const std::vector<std::string>& arguments,
                 const std::vector<std::string>& environment) {
-  std::vector<std::string> words = {DDP_FAULT_RANK, absl::StrCat("--rank=", rank), absl::StrCat("--size=", size),
+  std::vector<std::string> words = {program_, absl::StrCat("--rank=", rank), absl::StrCat("--size=", size),
                                     absl::StrCat("--store=", folder_, "/store")};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> variables = Environment(environment);

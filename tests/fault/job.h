@@ -20,15 +20,15 @@ struct Ending {
   std::string output;    // standard output
 };
 
-// One run of fault_rank (see fault_rank.cc). The folder that its ranks use is made and removed with the Job.
+// One run of fault_rank or of another program. The folder that its ranks use is made and removed with the Job.
 class Job {
  public:
-  Job();
+  explicit Job(std::string program = DDP_FAULT_RANK);
   ~Job();  // ends what still runs
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // Starts fault_rank as `rank` of `size`, with further arguments and variables ("NAME=value").
+  // Starts the program as `rank` of `size`, with further arguments and variables ("NAME=value").
   void Start(int rank, int size, const std::vector<std::string>& arguments,
              const std::vector<std::string>& environment);
 
@@ -54,6 +54,7 @@ class Job {
   };
   void Collect(Process& process, bool block);
 
+  const std::string program_;
   std::string folder_;
   std::vector<Process> processes_;
 };

@@ -85,15 +85,9 @@ class DDP_EXPORT Context {
   // until `deadline`; FailedRanks gives them as ranks of the world. After an error call it again, with a list that is
   // shorter, or the same. One thread at a time.
   //
-  //   std::vector<int> alive = {0, 1, 2, 3};   // of the world
-  //   ...
-  //   absl::Status status = model->FinishBackward();
-  //   while (!status.ok() && !ddp::FailedRanks(status).empty()) {
-  //     Remove(ddp::FailedRanks(status), &alive);
-  //     auto smaller = context->NewGroup(alive, absl::Now() + absl::Minutes(1));
-  //     status = smaller.status();
-  //     ...  model->Rebind(**smaller), SyncState(**smaller, ...): see docs/guide.md, "When a rank dies"
-  //   }
+  //   auto smaller = context->NewGroup({0, 2, 3}, absl::Now() + absl::Minutes(1));  // rank 1 has died
+  //
+  // What else there is to do is shown in docs/guide.md, "When a rank dies".
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) = 0;
 };
 

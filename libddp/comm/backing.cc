@@ -31,7 +31,8 @@ absl::Status Backing::MoveTo(std::shared_ptr<SharedSegment> segment, size_t offs
   if (absl::Status s = segment->MapAt(data_, offset, bytes_); !s.ok()) return s;
   freed_->store(true);
   freed_ = std::make_shared<std::atomic<bool>>(false);
-  if (segment_ != nullptr && addresses_ == segment_) segment_->Forget(data_, bytes_);
+  // Two owners: both are ours. Otherwise a thread is still fetching a message that nobody has asked for.
+  if (segment_ != nullptr && addresses_ == segment_ && segment_.use_count() == 2) segment_->Forget(data_, bytes_);
   segment_ = std::move(segment);
   return absl::OkStatus();
 }

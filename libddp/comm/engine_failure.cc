@@ -77,16 +77,16 @@ void Engine::FailLocked(const absl::Status& why) {
 // chunk, since it looks at `failure` before it takes another (see Step).
 absl::Status Engine::KeepLateWritersOut() {
   absl::Status status;
-  if (peers_in_other_processes_) {
-    for (uint64_t s = first_sequence_; s < announced_; ++s) {
-      if (At(s)->Done()) continue;
-      At(s)->out.ForEach([&](char* data, size_t bytes) {
-        status.Update(allocations_.MakePrivate(options_.rank, data, bytes));
-        return true;
-      });
-    }
+  bool under_way = false;
+  for (uint64_t s = first_sequence_; s < announced_; ++s) {
+    if (At(s)->Done()) continue;
+    under_way = true;
+    At(s)->out.ForEach([&](char* data, size_t bytes) {
+      if (peers_in_other_processes_) status.Update(allocations_.MakePrivate(options_.rank, data, bytes));
+      return peers_in_other_processes_;
+    });
   }
-  for (int r = 0; peers_in_this_process_ && r < options_.size; ++r) {
+  for (int r = 0; under_way && peers_in_this_process_ && r < options_.size; ++r) {
     if (r == options_.rank || !options_.peers.InThisProcess(r)) continue;
     while (control_.peer(r).working.load() != 0) sched_yield();
   }

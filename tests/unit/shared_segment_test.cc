@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,7 +42,10 @@ void InAnotherProcess(Body body) {
 }
 
 TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {
+  const std::string kind = GENERATE("memfd", "posix");
+  setenv("DDP_SHARED_MEMORY", kind.c_str(), 1);
   for (const size_t bytes : {8 * kPage, size_t{5} << 20}) {
+    INFO(kind);
     const std::shared_ptr<SharedSegment> segment = MakeSegment(bytes);
     char* const data = segment->data();
     std::memset(data, 'a', bytes);

@@ -70,13 +70,14 @@ OMPI_MCA_btl_vader_single_copy_mechanism=none;DDP_TIMEOUT=60")
 endfunction()
 
 # ddp_add_distributed_test(NAME name SOURCES source... | TARGET target [RANKS 1 2 3 4] [LIBS library...] [ARGS argument...] [LABELS label...]
-#                          [TIMEOUT seconds] [THREADS_OFF] [PROCESSES_OFF])
+#                          [TIMEOUT seconds] [NODE_SIZE ranks] [THREADS_OFF] [PROCESSES_OFF])
 #
 # Builds bin/<name>_test from test cases made with tests/support/ranks.h, or takes a program that is built already, and runs it for each number of
 # ranks K twice: <name>.tK with ranks as threads of one process, <name>.nK with ranks as processes under mpirun. The second is left out where
 # there is no Open MPI or under ThreadSanitizer. A program that starts its own world needs THREADS_OFF. ARGS go to Catch2: "[slow]" selects.
+# NODE_SIZE cuts the ranks into nodes of so many, which under mpirun talk over TCP.
 function(ddp_add_distributed_test)
-  cmake_parse_arguments(arg "THREADS_OFF;PROCESSES_OFF" "NAME;TARGET;TIMEOUT" "SOURCES;RANKS;LIBS;ARGS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "THREADS_OFF;PROCESSES_OFF" "NAME;TARGET;TIMEOUT;NODE_SIZE" "SOURCES;RANKS;LIBS;ARGS;LABELS" ${ARGN})
   if(NOT arg_TARGET)
     _ddp_existing_sources(sources ${arg_SOURCES})
     if(NOT sources)
@@ -94,17 +95,27 @@ function(ddp_add_distributed_test)
     set(arg_TIMEOUT ${DDP_TEST_TIMEOUT})
   endif()
 
+  set(nodes)
+  set(wire)
+  if(arg_NODE_SIZE)
+    set(nodes ";DDP_NODE_SIZE=${arg_NODE_SIZE}")
+    set(wire --mca btl tcp,self --mca btl_tcp_if_include lo)
+  endif()
+
   foreach(ranks IN LISTS arg_RANKS)
     if(NOT arg_THREADS_OFF)
       set(test ${arg_NAME}.t${ranks})
       add_test(NAME ${test} COMMAND ${arg_TARGET} ${arg_ARGS})
       set_tests_properties(
         ${test} PROPERTIES LABELS "distributed;${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${ranks}
-        ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60")
+        ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60${nodes}")
     endif()
     if(DDP_TEST_MPIRUN AND NOT arg_PROCESSES_OFF)
-      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "distributed;${arg_LABELS}"
+      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "distributed;${arg_LABELS}" ${wire}
                           $<TARGET_FILE:${arg_TARGET}> ${arg_ARGS})
+      if(nodes)
+        set_property(TEST ${arg_NAME}.n${ranks} APPEND PROPERTY ENVIRONMENT DDP_NODE_SIZE=${arg_NODE_SIZE})
+      endif()
     endif()
   endforeach()
 endfunction()

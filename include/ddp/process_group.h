@@ -121,8 +121,9 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 // CPU).
 //
 // Arithmetic. 16-bit floats are accumulated in float32 and rounded once. On the hierarchical backend contributions are
-// added in rank order and scaled after the sum: all ranks get the same bits, whatever the split into calls, the timing,
-// and the processor's vector width.
+// added in rank order, where there are several nodes first those of each node and then the nodes' sums in the order of
+// the nodes, and scaled after the sum: all ranks get the same bits, whatever the split into calls, the timing, and the
+// processor's vector width.
 //
 // Errors. InvalidArgument at the call: the caller's mistake, nothing has happened. From Work::Wait, and then from every
 // later call, since a failed group stays failed: DeadlineExceeded (the operation's time-out; names the operation and

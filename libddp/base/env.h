@@ -17,6 +17,7 @@ enum class Env {
   kLogLevel,               // DDP_LOG_LEVEL
   kSharedMemory,           // DDP_SHARED_MEMORY
   kSingleCopy,             // DDP_SINGLE_COPY
+  kNodeSize,               // DDP_NODE_SIZE
   kStorePort,              // DDP_STORE_PORT
   kStoreSecret,            // DDP_STORE_SECRET
   kXdgRuntimeDir,          // XDG_RUNTIME_DIR

@@ -37,8 +37,8 @@ Engine::~Engine() {
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
       Note(*operation, FlightState::kFailed);
-      operation->Finish(absl::AbortedError(
-          absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+      operation->Finish(absl::AbortedError(absl::StrCat("rank ", options_.NameOf(options_.rank),
+                                                        ": the process group was destroyed with operations pending")));
     }
     operation->Unref();
   }
@@ -102,8 +102,8 @@ void Engine::AnnounceOne(Operation* operation) {
   ClearSlots(operation->sequence + 1);
   Slot& slot = control_.slot(operation->sequence, options_.rank);
   Announcement& a = slot.announcement;
-  a.what = operation->key().Pack();
-  a.count = operation->count;
+  a.what = operation->called().Pack();
+  a.count = operation->called_count();
   a.parameters = operation->parameters;
   a.placement = kPrivate;
   if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
@@ -177,8 +177,9 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
       if (!progressed && backoff.TimeToLook()) LookAround(lock);
     }
     if (bounded && absl::Now() >= deadline && !operation->Done()) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", options_.rank, ": ", operation->key().Describe(operation->count), " is not done yet; it goes on"));
+      return absl::DeadlineExceededError(absl::StrCat("rank ", options_.NameOf(options_.rank), ": ",
+                                                      operation->called().Describe(operation->called_count()),
+                                                      " is not done yet; it goes on"));
     }
     if (progressed) {
       backoff = Backoff(options_.oversubscribed);
@@ -189,11 +190,11 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
   }
 }
 
-void Engine::Progress() {
+void Engine::Progress(bool steal) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || queue_.empty()) return;
   ++driven_;
-  Drive(lock, first_sequence_ + queue_.size(), Share::kOwn);
+  Drive(lock, first_sequence_ + queue_.size(), steal ? Share::kAll : Share::kOwn);
 }
 
 bool Engine::Tick() {
@@ -275,9 +276,9 @@ void Engine::MakeReady(Operation* operation) {
   operation->mode = Operation::Mode::kDirect;
   for (int r = 0; r < options_.size; ++r) {
     if (!(single ? ResolveSingle(operation, r) : ResolveList(operation, r))) {
-      FailAndTell(absl::FailedPreconditionError(
-          absl::StrCat(operation->Describe(), ": rank ", r, " uses an Allocation that rank ", options_.rank,
-                       " has freed; all ranks must keep an Allocation while one of them uses it")));
+      FailAndTell(absl::FailedPreconditionError(absl::StrCat(
+          operation->Describe(), ": rank ", options_.NameOf(r), " uses an Allocation that rank ",
+          options_.NameOf(options_.rank), " has freed; all ranks must keep an Allocation while one of them uses it")));
       return;
     }
   }
@@ -290,12 +291,13 @@ bool Engine::Agrees(const Operation& operation, int peer) {
   if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
   const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
   const bool only_parameters = a.what == first.what && a.count == first.count;
-  const char* const with = operation.key().kind == OperationKey::Kind::kAllGatherV
+  const char* const with = operation.called().kind == OperationKey::Kind::kAllGatherV
                                ? " with other counts of the single ranks"
                                : " with another prescale or postscale";
-  FailAndTell(absl::FailedPreconditionError(absl::StrCat(
-      "ranks disagree about operation ", operation.sequence, ": rank 0 calls ", describe(first), ", rank ", peer,
-      " calls ", describe(a), only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
+  FailAndTell(absl::FailedPreconditionError(
+      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(0), " calls ",
+                   describe(first), ", rank ", options_.NameOf(peer), " calls ", describe(a),
+                   only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
   return false;
 }
 

@@ -41,6 +41,9 @@ struct EngineOptions {
   uint64_t group = 0;                   // tells this process's groups apart
   ControlBlock control;
   PeerWatch peers;
+  std::vector<int> names = {};  // what messages call each rank; empty: its number here
+
+  int NameOf(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 };
 
 // Thread-safe.
@@ -61,8 +64,11 @@ class Engine final : public ProgressThread::Client {
   // Work::Wait of an operation of this engine: drives it.
   absl::Status Wait(Operation* operation, absl::Time deadline);
 
-  // One pass over the pending operations, this rank's share only.
-  void Progress();
+  // One pass over the pending operations: this rank's share only, or what the peers have left too.
+  void Progress(bool steal = false);
+
+  // Looks at once whether the group has failed or a peer has died; the outcome as by status().
+  absl::Status Look();
 
   bool Tick() override;
 

@@ -34,6 +34,12 @@ void Engine::Fail(const absl::Status& why) {
   FailLocked(why);
 }
 
+absl::Status Engine::Look() {
+  Lock lock(mutex_);
+  LookAround(lock);
+  return failure_;
+}
+
 absl::Status Engine::status() const {
   Lock lock(mutex_);
   return failure_;
@@ -135,11 +141,11 @@ void Engine::CheckPeers(int64_t waited_ns) {
     if (died && waiting == queue_.end() && waited_ns < kGraceNs) continue;
     FailAndTell(WithFailedRanks(
         absl::UnavailableError(
-            died ? absl::StrCat("rank ", r, " (process ", options_.peers.pid(r),
+            died ? absl::StrCat("rank ", options_.NameOf(r), " (process ", options_.peers.pid(r),
                                 ") has died; see its own output for the reason, and start the job again")
-                 : absl::StrCat("rank ", r, " has left the group without taking part in ", (*waiting)->Describe(),
-                                "; all ranks must make the same calls in the same order")),
-        {r}));
+                 : absl::StrCat("rank ", options_.NameOf(r), " has left the group without taking part in ",
+                                (*waiting)->Describe(), "; all ranks must make the same calls in the same order")),
+        {options_.NameOf(r)}));
     return;
   }
 }
@@ -165,16 +171,16 @@ Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited
   std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {
     if (!HasAnnounced(operation, r)) {
-      missing.push_back(r);
+      missing.push_back(options_.NameOf(r));
     } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
                control_.slot(operation.sequence, r).done.load(std::memory_order_acquire) !=
                    operation.chunks[static_cast<size_t>(r)]) {
-      unfinished.push_back(r);
+      unfinished.push_back(options_.NameOf(r));
     } else if (Needs(operation, r)) {
-      unfinished.push_back(r);
+      unfinished.push_back(options_.NameOf(r));
     }
     if (r != options_.rank && control_.peer(r).seen_ns.load(std::memory_order_relaxed) < silent_since) {
-      silent.push_back(r);
+      silent.push_back(options_.NameOf(r));
     }
   }
   if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
@@ -186,7 +192,7 @@ absl::Status Engine::TimedOut(const Operation& operation) const {
   const Laggards laggards = FindLaggards(operation, absl::ToInt64Nanoseconds(options_.timeout));
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
-          "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
+          "rank ", options_.NameOf(options_.rank), ": ", operation.Describe(), ", timed out after ",
           absl::FormatDuration(options_.timeout), ": ", laggards.text,
           "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
       laggards.ranks);

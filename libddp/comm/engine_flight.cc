@@ -38,7 +38,7 @@ absl::string_view KindName(OperationKey::Kind kind) {
 }  // namespace
 
 std::string Operation::Describe() const {
-  return absl::StrCat("operation ", sequence, ", ", key_.Describe(count),
+  return absl::StrCat("operation ", sequence, ", ", called().Describe(called_count()),
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
 }
 

@@ -1,5 +1,6 @@
 #include "libddp/comm/group_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,16 +19,16 @@ size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096;
 }  // namespace
 
 absl::StatusOr<GroupMemory::Parts> GroupMemory::MakeParts(size_t bytes, uint64_t address) {
-  const size_t size = static_cast<size_t>(group_.size()), rank = static_cast<size_t>(group_.rank());
+  const size_t place = OwnPlace();
   const bool aligned = address != 0 && bytes >= kHugePage;
   const size_t stride = StrideFor(bytes);
   const size_t step = stride + (aligned ? kHugePage : 0);
 
-  // Rank 0 makes the segment; all learn where it is, and that all ask for the same.
+  // The node's first rank makes the segment; all learn where it is, and that all ask for the same.
   Parts parts;
   Note mine;
-  if (rank == 0) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(step * size);
+  if (place == 0) {
+    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(step * node_.size());
     mine = Note(made.status(), made.ok() ? (*made)->handle() : "");
     if (made.ok()) parts.segment = *std::move(made);
   }
@@ -35,38 +36,44 @@ absl::StatusOr<GroupMemory::Parts> GroupMemory::MakeParts(size_t bytes, uint64_t
   mine.address = address;
   absl::StatusOr<std::vector<Note>> notes = Exchange(group_, mine);
   if (!notes.ok()) return notes.status();
-  for (size_t r = 0; r < size; ++r) {
+  for (size_t r = 1; r < notes->size(); ++r) {
     const Note& note = (*notes)[r];
-    if (note.bytes != (*notes)[0].bytes) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*notes)[0].bytes,
-                       " bytes, rank ", r, " for ", note.bytes));
-    }
-    const size_t begin = step * r;
-    parts.offsets.push_back(begin + (aligned ? (note.address - begin) % kHugePage : 0));
+    if (note.bytes == (*notes)[0].bytes) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*notes)[0].bytes,
+                     " bytes, rank ", r, " for ", note.bytes));
   }
-  if (absl::Status s = (*notes)[0].status(0); !s.ok()) return s;
+  if (absl::Status s = FirstError(*notes); !s.ok()) return s;
+  for (const int r : node_) {
+    const size_t begin = step * parts.offsets.size();
+    parts.offsets.push_back(begin + (aligned ? ((*notes)[static_cast<size_t>(r)].address - begin) % kHugePage : 0));
+  }
 
   // Each rank puts memory behind its own part, which places it near that rank.
   absl::Status opened;
   if (parts.segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Open((*notes)[0].text);
+    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs =
+        SharedSegment::Open((*notes)[static_cast<size_t>(node_[0])].text);
     opened = theirs.status();
     if (theirs.ok()) parts.segment = *std::move(theirs);
   }
-  if (opened.ok()) opened = parts.segment->Reserve(parts.offsets[rank], stride);
+  if (opened.ok()) opened = parts.segment->Reserve(parts.offsets[place], stride);
   if (absl::Status s = Agree(group_, opened); !s.ok()) return s;
   parts.segment->Seal();
-  parts.segment->Prepare(parts.offsets[rank], stride);
+  parts.segment->Prepare(parts.offsets[place], stride);
   return parts;
 }
 
 void GroupMemory::Add(const Parts& parts, size_t bytes, char* own, std::shared_ptr<const std::atomic<bool>> freed) {
-  const size_t rank = static_cast<size_t>(group_.rank());
-  SharedAllocation allocation{next_id_++, {}, bytes, parts.offsets[rank], parts.segment, std::move(freed)};
+  const size_t place = OwnPlace();
+  SharedAllocation allocation{next_id_++, {}, bytes, parts.offsets[place], parts.segment, std::move(freed)};
   for (const size_t offset : parts.offsets) allocation.parts.push_back(parts.segment->data() + offset);
-  allocation.parts[rank] = own;
-  engine_.AddAllocation(std::move(allocation));
+  allocation.parts[place] = own;
+  for (Engine* engine : engines_) engine->AddAllocation(allocation);
+}
+
+size_t GroupMemory::OwnPlace() const {
+  return static_cast<size_t>(std::find(node_.begin(), node_.end(), group_.rank()) - node_.begin());
 }
 
 absl::StatusOr<Allocation> GroupMemory::Allocate(size_t bytes) {
@@ -75,7 +82,7 @@ absl::StatusOr<Allocation> GroupMemory::Allocate(size_t bytes) {
   if (absl::Status s = Agree(group_, absl::OkStatus()); !s.ok()) return s;
   const std::shared_ptr<SharedSegment>& segment = parts->segment;
   segment->Prepare(0, segment->bytes());  // page tables for the peers' parts
-  char* const own = segment->data() + parts->offsets[static_cast<size_t>(group_.rank())];
+  char* const own = segment->data() + parts->offsets[OwnPlace()];
   Allocation allocation = Backing::Make(own, bytes, segment, segment);
   Add(*parts, bytes, own, Backing::Of(allocation)->freed());
   return allocation;
@@ -89,7 +96,7 @@ absl::Status GroupMemory::Register(const Allocation& memory) {
   }
   absl::StatusOr<Parts> parts = MakeParts(memory.bytes(), reinterpret_cast<uintptr_t>(backing->data()));
   if (!parts.ok()) return parts.status();
-  const absl::Status moved = backing->MoveTo(parts->segment, parts->offsets[static_cast<size_t>(group_.rank())]);
+  const absl::Status moved = backing->MoveTo(parts->segment, parts->offsets[OwnPlace()]);
   if (absl::Status s = Agree(group_, moved); !s.ok()) return s;
   parts->segment->Prepare(0, parts->segment->bytes());
   Add(*parts, memory.bytes(), backing->data(), backing->freed());

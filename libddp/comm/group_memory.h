@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,24 +20,30 @@ namespace ddp {
 // ProcessGroup::Allocate and Register. Used by one thread at a time.
 class GroupMemory {
  public:
-  GroupMemory(ProcessGroup* group, Engine* engine) : group_(*group), engine_(*engine) {}
+  // `node`: the ranks of the group that share memory with this one, itself among them, ascending; every rank of the
+  // group has such a list. The engines, over these ranks, get to know the memory.
+  GroupMemory(ProcessGroup* group, std::vector<int> node, std::vector<Engine*> engines)
+      : group_(*group), node_(std::move(node)), engines_(std::move(engines)) {}
 
   absl::StatusOr<Allocation> Allocate(size_t bytes);
   absl::Status Register(const Allocation& memory);
 
  private:
-  // One segment with a part for every rank.
+  // One segment with a part for every rank of the node.
   struct Parts {
     std::shared_ptr<SharedSegment> segment;
-    std::vector<size_t> offsets;  // by rank
+    std::vector<size_t> offsets;  // by place in node_
   };
 
   // Collective. Where `address` is not 0, this rank's part begins as far into a huge page as `address` does.
   absl::StatusOr<Parts> MakeParts(size_t bytes, uint64_t address);
   void Add(const Parts& parts, size_t bytes, char* own, std::shared_ptr<const std::atomic<bool>> freed);
 
+  size_t OwnPlace() const;
+
   ProcessGroup& group_;
-  Engine& engine_;
+  const std::vector<int> node_;
+  const std::vector<Engine*> engines_;
   uint64_t next_id_ = 0;
 };
 

@@ -1,30 +1,25 @@
 #include "libddp/comm/hierarchical_group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <fstream>
 #include <iterator>
 #include <mutex>
-#include <set>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/channels.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/exchange.h"
 #include "libddp/comm/group_memory.h"
+#include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
+#include "libddp/comm/multi_node_group.h"
 #include "libddp/comm/shared_segment.h"
 #include "libddp/comm/validate.h"
-#include "libddp/launch/topology.h"
 
 namespace ddp {
 namespace {
@@ -35,6 +30,12 @@ constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMi
 constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                              DType::kInt64,   DType::kInt32,   DType::kInt8,    DType::kUInt8};
 
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 class HierarchicalGroup final : public ProcessGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
@@ -42,7 +43,7 @@ class HierarchicalGroup final : public ProcessGroup {
         progress_(progress),
         engine_(std::move(options), progress),
         channels_(ChannelBlock(control_->data() + RoundUp(ControlBlock::Bytes(size())), size()), &engine_, progress),
-        memory_(this, &engine_) {
+        memory_(this, AllRanks(size()), {&engine_}) {
     engine_.DoBesides([this] { channels_.Progress(); });
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {
@@ -255,76 +256,22 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
                         .stall_warning = all.stall_warning,
                         .observer = all.observer,
                         .group = all.observer == nullptr ? 0 : all.observer->AddGroup(),
-                        .control = ControlBlock(segment->data(), count),
+                        .control = {},
                         .peers = PeerWatch(pids)};
-  return std::unique_ptr<ProcessGroup>(
-      std::make_unique<HierarchicalGroup>(std::move(segment), std::move(options), progress_));
-}
-
-// --- creation -------------------------------------------------------------------------------------------------------
-
-// What ranks tell each other before they have memory in common.
-struct Introduction {
-  std::string host;  // tells one running system from another
-  std::string host_name;
-  pid_t pid = 0;
-  std::vector<int> cpus;
-  absl::Status status;  // of making the segment (rank 0)
-  std::string handle;
-
-  std::string Pack() const {
-    return absl::StrCat(host, "\n", host_name, "\n", pid, "\n", absl::StrJoin(cpus, ","), "\n",
-                        static_cast<int>(status.code()), "\n", status.ok() ? handle : std::string(status.message()));
-  }
-  static absl::StatusOr<Introduction> Unpack(absl::string_view packed) {
-    const std::vector<std::string> fields = absl::StrSplit(packed, absl::MaxSplits('\n', 5));
-    Introduction i;
-    int code = 0;
-    if (fields.size() != 6 || !absl::SimpleAtoi(fields[2], &i.pid) || !absl::SimpleAtoi(fields[4], &code)) {
-      return absl::InternalError(
-          "a peer introduces itself in a way this version does not understand; do all ranks run "
-          "the same program?");
-    }
-    i.host = fields[0];
-    i.host_name = fields[1];
-    for (absl::string_view cpu : absl::StrSplit(fields[3], ',', absl::SkipEmpty())) {
-      int n = 0;
-      if (absl::SimpleAtoi(cpu, &n)) i.cpus.push_back(n);
-    }
-    i.handle = fields[5];
-    if (code != 0) i.status = absl::Status(static_cast<absl::StatusCode>(code), fields[5]);
-    return i;
-  }
-};
-
-Introduction IntroduceSelf() {
-  Introduction self;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.host;
-  char name[256] = {};
-  if (gethostname(name, sizeof name - 1) == 0) self.host_name = name;
-  if (self.host.empty()) self.host = self.host_name;
-  self.pid = getpid();
-  self.cpus = BoundCpus();
-  return self;
-}
-
-absl::Status OneHost(const std::vector<Introduction>& all) {
-  for (size_t r = 1; r < all.size(); ++r) {
-    if (all[r].host == all[0].host) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("rank 0 is on host ", all[0].host_name, " and rank ", r, " on host ", all[r].host_name,
-                     ": the hierarchical backend works on one host; start all ranks there"));
-  }
-  return absl::OkStatus();
-}
-
-bool MoreRanksThanCpus(const std::vector<Introduction>& all) {
-  std::set<int> cpus;
-  for (const Introduction& i : all) cpus.insert(i.cpus.begin(), i.cpus.end());
-  return !cpus.empty() && cpus.size() < all.size();
+  return MakeHierarchicalGroup(std::move(segment), std::move(options), progress_);
 }
 
 }  // namespace
+
+// --- creation -------------------------------------------------------------------------------------------------------
+
+size_t HierarchicalBytes(int ranks) { return HierarchicalGroup::SharedBytes(ranks); }
+
+std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegment> memory, EngineOptions options,
+                                                    ProgressThread* progress) {
+  options.control = ControlBlock(memory->data(), options.size);
+  return std::make_unique<HierarchicalGroup>(std::move(memory), std::move(options), progress);
+}
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options) {
@@ -332,7 +279,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   const int rank = rendezvous.rank(), size = rendezvous.size();
   const size_t bytes = HierarchicalGroup::SharedBytes(size);
 
-  Introduction self = IntroduceSelf();
+  absl::StatusOr<Introduction> introduced = Introduction::OfSelf(rank);
+  if (!introduced.ok()) return introduced.status();
+  Introduction& self = *introduced;
   std::shared_ptr<SharedSegment> segment;
   if (rank == 0) {
     absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
@@ -342,17 +291,12 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
       self.handle = segment->handle();
     }
   }
-  absl::StatusOr<std::vector<std::string>> packed = rendezvous.AllGather(self.Pack(), "start of the group", deadline);
-  if (!packed.ok()) return packed.status();
-  std::vector<Introduction> all;
-  std::vector<pid_t> pids;
-  for (const std::string& text : *packed) {
-    absl::StatusOr<Introduction> one = Introduction::Unpack(text);
-    if (!one.ok()) return one.status();
-    pids.push_back(one->pid);
-    all.push_back(*std::move(one));
+  absl::StatusOr<std::vector<Introduction>> introductions = Introduce(rendezvous, self, deadline);
+  if (!introductions.ok()) return introductions.status();
+  const std::vector<Introduction>& all = *introductions;
+  if (NodeLayout layout = LayoutOf(all); layout.nodes() > 1) {
+    return CreateMultiNodeGroup(rendezvous, all, std::move(layout), options);
   }
-  if (absl::Status s = OneHost(all); !s.ok()) return s;
   if (!all[0].status.ok()) {
     return absl::Status(all[0].status.code(), absl::StrCat("rank 0: ", all[0].status.message()));
   }
@@ -372,7 +316,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   segment->Seal();
   segment->Prepare(0, bytes);
 
-  const bool oversubscribed = MoreRanksThanCpus(all);
+  const bool oversubscribed = MoreRanksThanCpus(all, rank);
   Log().info("rank {}: hierarchical backend, {} ranks on {}{}, reduction with {}", rank, size, all[0].host_name,
              oversubscribed ? " (more ranks than processors)" : "", CpuReduceTarget());
   EngineOptions engine{.rank = rank,
@@ -382,9 +326,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
                        .stall_warning = options.stall_warning,
                        .observer = options.observer,
                        .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
-                       .control = ControlBlock(segment->data(), size),
-                       .peers = PeerWatch(pids)};
-  return std::unique_ptr<ProcessGroup>(new HierarchicalGroup(std::move(segment), std::move(engine), options.progress));
+                       .control = {},
+                       .peers = PeerWatch(ProcessesOf(all))};
+  return MakeHierarchicalGroup(std::move(segment), std::move(engine), options.progress);
 }
 
 }  // namespace ddp

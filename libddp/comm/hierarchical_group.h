@@ -1,4 +1,5 @@
-// The backend that needs nothing but host memory: ranks of one host reduce in memory that they share.
+// The backend that needs nothing but host memory: ranks of one node reduce in memory that they share, and nodes
+// exchange messages.
 #ifndef LIBDDP_COMM_HIERARCHICAL_GROUP_H_
 #define LIBDDP_COMM_HIERARCHICAL_GROUP_H_
 
@@ -8,7 +9,9 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/context_observer.h"
+#include "libddp/comm/engine.h"
 #include "libddp/comm/progress_thread.h"
+#include "libddp/comm/shared_segment.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {
@@ -21,10 +24,17 @@ struct GroupOptions {
   ContextObserver* observer = nullptr;  // outlives the group; may be null
 };
 
-// Collective over the rendezvous, which is not used after the call. Unimplemented, naming the hosts, where the ranks
-// are not all on one; otherwise errors as those of SharedSegment and Rendezvous, the same on all ranks.
+// Collective over the rendezvous, which is not used after the call. Unimplemented, naming the hosts and
+// the remedy, where there are several nodes and nothing carries messages between them; otherwise errors as those of
+// SharedSegment and Rendezvous, the same on all ranks.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options);
+
+// The group of ranks of one node that share `memory`, of HierarchicalBytes(options.size) bytes; options.control is set
+// here.
+size_t HierarchicalBytes(int ranks);
+std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegment> memory, EngineOptions options,
+                                                    ProgressThread* progress);
 
 }  // namespace ddp
 

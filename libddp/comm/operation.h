@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +71,11 @@ class Operation final : public internal::WorkState {
   uint64_t parameters = 0;  // a hash of what else all ranks must agree on: scales, counts
   uint32_t* nonfinite = nullptr;
   int bucket = -1;
+  // Where this is only a step of what the user called: that call, for the peers to compare and for messages.
+  void CalledAs(const OperationKey& called, size_t called_count) {
+    called_ = called;
+    called_count_ = called_count;
+  }
 
   // --- the engine's ---
   uint64_t sequence = 0;
@@ -87,7 +93,9 @@ class Operation final : public internal::WorkState {
   enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
 
   const OperationKey& key() const { return key_; }
-  std::string Describe() const;                       // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
+  std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
+  const OperationKey& called() const { return called_.has_value() ? *called_ : key_; }
+  size_t called_count() const { return called_.has_value() ? called_count_ : count; }
   size_t in_size() const { return SizeOf(key_.in); }  // of one element
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }
@@ -139,6 +147,8 @@ class Operation final : public internal::WorkState {
 
   Engine* const engine_;
   const OperationKey key_;
+  std::optional<OperationKey> called_;
+  size_t called_count_ = 0;
   size_t slice_ = 0;          // kDirect: elements of a slice, but for a shorter last one and the root's
   size_t chunk_ = 0;          // kDirect: elements of a chunk, but for a slice's last one
   std::atomic<int> refs_{2};  // the engine's queue, and the Work that Launch returns

@@ -11,8 +11,14 @@ namespace ddp {
 
 class RangeList {
  public:
+  // A range that begins where the last one ends becomes part of it.
   void Add(char* data, size_t bytes) {
     if (bytes == 0) return;
+    if (Range* const last = size_ > 1 ? &many_.back() : &first_; size_ > 0 && last->data + last->bytes == data) {
+      last->bytes += bytes;
+      last->end += bytes;
+      return;
+    }
     if (size_ == 0) {
       first_ = {data, bytes, bytes};
     } else {
@@ -20,6 +26,11 @@ class RangeList {
       many_.push_back({data, many_.back().end + bytes, bytes});
     }
     ++size_;
+  }
+
+  // Bytes [offset, offset + bytes) of another list.
+  void AddFrom(const RangeList& from, size_t offset, size_t bytes) {
+    from.Walk(offset, bytes, [this](char* data, size_t n) { Add(data, n); });
   }
 
   size_t bytes() const { return size_ == 0 ? 0 : (end() - 1)->end; }

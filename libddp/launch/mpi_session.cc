@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "libddp/base/log.h"
+#include "libddp/launch/mpi_wire.h"
 
 namespace ddp {
 namespace {
@@ -21,22 +22,13 @@ namespace {
 // How long a session of a failed world waits for the peers before it leaves without MPI_Finalize.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 
-absl::Status Check(int code, absl::string_view call) {
-  if (code == MPI_SUCCESS) return absl::OkStatus();
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
-  return absl::UnavailableError(absl::StrCat(call, " failed: ", absl::string_view(text, length),
-                                             "; restart the job, and see mpirun's own messages"));
-}
-
 // Below MPI_THREAD_SERIALIZED only the thread that initialised MPI may use it.
 absl::Status CheckThread() {
   int level = MPI_THREAD_SINGLE;
   int is_main = 0;
-  if (absl::Status s = Check(MPI_Query_thread(&level), "MPI_Query_thread"); !s.ok()) return s;
+  if (absl::Status s = CheckMpi(MPI_Query_thread(&level), "MPI_Query_thread"); !s.ok()) return s;
   if (level >= MPI_THREAD_SERIALIZED) return absl::OkStatus();
-  if (absl::Status s = Check(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main"); !s.ok()) return s;
+  if (absl::Status s = CheckMpi(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main"); !s.ok()) return s;
   if (is_main) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "MPI was initialised for use by one thread, and this is another one; initialise it with MPI_Init_thread and "
@@ -56,7 +48,8 @@ struct Pending {
 
 class MpiRendezvous final : public Rendezvous {
  public:
-  MpiRendezvous(int rank, int size) : rank_(rank), size_(size), pending_(std::make_unique<Pending>()) {}
+  MpiRendezvous(int rank, int size, std::shared_ptr<MpiShared> shared)
+      : rank_(rank), size_(size), shared_(std::move(shared)), pending_(std::make_unique<Pending>()) {}
 
   // Pending buffers are given up, not freed, if MPI may still use them.
   ~MpiRendezvous() override {
@@ -85,10 +78,15 @@ class MpiRendezvous final : public Rendezvous {
     return result;
   }
 
+  absl::StatusOr<std::unique_ptr<Wire>> OpenWire() override {
+    shared_->wired = true;
+    return CreateMpiWire(shared_);
+  }
+
   // Whether all ranks come to this point in time.
   absl::Status Meet(absl::Time deadline) {
     if (absl::Status s = Duplicate(deadline); !s.ok()) return status_ = s;
-    absl::Status s = Check(MPI_Ibarrier(pending_->comm, &pending_->request), "MPI_Ibarrier");
+    absl::Status s = CheckMpi(MPI_Ibarrier(pending_->comm, &pending_->request), "MPI_Ibarrier");
     if (s.ok()) s = Finish(deadline);
     return status_ = s;
   }
@@ -101,18 +99,19 @@ class MpiRendezvous final : public Rendezvous {
   // Here and not in MpiSession::Open, because it waits for the peers and only AllGather has a deadline.
   absl::Status Duplicate(absl::Time deadline) {
     if (pending_->comm != MPI_COMM_NULL) return absl::OkStatus();
-    absl::Status s = Check(MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request), "MPI_Comm_idup");
+    absl::Status s = CheckMpi(MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request), "MPI_Comm_idup");
     if (s.ok()) s = Finish(deadline);
-    if (s.ok()) s = Check(MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (s.ok()) s = CheckMpi(MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (s.ok()) shared_->comm = pending_->comm;
     return s;
   }
 
   absl::Status GatherSizes(size_t mine, absl::Time deadline) {
     pending_->my_size = static_cast<int64_t>(mine);
     pending_->sizes.resize(size_);
-    absl::Status s = Check(MPI_Iallgather(&pending_->my_size, 1, MPI_INT64_T, pending_->sizes.data(), 1, MPI_INT64_T,
-                                          pending_->comm, &pending_->request),
-                           "MPI_Iallgather");
+    absl::Status s = CheckMpi(MPI_Iallgather(&pending_->my_size, 1, MPI_INT64_T, pending_->sizes.data(), 1, MPI_INT64_T,
+                                             pending_->comm, &pending_->request),
+                              "MPI_Iallgather");
     return s.ok() ? Finish(deadline) : s;
   }
 
@@ -133,10 +132,10 @@ class MpiRendezvous final : public Rendezvous {
 
   absl::Status GatherStrings(absl::string_view mine, absl::Time deadline) {
     pending_->mine = std::string(mine);
-    absl::Status s = Check(MPI_Iallgatherv(pending_->mine.data(), static_cast<int>(pending_->mine.size()), MPI_CHAR,
-                                           pending_->all.data(), pending_->counts.data(), pending_->offsets.data(),
-                                           MPI_CHAR, pending_->comm, &pending_->request),
-                           "MPI_Iallgatherv");
+    absl::Status s = CheckMpi(MPI_Iallgatherv(pending_->mine.data(), static_cast<int>(pending_->mine.size()), MPI_CHAR,
+                                              pending_->all.data(), pending_->counts.data(), pending_->offsets.data(),
+                                              MPI_CHAR, pending_->comm, &pending_->request),
+                              "MPI_Iallgatherv");
     return s.ok() ? Finish(deadline) : s;
   }
 
@@ -146,7 +145,11 @@ class MpiRendezvous final : public Rendezvous {
     const absl::Time start = absl::Now();
     for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, absl::Milliseconds(2))) {
       int done = 0;
-      if (absl::Status s = Check(MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE), "MPI_Test"); !s.ok()) return s;
+      {
+        std::lock_guard<std::mutex> lock(shared_->mutex);
+        absl::Status s = CheckMpi(MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+        if (!s.ok()) return s;
+      }
       if (done) return absl::OkStatus();
       const absl::Time now = absl::Now();
       if (now >= deadline) {
@@ -161,25 +164,32 @@ class MpiRendezvous final : public Rendezvous {
 
   const int rank_;
   const int size_;
+  const std::shared_ptr<MpiShared> shared_;
   std::unique_ptr<Pending> pending_;
   absl::Status status_;
 };
 
 class MpiSessionImpl final : public MpiSession {
  public:
-  MpiSessionImpl(const LaunchInfo& info, bool owner) : rendezvous_(info.rank, info.world_size), owner_(owner) {}
+  MpiSessionImpl(const LaunchInfo& info, bool owner)
+      : shared_(std::make_shared<MpiShared>()), rendezvous_(info.rank, info.world_size, shared_), owner_(owner) {
+    shared_->owner = owner;
+  }
 
   ~MpiSessionImpl() override {
     int finalized = 0;
     if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
     absl::Status s = rendezvous_.status();
+    if (s.ok() && shared_->abandoned) s = absl::AbortedError("MPI still works on messages that were given up");
     if (s.ok()) s = CheckThread();
     if (s.ok() && failed_ && owner_) s = rendezvous_.Meet(absl::Now() + kLeaveTimeout);
     if (!s.ok()) {
       if (owner_) Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
       return;
     }
-    if (rendezvous_.comm() != MPI_COMM_NULL) MPI_Comm_free(&rendezvous_.comm());
+    // A last word of a wire may still be on its way here. It must not find the next communicator under this one's
+    // number.
+    if (rendezvous_.comm() != MPI_COMM_NULL && !shared_->wired) MPI_Comm_free(&rendezvous_.comm());
     if (owner_) MPI_Finalize();
   }
 
@@ -187,6 +197,7 @@ class MpiSessionImpl final : public MpiSession {
   void MarkFailed() override { failed_ = true; }
 
  private:
+  const std::shared_ptr<MpiShared> shared_;
   MpiRendezvous rendezvous_;
   const bool owner_;
   bool failed_ = false;
@@ -195,8 +206,8 @@ class MpiSessionImpl final : public MpiSession {
 absl::Status CheckWorld(const LaunchInfo& info) {
   int rank = -1;
   int size = -1;
-  absl::Status s = Check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  s.Update(Check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size"));
+  absl::Status s = CheckMpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  s.Update(CheckMpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size"));
   if (!s.ok()) return s;
   if (rank == info.rank && size == info.world_size) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -212,8 +223,8 @@ bool MpiSession::Available() { return true; }
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& info) {
   int finalized = 0;
   int initialized = 0;
-  absl::Status s = Check(MPI_Finalized(&finalized), "MPI_Finalized");
-  s.Update(Check(MPI_Initialized(&initialized), "MPI_Initialized"));
+  absl::Status s = CheckMpi(MPI_Finalized(&finalized), "MPI_Finalized");
+  s.Update(CheckMpi(MPI_Initialized(&initialized), "MPI_Initialized"));
   if (!s.ok()) return s;
   if (finalized) {
     return absl::FailedPreconditionError(
@@ -223,7 +234,7 @@ absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& i
   }
   if (!initialized) {
     int provided = MPI_THREAD_SINGLE;
-    s = Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    s = CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     if (!s.ok()) return s;
     // The program does not use MPI itself: errors shall come to us, not end the process.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -23,8 +23,8 @@ class MpiSession {
   // MPI_Finalize could hang.
   virtual ~MpiSession() = default;
 
-  // Over a duplicate of MPI_COMM_WORLD, made by the first AllGather; borrowed. Calls poll with a deadline and never
-  // block inside MPI. A call that times out poisons the session: later ones return the same error.
+  // Rendezvous and wires over a duplicate of MPI_COMM_WORLD, made by the first AllGather; borrowed. Calls poll with a
+  // deadline and never block inside MPI. A call that times out poisons the session: later ones return the same error.
   virtual Rendezvous& rendezvous() = 0;
 
   // To be called before destruction when the world has failed, as then a peer may be stuck: the destructor waits a few

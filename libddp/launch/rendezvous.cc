@@ -80,6 +80,13 @@ class StoreRendezvous final : public Rendezvous {
     return Describe(s, what);
   }
 
+  absl::StatusOr<std::unique_ptr<Wire>> OpenWire() override {
+    return absl::UnimplementedError(
+        "between nodes libddp sends its messages by MPI; start the program with mpirun, and a libddp that was built "
+        "with "
+        "MPI (libopenmpi-dev)");
+  }
+
  private:
   std::string Key(absl::string_view step) const { return KeyOf(name_, step); }
   int Called(int rank) const { return called_.empty() ? rank : called_[static_cast<size_t>(rank)]; }

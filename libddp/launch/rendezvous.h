@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "ddp/store.h"
+#include "libddp/launch/wire.h"
 
 namespace ddp {
 
@@ -25,6 +26,10 @@ class Rendezvous {
   // a store) or how many there should be (over MPI).
   virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view mine, absl::string_view what,
                                                              absl::Time deadline) = 0;
+
+  // A wire between these ranks, for those that have no memory in common. After the first AllGather; it may outlive the
+  // rendezvous. Unimplemented, with the remedy, where nothing carries it.
+  virtual absl::StatusOr<std::unique_ptr<Wire>> OpenWire() = 0;
 };
 
 // Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on

@@ -111,7 +111,7 @@ TEST_CASE("ranks that disagree all learn of it, with both sides named") {
          options.postscale = d ? 0.5 : 1;
          return g.AllReduce({m.Range(0, 1000)}, {m.Range(0, 1000)}, options);
        },
-       "rank 0", "scale"},
+       "all_reduce", "scale"},
       {[](ProcessGroup& g, Memory& m, bool d) {
          return d ? g.Broadcast({m.Range(0, 1000)}, 0) : g.AllReduce({m.Range(0, 1000)}, {m.Range(0, 1000)});
        },
@@ -131,9 +131,10 @@ TEST_CASE("ranks that disagree all learn of it, with both sides named") {
     for (const Disagreement& disagreement : disagreements) {
       RunOnRanks([&](Rank& rank) {
         Memory m(rank, placement, DType::kFloat32, 400'000);
+        rank.Meet();
         const bool differently = rank.rank() == rank.size() - 1;
         RANK_CHECK_STATUS(Rank::Finish(disagreement.call(rank.group(), m, differently)),
-                          StatusCode::kFailedPrecondition, disagreement.usual, disagreement.different, "rank 0",
+                          StatusCode::kFailedPrecondition, disagreement.usual, disagreement.different, " calls ",
                           absl::StrCat("rank ", rank.size() - 1));
         // The group stays failed, with the same cause.
         RANK_CHECK_STATUS(rank.group().status(), StatusCode::kFailedPrecondition, disagreement.different);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -75,12 +76,23 @@ T Combine(ReduceOp op, T a, T b) {
   return op == ReduceOp::kProduct ? a * b : a + b;
 }
 
+// How many ranks share memory here.
+size_t NodeSize(size_t ranks) {
+  const char* text = std::getenv("DDP_NODE_SIZE");
+  return text == nullptr ? ranks : static_cast<size_t>(std::atoi(text));
+}
+
 template <typename T>
 T ReduceFloats(ReduceOp op, absl::Span<const double> by_rank, double prescale, double postscale) {
   if (op == ReduceOp::kAvg) postscale /= static_cast<double>(by_rank.size());
-  T sum = static_cast<T>(by_rank[0]) * static_cast<T>(prescale);
-  for (size_t r = 1; r < by_rank.size(); ++r) {
-    sum = Combine(op, sum, static_cast<T>(static_cast<T>(by_rank[r]) * static_cast<T>(prescale)));
+  const auto value = [&](size_t r) { return static_cast<T>(static_cast<T>(by_rank[r]) * static_cast<T>(prescale)); };
+  const size_t node = NodeSize(by_rank.size());
+  T sum = 0;
+  for (size_t first = 0; first < by_rank.size(); first += node) {
+    T of_node = value(first);
+    for (size_t r = first + 1; r < std::min(first + node, by_rank.size()); ++r)
+      of_node = Combine(op, of_node, value(r));
+    sum = first == 0 ? of_node : Combine(op, sum, of_node);
   }
   return sum * static_cast<T>(postscale);
 }

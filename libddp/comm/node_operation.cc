@@ -1,0 +1,128 @@
+#include "libddp/comm/node_operation.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "libddp/comm/node_pipeline.h"
+
+namespace ddp {
+namespace {
+
+using Kind = OperationKey::Kind;
+
+// Blocks have room for multiples of so many elements, but where they are ranks' own.
+constexpr size_t kAlign = 16;
+// A message of about so many bytes costs little more than its bytes; up to kWhole an operation goes as one.
+constexpr size_t kMessageBytes = size_t{256} << 10;
+constexpr size_t kWholeBytes = size_t{64} << 10;
+// An operation is cut into at least so many chunks, if they are not smaller than kWhole: for the stages to overlap.
+constexpr size_t kLeastChunks = 4;
+
+size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
+
+}  // namespace
+
+NodeOperation::NodeOperation(NodePipeline* pipeline, const OperationKey& key, const NodeLayout& layout,
+                             const BlockPlan& plan, int rank)
+    : pipeline_(pipeline), key_(key), layout_(layout), plan_(plan), rank_(rank) {}
+
+absl::Status NodeOperation::Wait(absl::Time deadline) {
+  if (!Done()) {
+    if (absl::Status s = pipeline_->DriveUntilDone(
+            *this, [this] { return Describe(); }, deadline);
+        !s.ok())
+      return s;
+  }
+  return status_;
+}
+
+std::string NodeOperation::Describe() const {
+  return absl::StrCat("operation ", sequence, ", ", key_.Describe(count),
+                      bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
+}
+
+bool NodeOperation::spreads() const {
+  return Is(Kind::kAllReduce) || Is(Kind::kAllGather) || Is(Kind::kAllGatherV) || Is(Kind::kBroadcast);
+}
+
+// Elements of the largest block.
+size_t NodeOperation::BlockElements() const {
+  if (begins.empty()) return CeilDiv(count, static_cast<size_t>(plan_.blocks()));
+  size_t most = 0;
+  for (size_t b = 0; b + 1 < begins.size(); ++b) most = std::max(most, begins[b + 1] - begins[b]);
+  return most;
+}
+
+void NodeOperation::Cut() {
+  const size_t elements = BlockElements();
+  if (elements == 0) return;
+  const size_t size = std::max({in_size(), out_size(), partial_size()});
+  const auto rounded = [&](size_t n) { return begins.empty() ? RoundUp(n, kAlign) : n; };
+  room_ = rounded(elements);
+  if (elements * size > kWholeBytes) {
+    room_ = rounded(std::clamp(CeilDiv(elements, kLeastChunks), kWholeBytes / size, kMessageBytes / size));
+  }
+  while (!Fits(room_) && room_ > kAlign) room_ = RoundUp(room_ / 2, kAlign);
+  chunks_ = CeilDiv(elements, room_);
+}
+
+size_t NodeOperation::Room(size_t chunk) const {
+  if (chunk + 1 < chunks_ || room_ == 0) return room_;
+  if (!begins.empty()) return BlockElements() - chunk * room_;
+  const size_t blocks = static_cast<size_t>(plan_.blocks());
+  return RoundUp(CeilDiv(count - chunk * blocks * room_, blocks), kAlign);
+}
+
+NodeOperation::Part NodeOperation::PartOf(int block, size_t chunk) const {
+  const size_t b = static_cast<size_t>(block), room = Room(chunk);
+  if (begins.empty()) {
+    const size_t begin = std::min(count, chunk * static_cast<size_t>(plan_.blocks()) * room_ + b * room);
+    return {begin, std::min(room, count - begin)};
+  }
+  const size_t begin = std::min(begins[b + 1], begins[b] + chunk * room_);
+  return {begin, std::min(room, begins[b + 1] - begin)};
+}
+
+NodeOperation::Areas NodeOperation::AreasFor(size_t room, int node) const {
+  const size_t slots = static_cast<size_t>(plan_.slots(node)), blocks = static_cast<size_t>(plan_.blocks());
+  const size_t home = static_cast<size_t>(plan_.most_at_home()), others = static_cast<size_t>(layout_.nodes() - 1);
+  const size_t slices = static_cast<size_t>(layout_.width(node)) * slots;
+  Areas areas;
+  size_t at = 0;
+  const auto take = [&](size_t bytes) { return std::exchange(at, RoundUp(at + bytes, 64)); };
+  areas.partial = take(reduces() ? slots * room * partial_size() : 0);
+  areas.received = take(reduces()         ? home * others * room * partial_size()
+                        : exchanges_all() ? blocks * room * in_size()
+                                          : 0);
+  areas.result = take((exchanges_all() ? blocks : std::max(spreads() ? slots : 0, home)) * Stride(room));
+  areas.zeros = take(reduces() ? room * in_size() : 0);
+  // Whole blocks that a slice lacks, and what the last elements of an array leave of their blocks.
+  const size_t lacking =
+      begins.empty() ? (slices - std::min(slices, blocks)) * room + blocks * std::min(room, kAlign) : slices * room;
+  areas.waste = take(spreads() ? lacking * out_size() + slices * sizeof(uint64_t) : 0);
+  areas.end = at;
+  return areas;
+}
+
+bool NodeOperation::Fits(size_t room) const {
+  // The same answer on all nodes.
+  for (int n = 0; n < layout_.nodes(); ++n) {
+    if (AreasFor(room, n).end > kScratchBytes) return false;
+  }
+  return true;
+}
+
+size_t NodeOperation::SlicePlace(int block) const {
+  const std::vector<int>& slice = plan_.slice(layout_.node_of(rank_), layout_.local_of(rank_));
+  return static_cast<size_t>(std::lower_bound(slice.begin(), slice.end(), block) - slice.begin());
+}
+
+size_t NodeOperation::ResultPlace(int block) const {
+  if (Is(Kind::kReduceScatter)) return 0;
+  if (Is(Kind::kBroadcast) && plan_.home(block) == rank_) return static_cast<size_t>(block);
+  return SlicePlace(block);
+}
+
+}  // namespace ddp

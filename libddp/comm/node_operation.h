@@ -1,0 +1,147 @@
+// One operation of a group of several nodes: what it is, and how it is cut into blocks and chunks.
+#ifndef LIBDDP_COMM_NODE_OPERATION_H_
+#define LIBDDP_COMM_NODE_OPERATION_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/block_plan.h"
+#include "libddp/comm/operation.h"
+#include "libddp/comm/range_list.h"
+#include "libddp/device/cpu_reduce.h"
+#include "libddp/launch/wire.h"
+
+namespace ddp {
+
+class NodePipeline;
+
+// What nodes tell each other of an operation before they believe each other's data.
+struct NodeHeader {
+  uint64_t sequence = 0;
+  uint64_t what = 0;  // see OperationKey
+  uint64_t count = 0;
+  uint64_t parameters = 0;
+};
+
+// Life: queued -> begun, chunk by chunk -> finished. The pipeline's mutex guards everything but the atomics.
+class NodeOperation final : public internal::WorkState {
+ public:
+  // The layout and the plan outlive the operation.
+  NodeOperation(NodePipeline* pipeline, const OperationKey& key, const NodeLayout& layout, const BlockPlan& plan,
+                int rank);
+
+  // WorkState:
+  bool Done() const override { return done_.load(std::memory_order_acquire); }
+  absl::Status Wait(absl::Time deadline) override;
+  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
+  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  // --- set before the launch ---
+  RangeList in, out;  // this rank's data
+  size_t count = 0;   // as Operation::count
+  // Where block b begins in the whole array, and at last its end; only for a plan with a block for each rank.
+  std::vector<size_t> begins;
+  DType partial = DType::kUInt8;  // of a node's sum
+  CpuReduce sum, finish;          // within a node, and between nodes
+  uint64_t parameters = 0;        // of what else all ranks must agree on
+  uint32_t* nonfinite = nullptr;
+  int bucket = -1;
+  // Decides on the chunks; to be called when all of these are set.
+  void Cut();
+
+  // --- the pipeline's ---
+  uint64_t sequence = 0;
+  size_t begun = 0, finished = 0;  // chunks
+  bool compared = false;           // all peers' headers have come, and agree
+  std::vector<NodeHeader> headers;
+  std::deque<Transfer> headers_in, headers_out;
+  NodeHeader header;
+  int64_t noticed_ns = 0;
+
+  const OperationKey& key() const { return key_; }
+  const BlockPlan& plan() const { return plan_; }
+  std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
+  size_t in_size() const { return SizeOf(key_.in); }
+  size_t out_size() const { return SizeOf(key_.out); }
+  size_t partial_size() const { return SizeOf(partial); }
+
+  bool Is(OperationKey::Kind kind) const { return key_.kind == kind; }
+  // Whether blocks are summed, and whether their final values go to everybody.
+  bool reduces() const { return Is(OperationKey::Kind::kAllReduce) || Is(OperationKey::Kind::kReduceScatter); }
+  bool spreads() const;
+  bool exchanges_all() const { return Is(OperationKey::Kind::kAllToAll); }
+  // Whether the final value of a block travels with a word that says whether it has an inf or nan.
+  bool flags() const { return Is(OperationKey::Kind::kAllReduce) && nonfinite != nullptr; }
+
+  size_t chunks() const { return chunks_; }
+  // Elements that each block has room for in a chunk.
+  size_t Room(size_t chunk) const;
+  // What of a block belongs to a chunk: elements [begin, begin + count) of the whole array.
+  struct Part {
+    size_t begin = 0, count = 0;
+  };
+  Part PartOf(int block, size_t chunk) const;
+  // From one block's final value to the next one's, in bytes.
+  size_t Stride(size_t room) const { return room * out_size() + (flags() ? sizeof(uint64_t) : 0); }
+
+  // Of the message that brings a block's final value.
+  size_t ResultBytes(int block, size_t chunk) const {
+    return flags() ? Stride(Room(chunk)) : PartOf(block, chunk).count * out_size();
+  }
+
+  // Where things lie in the scratch memory of a chunk, as offsets in bytes.
+  struct Areas {
+    size_t partial = 0;   // the node's sums of this rank's slice
+    size_t received = 0;  // other nodes' sums of the blocks that are at home here
+    size_t result = 0;    // final values: of this rank's slice; of what is at home here
+    size_t zeros = 0;     // read where a slice has no data
+    size_t waste = 0;     // written where a slice has no data, and the flags
+    size_t end = 0;
+  };
+  Areas AreasFor(size_t room) const { return AreasFor(room, layout_.node_of(rank_)); }
+  // Which place in this rank's slice a block has that it owns, and which one in `result` the block's final value.
+  size_t SlicePlace(int block) const;
+  size_t ResultPlace(int block) const;
+
+  void Finish(absl::Status status) {
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  ~NodeOperation() override = default;
+
+  Areas AreasFor(size_t room, int node) const;
+  bool Fits(size_t room) const;
+  size_t BlockElements() const;
+
+  NodePipeline* const pipeline_;
+  const OperationKey key_;
+  const NodeLayout& layout_;
+  const BlockPlan& plan_;
+  const int rank_;
+  size_t room_ = 0;
+  size_t chunks_ = 1;
+  std::atomic<int> refs_{2};  // the pipeline's, and the Work that is returned
+  std::atomic<bool> done_{false};
+  absl::Status status_;
+};
+
+// Scratch memory of one chunk.
+inline constexpr size_t kScratchBytes = size_t{2} << 20;
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NODE_OPERATION_H_

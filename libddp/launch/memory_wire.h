@@ -1,0 +1,34 @@
+// A wire between ranks that are threads of one process: for trying out a node layout, and for what only one process
+// shows, such as data races.
+#ifndef LIBDDP_LAUNCH_MEMORY_WIRE_H_
+#define LIBDDP_LAUNCH_MEMORY_WIRE_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "absl/types/span.h"
+#include "libddp/launch/wire.h"
+
+namespace ddp {
+
+// Where the messages wait. One for all ranks. Thread-safe.
+class MemoryExchange {
+ public:
+  void Put(int from, int to, uint64_t tag, std::string message);
+  // Gives rank `to` what has come for these receives, whose tags count from `first_tag`, in their order.
+  void Deliver(int to, uint64_t first_tag, absl::Span<Transfer* const> receives);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<int, uint64_t, int>, std::deque<std::string>> waiting_;  // by receiver, tag, sender
+};
+
+std::unique_ptr<Wire> CreateMemoryWire(std::shared_ptr<MemoryExchange> exchange, int rank);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_LAUNCH_MEMORY_WIRE_H_

@@ -12,6 +12,7 @@ function(ddp_install target component)
   endif()
   set(DDP_CONFIG_HWLOC ${HWLOC_FOUND})
   set(DDP_CONFIG_MPI ${DDP_HAVE_MPI})
+  set(DDP_CONFIG_CUDA ${DDP_HAVE_CUDA})
   set(DDP_CONFIG_MPI_CXX_COMPILER "${MPI_CXX_COMPILER}")
 
   set(folder ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)

@@ -58,6 +58,41 @@ function(ddp_add_unit_test name)
                                                ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
+# ddp_add_gpu_test(name SOURCES source... [LIBS library...])
+#
+# As ddp_add_unit_test, as the test gpu.<name>: skipped where there is no GPU.
+function(ddp_add_gpu_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  _ddp_test_executable(gpu_${name}_test ddp_test_main "${arg_SOURCES}" "CUDA::cudart_static;${arg_LIBS}")
+  add_test(NAME gpu.${name} COMMAND gpu_${name}_test)
+  _ddp_gpu_test_properties(gpu.${name} 1)
+endfunction()
+
+# ddp_add_gpu_ranks_test(name SOURCES source... [GPUS 1 2 4])
+#
+# As ddp_add_distributed_test, with one GPU a rank: gpu.<name>.t<K> on threads, gpu.<name>.n<K> under mpirun. Skipped
+# where there are fewer GPUs.
+function(ddp_add_gpu_ranks_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;GPUS" ${ARGN})
+  _ddp_test_executable(gpu_${name}_test ddp_test_ranks_main "${arg_SOURCES}" CUDA::cudart_static)
+  foreach(ranks IN LISTS arg_GPUS)
+    add_test(NAME gpu.${name}.t${ranks} COMMAND gpu_${name}_test)
+    _ddp_gpu_test_properties(gpu.${name}.t${ranks} ${ranks} DDP_TEST_RANKS=${ranks})
+    if(DDP_TEST_MPIRUN)
+      add_test(NAME gpu.${name}.n${ranks}
+               COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} --oversubscribe --bind-to none --timeout 250
+                       $<TARGET_FILE:gpu_${name}_test>)
+      _ddp_gpu_test_properties(gpu.${name}.n${ranks} ${ranks} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+    endif()
+  endforeach()
+endfunction()
+
+function(_ddp_gpu_test_properties test gpus)
+  set_tests_properties(
+    ${test} PROPERTIES LABELS gpu TIMEOUT 300 RESOURCE_LOCK gpu SKIP_REGULAR_EXPRESSION "SKIPPED: "
+                       ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_GPUS=${gpus};DDP_TIMEOUT=60;${ARGN}")
+endfunction()
+
 # Registers `command...` run by mpirun on so many ranks, as the test <test>.
 function(ddp_add_mpirun_test test ranks timeout labels)
   math(EXPR patience "${timeout} + 10")  # mpirun ends its ranks itself; killing mpirun could leave them behind

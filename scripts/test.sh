@@ -10,7 +10,7 @@ Usage: bash scripts/test.sh [--preset NAME] [--no-setup] [-DVARIABLE=VALUE...] [
 
 Installs what is missing (apt-get), builds everything in build/NAME, and runs the whole test suite.
 
-  --preset NAME  dev (the default), release, asan, tsan, clang or fuzz
+  --preset NAME  dev (the default), release, cuda, asan, tsan, clang or fuzz
   --no-setup     installs nothing
   -DVAR=VALUE    is handed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
   ctest flags    for example -R bucket (tests whose name has "bucket"), -L unit (tests of that label), -j 2
@@ -28,7 +28,7 @@ main() {
         return
         ;;
       --preset)
-        (($# > 1)) || die "--preset needs a name: dev, release, asan, tsan, clang or fuzz"
+        (($# > 1)) || die "--preset needs a name: dev, release, cuda, asan, tsan, clang or fuzz"
         preset=$2
         shift
         ;;
@@ -41,7 +41,7 @@ main() {
   done
 
   case $preset in
-    dev | release) ;;
+    dev | release | cuda) ;;
     clang) packages+=(clang) ;;
     asan | tsan | fuzz)
       [[ $preset != fuzz ]] || packages+=(clang libclang-rt-dev)
@@ -51,7 +51,7 @@ main() {
         DDP_TEST_FIXED_ADDRESSES=1 exec setarch "$(uname -m)" -R bash "${BASH_SOURCE[0]}" "${given[@]}"
       fi
       ;;
-    *) die "there is no preset \"$preset\": use dev, release, asan, tsan, clang or fuzz" ;;
+    *) die "there is no preset \"$preset\": use dev, release, cuda, asan, tsan, clang or fuzz" ;;
   esac
 
   ((!setup)) || require_packages "${packages[@]}"

@@ -28,8 +28,15 @@ struct ContextOptions {
   std::optional<int> local_world_size;
   std::shared_ptr<Store> store;
 
-  // "auto", "hierarchical" or "local" (a world of one only). Unset: DDP_BACKEND, else "auto".
+  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" or "local" (a world of one only). Unset: DDP_BACKEND, else
+  // "auto".
   std::optional<std::string> backend;
+
+  // Where this rank's parameters and gradients are, of the same kind on all ranks. The CPU by default. On a GPU the
+  // world's operations take buffers of that GPU, and buffers in CPU memory as well. Index -1: the GPU of the local
+  // rank's number, which is right for one process per GPU; Context::device says which that was. Nothing is done on any
+  // GPU before Create, nor on any other than this.
+  Device device;
 
   // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT
   // (seconds), else 10 minutes.
@@ -73,6 +80,7 @@ class DDP_EXPORT Context {
   virtual int local_world_size() const = 0;
   virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "none", "options"
   virtual absl::Duration timeout() const = 0;
+  virtual Device device() const = 0;
 
   // All ranks.
   virtual ProcessGroup& world() = 0;

@@ -145,7 +145,7 @@ class DDP_EXPORT ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual absl::string_view backend() const = 0;  // "hierarchical", "local"
+  virtual absl::string_view backend() const = 0;  // "nccl", "hierarchical", "local"
 
   // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another
   // floating-point type than in (float32 and the 16-bit types convert to each other).
@@ -180,6 +180,10 @@ class DDP_EXPORT ProcessGroup {
   // message is then taken over into memory of the library. Tags are 0 to 2^30 - 1; those above are for
   // ddp/collectives.h.
   //
+  // On a GPU, over NCCL: messages are carried in the order of the calls, on the same stream as collective operations,
+  // cut into the same ranges on both sides, and tags are not compared. Of two ranks that send to each other one has to
+  // receive first.
+  //
   // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (on the sender of a
   // small message, by its next call), DeadlineExceeded if no message with the tag comes, or nobody receives it.
   virtual absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after = {}) = 0;
@@ -212,6 +216,11 @@ class DDP_EXPORT ProcessGroup {
 
   // OK, or the first cause of failure.
   virtual absl::Status status() const = 0;
+
+  // On a GPU: a word that kernels can read, 0 until the group fails. It changes before any stream that waits for an
+  // operation of the group is released, so that what follows on the stream can know that its input is garbage. Null on
+  // CPU. As long-lived as the group.
+  virtual const uint32_t* failed_word() const { return nullptr; }
 
   // Does whatever part of the group's pending operations this rank can do now without waiting, so that a program that
   // is busy elsewhere keeps its peers from waiting. Cheap when nothing is pending.

@@ -7,7 +7,8 @@ namespace {
 
 constexpr EnvInfo kTable[] = {
     {Env::kBackend, "DDP_BACKEND", "auto",
-     "How ranks exchange data: auto, hierarchical (shared memory of one host) or local (a world of one rank)."},
+     "How ranks exchange data: auto, nccl (GPUs), hierarchical (shared memory of one host) or local (a world of one "
+     "rank)."},
     {Env::kTimeout, "DDP_TIMEOUT", "600",
      "Seconds that an operation, and the start of the world, may take before the group is aborted; above 0, fractions "
      "allowed."},
@@ -75,6 +76,22 @@ constexpr EnvInfo kTable[] = {
     {Env::kTorchRunId, "TORCHELASTIC_RUN_ID", "",
      "The job, which with the number of restarts tells one run from another."},
     {Env::kTorchRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "How often torchrun has started the ranks again."},
+    {Env::kNcclLibrary, "DDP_NCCL_LIBRARY", "libnccl.so.2",
+     "The NCCL library that the nccl backend loads: a path, or a name that the dynamic loader finds."},
+    {Env::kNcclNthreads, "NCCL_NTHREADS", "", "Read by NCCL, checked here: threads of a block, 64, 128, 256 or 512."},
+    {Env::kNcclP2pLevel, "NCCL_P2P_LEVEL", "",
+     "Read by NCCL, checked here: how far apart GPUs may be to talk directly, LOC, NVL, PIX, PXB, PHB or SYS."},
+    {Env::kNcclAlgo, "NCCL_ALGO", "",
+     "Read by NCCL, checked here: a list of ring, tree, collnetdirect, collnetchain, nvls, nvlstree and pat."},
+    {Env::kNcclProto, "NCCL_PROTO", "",
+     "Read by NCCL, checked here: a list of LL, LL128 and Simple; LL128 is not to be forced."},
+    {Env::kNcclSocketIfname, "NCCL_SOCKET_IFNAME", "",
+     "Read by NCCL, checked here: network interfaces, = for exact names, ^ to exclude."},
+    {Env::kNcclBuffsize, "NCCL_BUFFSIZE", "", "Read by NCCL, checked here: bytes, a power of 2."},
+    {Env::kNcclMinCtas, "NCCL_MIN_CTAS", "", "Read by NCCL, checked here: 1 to 64."},
+    {Env::kNcclMaxCtas, "NCCL_MAX_CTAS", "", "Read by NCCL, checked here: 1 to 64."},
+    {Env::kNcclIbDisable, "NCCL_IB_DISABLE", "", "Read by NCCL, checked here: 0 or 1."},
+    {Env::kNcclDebug, "NCCL_DEBUG", "", "Read by NCCL, checked here: VERSION, WARN, INFO or TRACE."},
 };
 
 }  // namespace

@@ -51,6 +51,17 @@ enum class Env {
   kTorchAgentStore,        // TORCHELASTIC_USE_AGENT_STORE
   kTorchRunId,             // TORCHELASTIC_RUN_ID
   kTorchRestartCount,      // TORCHELASTIC_RESTART_COUNT
+  kNcclLibrary,            // DDP_NCCL_LIBRARY
+  kNcclNthreads,           // NCCL_NTHREADS
+  kNcclP2pLevel,           // NCCL_P2P_LEVEL
+  kNcclAlgo,               // NCCL_ALGO
+  kNcclProto,              // NCCL_PROTO
+  kNcclSocketIfname,       // NCCL_SOCKET_IFNAME
+  kNcclBuffsize,           // NCCL_BUFFSIZE
+  kNcclMinCtas,            // NCCL_MIN_CTAS
+  kNcclMaxCtas,            // NCCL_MAX_CTAS
+  kNcclIbDisable,          // NCCL_IB_DISABLE
+  kNcclDebug,              // NCCL_DEBUG
 };
 
 struct EnvInfo {

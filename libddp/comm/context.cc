@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/comm/device_group.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/progress_thread.h"
@@ -37,6 +39,7 @@ class ContextImpl final : public Context {
   int local_world_size() const override { return info_.local_world_size; }
   absl::string_view launcher() const override { return info_.launcher; }
   absl::Duration timeout() const override { return timeout_; }
+  Device device() const override { return device_; }
   ProcessGroup& world() override { return *world_; }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) override;
 
@@ -45,6 +48,9 @@ class ContextImpl final : public Context {
  private:
   absl::Status ReadTimes(const ContextOptions& options);
   absl::Status ReadBackend(const ContextOptions& options);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
+  absl::Status AgreeOnBackend(Rendezvous& rendezvous) const;
   absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
   absl::Status CheckMembers(absl::Span<const int> ranks) const;
   GroupOptions GroupBy(absl::Time deadline) {
@@ -59,6 +65,7 @@ class ContextImpl final : public Context {
   LaunchInfo info_;
   absl::Duration timeout_, stall_warning_;
   std::string backend_;
+  Device device_;
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
@@ -78,17 +85,46 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
                                      .user = options.observer,
                                      .trace = options.trace.value_or(ReadEnv(Env::kTrace).value_or("")),
                                      .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
-  if (backend_ == "local") {
-    world_ = CreateLocalGroup(observer_->listener());
-    return observer_->Begin(*world_);
-  }
-  absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
-  if (!rendezvous.ok()) return rendezvous.status();
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> world =
-      CreateHierarchicalGroup(**rendezvous, GroupBy(absl::Now() + timeout_));
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = OverCpu(options);
+  if (world.ok()) world = OnDevice(*std::move(world));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
   return observer_->Begin(*world_);
+}
+
+// The group of the same ranks that works on this context's device.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
+  if (device_.kind == Device::Kind::kCpu) return over_cpu;
+  DeviceGroupOptions options;
+  options.device = device_;
+  options.timeout = timeout_;
+  options.progress = &progress_;
+  return backend_ == "nccl" ? CreateNcclGroup(std::move(over_cpu), options)
+                            : CreateLocalDeviceGroup(std::move(over_cpu), options);
+}
+
+// All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu(const ContextOptions& options) {
+  if (info_.world_size == 1 && backend_ != "hierarchical") return CreateLocalGroup(observer_->listener());
+  absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
+  if (!rendezvous.ok()) return rendezvous.status();
+  if (device_.kind == Device::Kind::kCuda) {
+    if (absl::Status s = AgreeOnBackend(**rendezvous); !s.ok()) return s;
+  }
+  return CreateHierarchicalGroup(**rendezvous, GroupBy(absl::Now() + timeout_));
+}
+
+absl::Status ContextImpl::AgreeOnBackend(Rendezvous& rendezvous) const {
+  absl::StatusOr<std::vector<std::string>> all = rendezvous.AllGather(absl::StrCat("backend ", backend_, " on GPUs"),
+                                                                      "choice of a backend", absl::Now() + timeout_);
+  if (!all.ok()) return all.status();
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r] == (*all)[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat("rank ", info_.rank, " chose backend ", backend_,
+                                                      " on GPUs, but rank 0 and rank ", r,
+                                                      " differ about that; all ranks need the same"));
+  }
+  return absl::OkStatus();
 }
 
 // What the program says, else the variable, in seconds.
@@ -127,11 +163,27 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
 // Decides between the backends that this build has.
 absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   backend_ = options.backend.value_or(ReadEnv(Env::kBackend).value_or("auto"));
-  if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : "hierarchical";
-  if (backend_ == "hierarchical") return absl::OkStatus();
+  device_ = options.device;
+  const bool gpu = device_.kind == Device::Kind::kCuda;
+  if (gpu && device_.index == -1) device_.index = static_cast<int16_t>(info_.local_rank);
+  // On GPUs NCCL is the one backend for several ranks, so there is nothing to choose: a probe of it, and what comes
+  // after it where it does not work, would belong here.
+  if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : gpu ? "nccl" : "hierarchical";
+  if (backend_ == "hierarchical") {
+    if (!gpu) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat("rank ", info_.rank, ": the hierarchical backend works on CPU memory; on GPUs use auto or nccl"));
+  }
+  if (backend_ == "nccl") {
+    if (gpu) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", info_.rank,
+                     ": the nccl backend works on GPUs, but ContextOptions::device is the CPU; set it to a GPU, or use "
+                     "auto or hierarchical"));
+  }
   if (backend_ != "local") {
     return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": no backend is called '", backend_,
-                                                   "'; there are auto, hierarchical and local"));
+                                                   "'; there are auto, nccl, hierarchical and local"));
   }
   if (info_.world_size == 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank,
@@ -175,7 +227,7 @@ absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
 // here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
   if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
-  if (ranks.size() == 1) return CreateLocalGroup(observer_->listener());
+  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener()));
   if (store_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,
@@ -193,6 +245,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
   const std::unique_ptr<Rendezvous> rendezvous =
       CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
   absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateHierarchicalGroup(*rendezvous, GroupBy(deadline));
+  if (group.ok()) group = OnDevice(*std::move(group));
   if (group.ok()) return group;
   return WithPackedFailedRanks(
       absl::Status(group.status().code(), absl::StrCat(group.status().message(), " (NewGroup of ranks ", list, ")")),

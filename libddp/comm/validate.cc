@@ -1,6 +1,7 @@
 #include "libddp/comm/validate.h"
 
 #include <numeric>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,6 +12,10 @@ bool Overlap(const Buffer& a, const Buffer& b) {
   const char* const a_begin = static_cast<const char*>(a.data);
   const char* const b_begin = static_cast<const char*>(b.data);
   return a_begin < b_begin + b.count * SizeOf(b.dtype) && b_begin < a_begin + a.count * SizeOf(a.dtype);
+}
+
+std::string NameOf(Device device) {
+  return device.kind == Device::Kind::kCpu ? "CPU" : absl::StrCat("GPU ", device.index, "'s");
 }
 
 }  // namespace
@@ -24,8 +29,9 @@ absl::Status CallCheck::CheckBuffers(absl::string_view name, Buffers buffers, Ex
   extent->count = 0;
   extent->dtype = buffers[0].dtype;
   for (const Buffer& b : buffers) {
-    if (b.device.kind != Device::Kind::kCpu) {
-      return Error(absl::StrCat("an ", name, " buffer is not in CPU memory, but the group's backend works there"));
+    if (!(b.device == device_)) {
+      return Error(absl::StrCat("an ", name, " buffer is in ", NameOf(b.device),
+                                " memory, but the group's backend works in ", NameOf(device_), " memory"));
     }
     if (b.dtype != extent->dtype) {
       return Error(absl::StrCat("the ", name, " buffers have different types, ", std::string(Name(extent->dtype)),
@@ -92,8 +98,9 @@ absl::Status CallCheck::PeerAndTag(int peer, int tag) const {
 
 absl::Status CallCheck::AllocationOf(size_t bytes, Device device) const {
   if (bytes == 0) return Error("0 bytes asked for");
-  if (device.kind != Device::Kind::kCpu) return Error("the group's backend has CPU memory only");
-  return absl::OkStatus();
+  if (device == device_) return absl::OkStatus();
+  return Error(
+      absl::StrCat(NameOf(device), " memory asked for, but the group's backend works in ", NameOf(device_), " memory"));
 }
 
 }  // namespace ddp

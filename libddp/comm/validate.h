@@ -20,11 +20,13 @@ struct Extent {
 // One collective call of one rank; makes errors that name both: "rank 1: all_reduce: ...".
 class CallCheck {
  public:
-  CallCheck(int rank, int size, absl::string_view call) : rank_(rank), size_(size), call_(call) {}
+  // `device`: where the backend works.
+  CallCheck(int rank, int size, absl::string_view call, Device device = {})
+      : rank_(rank), size_(size), call_(call), device_(device) {}
 
   absl::Status Error(absl::string_view what) const;
 
-  // All buffers on the CPU, of one dtype, none null.
+  // All buffers on the device, of one dtype, none null.
   absl::Status CheckBuffers(absl::string_view name, Buffers buffers, Extent* extent) const;
   // in and out, where count(in) * in_times == count(out) * out_times, of one dtype.
   absl::Status InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
@@ -41,6 +43,7 @@ class CallCheck {
  private:
   int rank_, size_;
   absl::string_view call_;
+  Device device_;
 };
 
 }  // namespace ddp

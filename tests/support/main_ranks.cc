@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 #include "tests/support/launch.h"
 
 namespace ddp::testing {
@@ -46,6 +47,7 @@ CATCH_REGISTER_LISTENER(JobEnder)
 }  // namespace ddp::testing
 
 int main(int argc, char** argv) {
+  if (ddp::testing::TooFewGpus()) return 0;
   const int result = Catch::Session().run(argc, argv);
   ddp::testing::FinishMpi();
   return result;

@@ -1,0 +1,360 @@
+#include "libddp/comm/device_engine.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kLookEveryNs = 1'000'000;
+// An operation that a dead peer had enqueued before it died may still end well: that shows in time.
+constexpr int64_t kDeathGraceNs = 200'000'000;
+// Peers that call something else are found out where they leave this rank waiting.
+constexpr int64_t kDisagreementGraceNs = 5'000'000;
+// How long a group that is destroyed waits for what its caller did not wait for.
+constexpr int64_t kDrainNs = 2'000'000'000;
+
+}  // namespace
+
+// One operation. Kept by the engine when nobody refers to it, with its event.
+class DeviceWork final : public internal::WorkState {
+ public:
+  enum State : int { kPending, kDone, kCaptured };
+
+  bool Done() const override { return engine->Finished(const_cast<DeviceWork*>(this)); }
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (state.load(std::memory_order_acquire) == kCaptured) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(),
+                       " was captured into a CUDA graph and has not run: BlockStream it, then wait for the graph"));
+    }
+    const bool bounded = deadline != absl::InfiniteFuture();
+    Backoff backoff(/*oversubscribed=*/false);
+    while (!engine->Finished(this)) {
+      if (bounded && absl::Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(), " is not done yet; it goes on"));
+      }
+      backoff.Pause();
+    }
+    return engine->Outcome(this);
+  }
+
+  absl::Status BlockStream(Stream stream) override {
+    if (stream.device.kind == Device::Kind::kCpu) return Wait(absl::InfiniteFuture());
+    // Nothing may be ordered after a failed operation as though it had succeeded.
+    if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
+      return engine->status();
+    }
+    return engine->runtime().WaitEvent(stream.native, event.get());
+  }
+
+  void Ref() override { refs.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    // The engine may end with this reference, but not before it has the work back.
+    const std::shared_ptr<DeviceEngine> keep = std::move(engine);
+    keep->Recycle(this);
+  }
+
+  std::shared_ptr<DeviceEngine> engine;
+  OwnedEvent event;
+  DeviceOperation operation;
+  uint64_t sequence = 0;   // of the next collective, where this is none
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest; guarded by the engine's mutex_
+  std::atomic<int> state{kPending};
+  std::atomic<int> refs{0};
+};
+
+absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineOptions options) {
+  DeviceRuntime& runtime = *options.runtime;
+  if (absl::Status s = runtime.Check(options.device); !s.ok()) {
+    return absl::Status(s.code(), absl::StrCat("rank ", options.rank, ": ", s.message()));
+  }
+  const DeviceGuard guard(runtime, options.device);
+  if (!guard.status().ok()) return guard.status();
+  std::shared_ptr<DeviceEngine> engine(new DeviceEngine(std::move(options)));
+  absl::StatusOr<OwnedStream> stream = MakeStream(runtime);
+  if (!stream.ok()) return stream.status();
+  engine->stream_ = *std::move(stream);
+  absl::StatusOr<OwnedEvent> event = MakeEvent(runtime);
+  if (!event.ok()) return event.status();
+  engine->after_event_ = *std::move(event);
+  absl::StatusOr<std::shared_ptr<void>> word = runtime.AllocatePinned(sizeof(uint32_t));
+  if (!word.ok()) return word.status();
+  engine->failed_word_ = *std::move(word);
+  engine->options_.progress->Add(engine.get());
+  return engine;
+}
+
+DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)) {}
+DeviceEngine::~DeviceEngine() = default;
+
+void DeviceEngine::Shutdown() {
+  const int64_t until = NowNs() + kDrainNs;
+  const auto idle = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pending_.empty();
+  };
+  for (; !idle() && !failed_.load(std::memory_order_acquire) && NowNs() < until;) {
+    Tick();
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+  if (!idle()) {
+    Fail(absl::AbortedError(
+        absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+  }
+  options_.progress->Remove(this);
+  std::deque<DeviceWork*> left;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (failed_) {
+      changed_.wait_until(lock, std::chrono::system_clock::now() + absl::ToChronoSeconds(kAbortGrace),
+                          [&] { return released_; });
+      released_ = true;
+    }
+    left.swap(pending_);
+  }
+  for (DeviceWork* work : left) work->Unref();
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
+                                          absl::FunctionRef<absl::Status(void* stream)> enqueue) {
+  const std::lock_guard<std::mutex> issue(issue_);
+  if (options_.board != nullptr && !failed_.load(std::memory_order_relaxed)) {
+    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
+  }
+  if (failed_.load(std::memory_order_acquire)) return status();
+  const DeviceGuard guard(runtime(), options_.device);
+  if (!guard.status().ok()) return guard.status();
+
+  bool captured = false;
+  if (absl::Status s = OrderAfter(after, &captured); !s.ok()) return s;
+  absl::StatusOr<DeviceWork*> made = NewWork();
+  if (!made.ok()) return made.status();
+  DeviceWork* const launched = *made;
+  Work work(launched);
+  launched->operation = operation;
+  launched->sequence = next_sequence_;
+  if (operation.message == nullptr) {
+    // Posted first: should the call block for a peer, the others see that this rank has come.
+    if (options_.board != nullptr) options_.board->Post(next_sequence_, operation.entry);
+    ++next_sequence_;
+  }
+  absl::Status enqueued = enqueue(stream_.get());
+  if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
+  if (!enqueued.ok()) {
+    Fail(enqueued);
+    return status();  // the first cause, which may have been another's
+  }
+  if (captured) {
+    captured_.store(true, std::memory_order_relaxed);
+    launched->state.store(DeviceWork::kCaptured, std::memory_order_release);
+    return work;
+  }
+  launched->Ref();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pending_.push_back(launched);
+  }
+  options_.progress->Notify();
+  return work;
+}
+
+// Everything the caller has submitted to `after` comes first. A default-made Stream means that nothing has to; the
+// stream may have become part of a capture by an earlier call.
+absl::Status DeviceEngine::OrderAfter(Stream after, bool* captured) {
+  const bool ordered = after.device.kind != Device::Kind::kCpu;
+  absl::StatusOr<bool> capturing = runtime().Capturing(ordered ? after.native : stream_.get());
+  if (!capturing.ok()) return capturing.status();
+  *captured = *capturing;
+  if (!ordered) return absl::OkStatus();
+  if (absl::Status s = runtime().Record(after_event_.get(), after.native); !s.ok()) return s;
+  return runtime().WaitEvent(stream_.get(), after_event_.get());
+}
+
+absl::StatusOr<DeviceWork*> DeviceEngine::NewWork() {
+  std::unique_ptr<DeviceWork> work;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      work = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (work == nullptr) {
+    absl::StatusOr<OwnedEvent> event = MakeEvent(runtime());
+    if (!event.ok()) return event.status();
+    work = std::make_unique<DeviceWork>();
+    work->event = *std::move(event);
+  }
+  work->engine = shared_from_this();
+  work->noticed_ns = 0;
+  work->state.store(DeviceWork::kPending, std::memory_order_relaxed);
+  work->refs.store(1, std::memory_order_relaxed);
+  return work.release();
+}
+
+void DeviceEngine::Recycle(DeviceWork* work) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.emplace_back(work);
+}
+
+// --- looking --------------------------------------------------------------------------------------------------------
+
+// Whether the operation is over, well or badly. What ends after the group has failed was perhaps ended by the abort,
+// so it counts as failed; the event is asked before the flag is read, and the flag is set before anything is aborted.
+bool DeviceEngine::Finished(DeviceWork* work) {
+  if (work->state.load(std::memory_order_acquire) != DeviceWork::kPending) return true;
+  if (failed_.load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return released_ || NowNs() > failed_ns_ + absl::ToInt64Nanoseconds(kAbortGrace);
+  }
+  const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
+  if (!finished.ok()) {
+    Fail(absl::Status(finished.status().code(),
+                      absl::StrCat("rank ", options_.rank, ": ", finished.status().message())));
+    return false;
+  }
+  if (!*finished) return false;
+  if (options_.board != nullptr && work->operation.message == nullptr) {
+    if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence)) {
+      Fail(absl::FailedPreconditionError(*text));
+    }
+  }
+  if (failed_.load(std::memory_order_acquire)) return false;
+  work->state.store(DeviceWork::kDone, std::memory_order_release);
+  return true;
+}
+
+absl::Status DeviceEngine::Outcome(DeviceWork* work) {
+  return work->state.load(std::memory_order_acquire) == DeviceWork::kDone ? absl::OkStatus() : status();
+}
+
+bool DeviceEngine::Tick() {
+  // A peer's failure is known also where nothing waits for it.
+  if (options_.board != nullptr && !failed_.load(std::memory_order_acquire)) {
+    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
+    // Nobody tells when a graph is launched: while one may be running, a dead peer may be waited for.
+    if (captured_.load(std::memory_order_relaxed)) {
+      if (const auto text = options_.board->Gone(0)) Fail(absl::UnavailableError(*text));
+    }
+  }
+  DeviceWork* oldest = nullptr;
+  while (true) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (pending_.empty()) return false;
+      oldest = pending_.front();
+      oldest->Ref();
+    }
+    if (!Finished(oldest)) break;
+    bool mine = false;  // Shutdown ticks, too
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!pending_.empty() && pending_.front() == oldest) {
+        pending_.pop_front();
+        mine = true;
+      }
+    }
+    if (mine) oldest->Unref();
+    oldest->Unref();
+  }
+  Look(oldest);
+  oldest->Unref();
+  return true;
+}
+
+// What may keep the oldest operation from ending?
+void DeviceEngine::Look(DeviceWork* oldest) {
+  if (failed_.load(std::memory_order_acquire)) return;
+  const int64_t now = NowNs();
+  int64_t waited = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (now < next_look_ns_) return;
+    next_look_ns_ = now + kLookEveryNs;
+    if (oldest->noticed_ns == 0) oldest->noticed_ns = now;
+    waited = now - oldest->noticed_ns;
+  }
+  if (options_.board != nullptr) {
+    PeerBoard& board = *options_.board;
+    if (oldest->operation.message == nullptr && waited > kDisagreementGraceNs) {
+      if (const auto text = board.Disagreement(oldest->sequence)) return Fail(absl::FailedPreconditionError(*text));
+    }
+    if (waited > kDeathGraceNs) {
+      if (const auto text = board.Gone(oldest->sequence)) return Fail(absl::UnavailableError(*text));
+    }
+  }
+  if (options_.transport != nullptr) {
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(s);
+  }
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) Fail(TimedOut(*oldest));
+}
+
+std::string DeviceOperation::Describe() const {
+  if (message == nullptr) return key.Describe(entry.count);
+  return absl::StrCat(message, "(", std::string(Name(key.in)), ", ", entry.count, " elements, rank ", peer, ", tag ",
+                      tag, ")");
+}
+
+absl::Status DeviceEngine::TimedOut(const DeviceWork& work) const {
+  if (work.operation.message != nullptr) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", options_.rank, ": ", work.operation.Describe(), ", timed out after ",
+        absl::FormatDuration(options_.timeout), ": rank ", work.operation.peer,
+        " has not made the matching call, or waits for a message that this rank has still to send: over NCCL messages "
+        "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
+  }
+  std::vector<int> missing;
+  if (options_.board != nullptr) missing = options_.board->Missing(work.sequence);
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
+      absl::FormatDuration(options_.timeout), ": ",
+      missing.empty()
+          ? "all ranks of this host have called it; the GPU or the network is stuck, or a rank "
+            "elsewhere did not arrive"
+          : absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", "), "; they are stopped, stuck or slow"),
+      " (DDP_TIMEOUT sets the limit in seconds)"));
+}
+
+// --- failing --------------------------------------------------------------------------------------------------------
+
+void DeviceEngine::Fail(const absl::Status& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) return;
+  failure_ = options_.board == nullptr ? why : options_.board->Fail(why);
+  // What a stream does after the failed operation must be able to know of it: the word comes before the release.
+  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(failed_word_.get())).store(1, std::memory_order_seq_cst);
+  failed_ns_ = NowNs();
+  failed_.store(true, std::memory_order_release);
+  Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
+  std::thread([self = shared_from_this()] {
+    pthread_setname_np(pthread_self(), "ddp-abort");
+    if (self->options_.transport != nullptr) self->options_.transport->Abort();
+    const std::lock_guard<std::mutex> locked(self->mutex_);
+    self->released_ = true;
+    self->changed_.notify_all();
+  }).detach();
+}
+
+absl::Status DeviceEngine::status() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+}  // namespace ddp

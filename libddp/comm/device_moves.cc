@@ -1,0 +1,318 @@
+#include "libddp/comm/device_moves.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "libddp/comm/nccl_api.h"
+#include "libddp/device/cpu_reduce.h"
+
+namespace ddp {
+namespace {
+
+// The outcome of two operations as one.
+class BothState final : public internal::WorkState {
+ public:
+  BothState(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
+
+  bool Done() const override { return first_.Done() && second_.Done(); }
+  absl::Status Wait(absl::Time deadline) override {
+    if (absl::Status s = first_.Wait(deadline); !s.ok()) return s;
+    return second_.Wait(deadline);
+  }
+  // A stream cannot wait for the CPU's operations: the host does.
+  absl::Status BlockStream(Stream stream) override {
+    if (absl::Status s = first_.Wait(); !s.ok()) return s;
+    return second_.BlockStream(stream);
+  }
+  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ private:
+  Work first_, second_;
+  std::atomic<int> refs_{1};
+};
+
+// As an element of a floating-point type.
+void StoreScalar(double value, DType dtype, void* to) {
+  if (dtype == DType::kFloat64) {
+    std::memcpy(to, &value, sizeof value);
+    return;
+  }
+  const float narrow = static_cast<float>(value);
+  const void* const from = &narrow;
+  CpuReduce::Create({.in = DType::kFloat32, .out = dtype}).value()(&from, 1, &to, 1, 1);
+}
+
+nccl::DataType TypeOf(Buffers buffers) { return nccl::ToNccl(buffers[0].dtype); }
+
+}  // namespace
+
+Work BothWorks(Work first, Work second) { return Work(new BothState(std::move(first), std::move(second))); }
+
+std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count) {
+  std::vector<Buffer> slice;
+  for (const Buffer& b : buffers) {
+    if (first >= b.count) {
+      first -= b.count;
+      continue;
+    }
+    const size_t n = std::min(count, b.count - first);
+    if (n == 0) break;
+    slice.push_back({static_cast<char*>(b.data) + first * SizeOf(b.dtype), n, b.dtype, b.device});
+    count -= n;
+    first = 0;
+  }
+  return slice;
+}
+
+std::vector<TransformPiece> PairPieces(Buffers from, Buffers to) {
+  std::vector<TransformPiece> pieces;
+  size_t i = 0, j = 0, i_done = 0, j_done = 0;
+  while (i < from.size() && j < to.size()) {
+    const size_t n = std::min(from[i].count - i_done, to[j].count - j_done);
+    if (n > 0) {
+      pieces.push_back({static_cast<const char*>(from[i].data) + i_done * SizeOf(from[i].dtype),
+                        static_cast<char*>(to[j].data) + j_done * SizeOf(to[j].dtype), n});
+    }
+    i_done += n;
+    j_done += n;
+    if (i_done == from[i].count) i_done = 0, ++i;
+    if (j < to.size() && j_done == to[j].count) j_done = 0, ++j;
+  }
+  return pieces;
+}
+
+// Memory for one operation, in the stream's order.
+class DeviceMoves::Scratch {
+ public:
+  Scratch(DeviceRuntime& runtime, void* stream) : runtime_(runtime), stream_(stream) {}
+  ~Scratch() {
+    if (buffer_.data != nullptr) runtime_.FreeOnStream(buffer_.data, stream_).IgnoreError();
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  absl::Status Allocate(size_t count, DType dtype, Device device) {
+    absl::StatusOr<void*> data = runtime_.AllocateOnStream(count * SizeOf(dtype), stream_);
+    if (!data.ok()) return data.status();
+    buffer_ = {*data, count, dtype, device};
+    return absl::OkStatus();
+  }
+  Buffers buffers() const { return {&buffer_, 1}; }
+
+ private:
+  DeviceRuntime& runtime_;
+  void* const stream_;
+  Buffer buffer_;
+};
+
+// in -(convert)-> from -(NCCL)-> to -(convert)-> out. Without conversions `from` is `in` and `to` is `out`.
+absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count,
+                                 uint32_t* nonfinite, void* stream) {
+  const size_t out_count = scatter ? count / size_ : count;
+  if (communicator_ == nullptr) {  // the reduction of one contribution is that contribution
+    const double scale = plan.before_scale * plan.factor * plan.after_scale;
+    const bool nothing = scale == 1 && nonfinite == nullptr && in[0].dtype == out[0].dtype;
+    if (nothing) return CopyPieces(in, out, stream);
+    return runtime_.Run({in[0].dtype, out[0].dtype, scale, nonfinite}, PairPieces(in, out), stream);
+  }
+  Scratch before(runtime_, stream), after(runtime_, stream);
+  Buffers from = in, to = out;
+  if (plan.convert_out) {
+    if (absl::Status s = after.Allocate(out_count, plan.type, out[0].device); !s.ok()) return s;
+    to = after.buffers();
+  }
+  if (plan.convert_in) {
+    // An all-reduce works in place in its result; the parts of a reduce-scatter have no room there.
+    from = to;
+    if (scatter) {
+      if (absl::Status s = before.Allocate(count, plan.type, in[0].device); !s.ok()) return s;
+      from = before.buffers();
+    }
+    if (absl::Status s =
+            runtime_.Run({in[0].dtype, plan.type, plan.before_scale, nullptr}, PairPieces(in, from), stream);
+        !s.ok()) {
+      return s;
+    }
+  }
+  if (absl::Status s = ReduceWithNccl(scatter, plan, from, to, stream); !s.ok()) return s;
+  if (!plan.convert_out && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
+  std::vector<TransformPiece> pieces = PairPieces(to, out);
+  if (!plan.convert_out && plan.after_scale == 1) {
+    for (TransformPiece& piece : pieces) piece.out = nullptr;  // a look is enough
+  }
+  return runtime_.Run({plan.type, out[0].dtype, plan.after_scale, nonfinite}, pieces, stream);
+}
+
+absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
+  using Op = ReducePlan::Op;
+  const nccl::DataType type = nccl::ToNccl(plan.type);
+  return Group(scatter ? "ncclReduceScatter" : "ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+    int op = plan.op == Op::kAvg       ? nccl::kAvg
+             : plan.op == Op::kMin     ? nccl::kMin
+             : plan.op == Op::kMax     ? nccl::kMax
+             : plan.op == Op::kProduct ? nccl::kProd
+                                       : nccl::kSum;
+    if (plan.op == Op::kPremultiplied) {
+      // The scalar has the type of the data.
+      alignas(8) char scalar[8];
+      StoreScalar(plan.factor, plan.type, scalar);
+      const nccl::Result made = api.RedOpCreatePreMulSum(&op, scalar, type, nccl::kScalarHostImmediate, comm);
+      if (made != nccl::kSuccess) return made;
+    }
+    nccl::Result result = nccl::kSuccess;
+    const auto each = [&](nccl::Result r) { result = result == nccl::kSuccess ? r : result; };
+    if (!scatter) {
+      for (const TransformPiece& p : PairPieces(from, to))
+        each(api.AllReduce(p.in, p.out, p.count, type, op, comm, stream));
+    } else if (from.size() == 1 && to.size() == 1) {
+      each(api.ReduceScatter(from[0].data, to[0].data, to[0].count, type, op, comm, stream));
+    } else {
+      size_t part = 0;
+      for (const Buffer& b : to) part += b.count;
+      for (size_t r = 0; r < size_; ++r) {
+        for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), to)) {
+          each(api.Reduce(p.in, p.out, p.count, type, op, static_cast<int>(r), comm, stream));
+        }
+      }
+    }
+    if (plan.op == Op::kPremultiplied) each(api.RedOpDestroy(op, comm));
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::Broadcast(Buffers buffers, int root, void* stream) {
+  if (communicator_ == nullptr) return absl::OkStatus();
+  return Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = nccl::kSuccess;
+    for (const Buffer& b : buffers) {
+      if (b.count == 0 || result != nccl::kSuccess) continue;
+      result = api.Broadcast(b.data, b.data, b.count, TypeOf(buffers), root, comm, stream);
+    }
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
+  if (communicator_ == nullptr) return CopyPieces(in, out, stream);
+  const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
+  if (even && in.size() == 1 && out.size() == 1) {
+    return Group("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
+      return api.AllGather(in[0].data, out[0].data, in[0].count, TypeOf(in), comm, stream);
+    });
+  }
+  // Each rank's part is broadcast, range by range of the output, which is cut alike on all ranks. So this rank's input
+  // goes to its place there first.
+  std::vector<std::vector<Buffer>> parts;
+  size_t begin = 0;
+  for (const size_t n : counts) {
+    parts.push_back(Slice(out, begin, n));
+    begin += n;
+  }
+  if (absl::Status s = CopyPieces(in, parts[static_cast<size_t>(rank_)], stream); !s.ok()) return s;
+  return Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = nccl::kSuccess;
+    for (size_t r = 0; r < size_; ++r) {
+      for (const Buffer& b : parts[r]) {
+        if (result != nccl::kSuccess) break;
+        result = api.Broadcast(b.data, b.data, b.count, TypeOf(out), static_cast<int>(r), comm, stream);
+      }
+    }
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, void* stream) {
+  if (communicator_ == nullptr) return CopyPieces(in, out, stream);
+  size_t total = 0;
+  for (const Buffer& b : in) total += b.count;
+  const size_t part = total / size_;
+  // In place what is sent has to be kept: it is overwritten by what arrives.
+  Scratch copy(runtime_, stream);
+  std::vector<Buffer> kept;
+  Buffers from = in;
+  if (in[0].data == out[0].data && total > 0) {
+    if (absl::Status s = copy.Allocate(total, in[0].dtype, in[0].device); !s.ok()) return s;
+    if (absl::Status s = CopyPieces(in, copy.buffers(), stream); !s.ok()) return s;
+    // Cut as it was.
+    char* data = static_cast<char*>(copy.buffers()[0].data);
+    for (const Buffer& b : in) {
+      kept.push_back({data, b.count, b.dtype, b.device});
+      data += b.count * SizeOf(b.dtype);
+    }
+    from = kept;
+  }
+  return Group("ncclSend and ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
+    // A message is cut where the sender's input or the receiver's output is. Both know that, since all ranks have cut
+    // theirs alike: what goes from s to r is part r of the input and part s of the output.
+    nccl::Result result = nccl::kSuccess;
+    const size_t me = static_cast<size_t>(rank_);
+    for (size_t r = 0; r < size_; ++r) {
+      const int peer = static_cast<int>(r);
+      for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), Slice(out, me * part, part))) {
+        if (result == nccl::kSuccess) result = api.Send(p.in, p.count, TypeOf(in), peer, comm, stream);
+      }
+      for (const TransformPiece& p : PairPieces(Slice(in, me * part, part), Slice(out, r * part, part))) {
+        if (result == nccl::kSuccess) result = api.Recv(p.out, p.count, TypeOf(out), peer, comm, stream);
+      }
+    }
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::Send(Buffers buffers, int peer, void* stream) {
+  return Group("ncclSend", [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = nccl::kSuccess;
+    for (const Buffer& b : buffers) {
+      if (b.count == 0 || result != nccl::kSuccess) continue;
+      result = api.Send(b.data, b.count, TypeOf(buffers), peer, comm, stream);
+    }
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::Recv(Buffers buffers, int peer, void* stream) {
+  return Group("ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = nccl::kSuccess;
+    for (const Buffer& b : buffers) {
+      if (b.count == 0 || result != nccl::kSuccess) continue;
+      result = api.Recv(b.data, b.count, TypeOf(buffers), peer, comm, stream);
+    }
+    return result;
+  });
+}
+
+absl::Status DeviceMoves::Barrier(void* stream) {
+  if (communicator_ == nullptr) return absl::OkStatus();
+  Scratch word(runtime_, stream);
+  if (absl::Status s = word.Allocate(1, DType::kInt32, {}); !s.ok()) return s;
+  void* const data = word.buffers()[0].data;
+  return Group("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+    return api.AllReduce(data, data, 1, nccl::kInt32, nccl::kSum, comm, stream);
+  });
+}
+
+// One launch, whatever the calls are. A group has to be closed also after one of them has failed.
+absl::Status DeviceMoves::Group(absl::string_view what, const Calls& calls) {
+  return communicator_->Call(what, [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = api.GroupStart();
+    if (result != nccl::kSuccess) return result;
+    result = calls(api, comm);
+    const nccl::Result end = api.GroupEnd();
+    return result == nccl::kSuccess ? end : result;
+  });
+}
+
+absl::Status DeviceMoves::CopyPieces(Buffers from, Buffers to, void* stream) {
+  std::vector<TransformPiece> pieces = PairPieces(from, to);
+  pieces.erase(std::remove_if(pieces.begin(), pieces.end(), [](const TransformPiece& p) { return p.in == p.out; }),
+               pieces.end());
+  if (pieces.empty()) return absl::OkStatus();
+  return runtime_.Run({from[0].dtype, from[0].dtype, 1, nullptr}, pieces, stream);
+}
+
+}  // namespace ddp

@@ -1,0 +1,62 @@
+// What the operations of a GPU's group enqueue: calls of NCCL, kernels of ours before and after, and in a world of one
+// copies alone.
+#ifndef LIBDDP_COMM_DEVICE_MOVES_H_
+#define LIBDDP_COMM_DEVICE_MOVES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/nccl_communicator.h"
+#include "libddp/comm/reduce_plan.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+
+// Several ranges on either side are paired piece by piece; the pieces go as one group call. All ranks must have cut
+// their ranges alike (the engine's board finds out where they have not). One thread at a time.
+class DeviceMoves {
+ public:
+  // communicator: null in a world of one.
+  DeviceMoves(NcclCommunicator* communicator, DeviceRuntime* runtime, int rank, int size)
+      : communicator_(communicator), runtime_(*runtime), rank_(rank), size_(static_cast<size_t>(size)) {}
+
+  absl::Status Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count, uint32_t* nonfinite,
+                      void* stream);
+  absl::Status Broadcast(Buffers buffers, int root, void* stream);
+  // counts: of each rank, which may be equal.
+  absl::Status AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
+  absl::Status AllToAll(Buffers in, Buffers out, void* stream);
+  absl::Status Send(Buffers buffers, int peer, void* stream);
+  absl::Status Recv(Buffers buffers, int peer, void* stream);
+  absl::Status Barrier(void* stream);
+
+ private:
+  class Scratch;
+  using Calls = std::function<nccl::Result(const nccl::Api&, nccl::Comm)>;
+
+  absl::Status Group(absl::string_view what, const Calls& calls);
+  absl::Status ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream);
+  absl::Status CopyPieces(Buffers from, Buffers to, void* stream);
+
+  NcclCommunicator* const communicator_;
+  DeviceRuntime& runtime_;
+  const int rank_;
+  const size_t size_;
+};
+
+// The part [first, first + count) of what the buffers hold end to end.
+std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count);
+
+// The pieces that lie in one range of `from` and one of `to`. Both hold the same number of elements.
+std::vector<TransformPiece> PairPieces(Buffers from, Buffers to);
+
+// Done when both are; its outcome is the first error. `second` is a GPU's: it is what BlockStream orders after.
+Work BothWorks(Work first, Work second);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_DEVICE_MOVES_H_

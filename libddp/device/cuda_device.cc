@@ -1,0 +1,259 @@
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/device/cuda_kernels.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+namespace {
+
+static_assert(static_cast<int>(cuda::Type::kUInt8) == static_cast<int>(DType::kUInt8));
+
+cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t AsEvent(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// The runtime remembers the last error for whoever asks next; what is reported here is taken back.
+absl::Status ToStatus(cudaError_t error, absl::string_view call) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  const std::string text =
+      absl::StrCat(std::string(call), ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(text, "; nvidia-smi shows who uses the GPU's memory. Use a smaller batch or model"));
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInitializationError:
+      return absl::FailedPreconditionError(absl::StrCat(
+          text, "; no GPU can be used here: is the driver installed and at least as new as CUDA ",
+          CUDART_VERSION / 1000, ".0, does nvidia-smi list a GPU, and does CUDA_VISIBLE_DEVICES leave one?"));
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:
+      return absl::FailedPreconditionError(absl::StrCat(
+          text, "; this build has no kernels for this GPU: configure with -DCMAKE_CUDA_ARCHITECTURES=native"));
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+class CudaDeviceRuntime final : public DeviceRuntime {
+ public:
+  absl::Status Check(Device device) override {
+    int count = 0;
+    if (absl::Status s = ToStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !s.ok()) return s;
+    if (device.kind != Device::Kind::kCuda || device.index < 0 || device.index >= count) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("GPU ", device.index, " is asked for, but this process sees ", count,
+                       " (numbered from 0); start fewer ranks on this host, or look at CUDA_VISIBLE_DEVICES"));
+    }
+    const DeviceGuard guard(*this, device);
+    if (!guard.status().ok()) return guard.status();
+    return ToStatus(cuda::CheckKernels(), "loading libddp's kernels");
+  }
+
+  int Count() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    cudaGetLastError();
+    return 0;
+  }
+
+  absl::StatusOr<std::string> Identity(Device device) override {
+    char text[32] = {};
+    if (absl::Status s = ToStatus(cudaDeviceGetPCIBusId(text, sizeof text, device.index), "cudaDeviceGetPCIBusId");
+        !s.ok()) {
+      return s;
+    }
+    return std::string(text);
+  }
+
+  absl::Status SetCurrent(Device device) override { return ToStatus(cudaSetDevice(device.index), "cudaSetDevice"); }
+
+  int Current() override {
+    int device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess) return device;
+    cudaGetLastError();
+    return -1;
+  }
+
+  // The driver's answer; the library is not linked with it, so that programs start where there is none.
+  bool InUse(int index) override {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &entry, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        entry == nullptr) {
+      cudaGetLastError();
+      return false;
+    }
+    unsigned flags = 0;
+    int active = 0;
+    const auto get_state = reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(entry);
+    return get_state(index, &flags, &active) == CUDA_SUCCESS && active != 0;
+  }
+
+  absl::StatusOr<Device> DeviceOf(const void* data) override {
+    cudaPointerAttributes attributes;
+    if (absl::Status s = ToStatus(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes"); !s.ok()) {
+      return s;
+    }
+    const bool gpu = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    return gpu ? Device{Device::Kind::kCuda, static_cast<int16_t>(attributes.device)} : Device{};
+  }
+
+  absl::StatusOr<void*> CreateStream() override {
+    int least = 0, greatest = 0;
+    if (absl::Status s =
+            ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+        !s.ok()) {
+      return s;
+    }
+    cudaStream_t stream = nullptr;
+    if (absl::Status s = ToStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+                                  "cudaStreamCreateWithPriority");
+        !s.ok()) {
+      return s;
+    }
+    return stream;
+  }
+  void DestroyStream(void* stream) override { cudaStreamDestroy(AsStream(stream)); }
+
+  absl::StatusOr<void*> CreateEvent(bool timed) override {
+    cudaEvent_t event = nullptr;
+    if (absl::Status s = ToStatus(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
+                                  "cudaEventCreate");
+        !s.ok()) {
+      return s;
+    }
+    return event;
+  }
+  void DestroyEvent(void* event) override { cudaEventDestroy(AsEvent(event)); }
+
+  absl::Status Record(void* event, void* stream) override {
+    return ToStatus(cudaEventRecord(AsEvent(event), AsStream(stream)), "cudaEventRecord");
+  }
+  absl::Status WaitEvent(void* stream, void* event) override {
+    return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0), "cudaStreamWaitEvent");
+  }
+  absl::StatusOr<bool> Finished(void* event) override {
+    const cudaError_t error = cudaEventQuery(AsEvent(event));
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
+    if (error != cudaSuccess)
+      return ToStatus(error, "cudaEventQuery (an earlier kernel of this process may have failed)");
+    return true;
+  }
+  absl::StatusOr<double> ElapsedUs(void* begin, void* end) override {
+    float ms = 0;
+    if (absl::Status s = ToStatus(cudaEventElapsedTime(&ms, AsEvent(begin), AsEvent(end)), "cudaEventElapsedTime");
+        !s.ok()) {
+      return s;
+    }
+    return ms * 1e3;
+  }
+  absl::StatusOr<bool> Capturing(void* stream) override {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (absl::Status s = ToStatus(cudaStreamIsCapturing(AsStream(stream), &capture), "cudaStreamIsCapturing");
+        !s.ok()) {
+      return s;
+    }
+    return capture != cudaStreamCaptureStatusNone;
+  }
+
+  absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override {
+    const DeviceGuard guard(*this, device);
+    if (!guard.status().ok()) return guard.status();
+    void* data = nullptr;
+    if (absl::Status s = ToStatus(cudaMalloc(&data, bytes), absl::StrCat("cudaMalloc of ", bytes, " bytes")); !s.ok()) {
+      return s;
+    }
+    std::shared_ptr<void> owner(data, [](void* p) { cudaFree(p); });
+    // The legacy stream's memset may still run when it returns; memory that is handed out is zero.
+    if (absl::Status s = ToStatus(cudaMemset(data, 0, bytes), "cudaMemset"); !s.ok()) return s;
+    if (absl::Status s = ToStatus(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"); !s.ok()) return s;
+    return owner;
+  }
+
+  absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override {
+    void* data = nullptr;
+    if (absl::Status s = ToStatus(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                                  absl::StrCat("cudaHostAlloc of ", bytes, " bytes"));
+        !s.ok()) {
+      return s;
+    }
+    std::fill_n(static_cast<char*>(data), bytes, char{0});
+    return std::shared_ptr<void>(data, [](void* p) { cudaFreeHost(p); });
+  }
+
+  absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override {
+    if (absl::Status s = ToStatus(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+                                  absl::StrCat("cudaHostRegister of ", bytes, " bytes"));
+        !s.ok()) {
+      return s;
+    }
+    std::shared_ptr<void> owner(data, [](void* p) { cudaHostUnregister(p); });
+    void* seen = nullptr;
+    if (absl::Status s = ToStatus(cudaHostGetDevicePointer(&seen, data, 0), "cudaHostGetDevicePointer"); !s.ok())
+      return s;
+    if (seen != data) {
+      return absl::FailedPreconditionError("the GPU sees registered host memory at another address than the host does");
+    }
+    return owner;
+  }
+
+  absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) override {
+    void* data = nullptr;
+    if (absl::Status s = ToStatus(cudaMallocAsync(&data, bytes, AsStream(stream)),
+                                  absl::StrCat("cudaMallocAsync of ", bytes, " bytes"));
+        !s.ok()) {
+      return s;
+    }
+    return data;
+  }
+  absl::Status FreeOnStream(void* data, void* stream) override {
+    return ToStatus(cudaFreeAsync(data, AsStream(stream)), "cudaFreeAsync");
+  }
+
+  absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) override {
+    return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, AsStream(stream)), "cudaMemcpyAsync");
+  }
+  absl::Status Zero(void* data, size_t bytes, void* stream) override {
+    return ToStatus(cudaMemsetAsync(data, 0, bytes, AsStream(stream)), "cudaMemsetAsync");
+  }
+
+  absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) override {
+    static_assert(sizeof(TransformPiece) == sizeof(cuda::Piece) &&
+                  offsetof(TransformPiece, count) == offsetof(cuda::Piece, count));
+    const cudaError_t error = cuda::LaunchTransform(
+        static_cast<cuda::Type>(transform.in), static_cast<cuda::Type>(transform.out), transform.scale,
+        transform.nonfinite, reinterpret_cast<const cuda::Piece*>(pieces.data()), pieces.size(), AsStream(stream));
+    if (error == cudaErrorInvalidValue) {
+      return absl::InvalidArgumentError(absl::StrCat(std::string(Name(transform.in)), " to ",
+                                                     std::string(Name(transform.out)),
+                                                     ": no such conversion, or scaling or a check of integers"));
+    }
+    return ToStatus(error, "a kernel of libddp");
+  }
+
+  absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override {
+    return ToStatus(cuda::LaunchCommit(failed, found_inf, skip_step, AsStream(stream)), "the commit kernel");
+  }
+};
+
+}  // namespace
+
+DeviceRuntime* CudaDevices() {
+  static CudaDeviceRuntime runtime;  // it has no state
+  return &runtime;
+}
+
+}  // namespace ddp

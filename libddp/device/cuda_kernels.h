@@ -1,0 +1,38 @@
+// The CUDA kernels, launched. Plain CUDA: the device compiler sees neither Abseil nor spdlog.
+#ifndef LIBDDP_DEVICE_CUDA_KERNELS_H_
+#define LIBDDP_DEVICE_CUDA_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ddp::cuda {
+
+// As DType; the numbers are the same.
+enum class Type : uint8_t { kFloat64, kFloat32, kFloat16, kBFloat16, kInt64, kInt32, kInt8, kUInt8 };
+
+struct Piece {
+  const void* in;
+  void* out;
+  size_t count;
+};
+
+// Pieces that one launch takes; they travel in its arguments.
+inline constexpr int kRangesPerLaunch = 128;
+
+// See ddp::Transform. Asynchronous on `stream`, on the current device. cudaErrorInvalidValue if the types do not
+// convert.
+cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite, const Piece* pieces, size_t count,
+                            cudaStream_t stream);
+
+// See ddp::DeviceRuntime::Commit.
+cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream);
+
+// Whether the current device can run these kernels: cudaErrorNoKernelImageForDevice if they were built for none like
+// it.
+cudaError_t CheckKernels();
+
+}  // namespace ddp::cuda
+
+#endif  // LIBDDP_DEVICE_CUDA_KERNELS_H_

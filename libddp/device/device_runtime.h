@@ -1,0 +1,172 @@
+// What the layers above ask of a device that is not the CPU: memory, streams, events, copies, and a few kernels over
+// many ranges. CUDA implements it (cuda_device.cc); tests implement it on the CPU, so that everything built on it can
+// be tested where there is no GPU.
+#ifndef LIBDDP_DEVICE_DEVICE_RUNTIME_H_
+#define LIBDDP_DEVICE_DEVICE_RUNTIME_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+// One contiguous piece of work of a kernel: `count` elements from `in` to `out`, which are the same memory, or do not
+// overlap.
+struct TransformPiece {
+  const void* in = nullptr;
+  void* out = nullptr;
+  size_t count = 0;
+};
+
+// out = convert(scale * in), elementwise. Float32, float16 and bfloat16 convert to each other, by way of float32 with
+// one rounding to nearest even; every other type only to itself. Scaling and the check are for floating-point types
+// only.
+struct Transform {
+  DType in = DType::kFloat32;
+  DType out = DType::kFloat32;
+  double scale = 1;
+  // If set, 1 is stored there where scale * in has an infinity or a NaN; otherwise it is left alone. The device must be
+  // able to write there. `out` of the pieces may then be null: nothing is stored but the finding.
+  uint32_t* nonfinite = nullptr;
+};
+
+// Pointers called stream and event are the device's own handles (cudaStream_t, cudaEvent_t). A null stream is CUDA's
+// legacy default stream. What is "asynchronous" takes effect in the order of its stream.
+//
+// The calling thread's current device must be the one that a call is about (DeviceGuard sees to it), unless the call
+// names a Device.
+//
+// Errors: ResourceExhausted (memory), FailedPrecondition (no GPU, no driver, no such GPU, a GPU this build has no
+// kernels for), InvalidArgument (types that do not convert), Internal (anything else; names the call). Implementations
+// have no state of their own: any thread may call anything at any time.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+
+  // OK if `device` is there and can run this build's kernels. The first call that touches the device.
+  virtual absl::Status Check(Device device) = 0;
+  // How many there are; 0 without a driver.
+  virtual int Count() = 0;
+  // What tells it from every other device of this host: "0000:5d:00.0".
+  virtual absl::StatusOr<std::string> Identity(Device device) = 0;
+  // Makes `device` current for the calling thread.
+  virtual absl::Status SetCurrent(Device device) = 0;
+  // The calling thread's device; nothing is initialised by asking.
+  virtual int Current() = 0;
+  // Whether this process has already used the device, so that making it current again costs nothing.
+  virtual bool InUse(int index) = 0;
+  // Where `data` lies: a GPU, or the CPU for anything that no GPU owns.
+  virtual absl::StatusOr<Device> DeviceOf(const void* data) = 0;
+
+  // A stream that does not wait for the legacy default stream, of the highest priority: what it carries is what others
+  // wait for.
+  virtual absl::StatusOr<void*> CreateStream() = 0;
+  virtual void DestroyStream(void* stream) = 0;
+  virtual absl::StatusOr<void*> CreateEvent(bool timed) = 0;
+  virtual void DestroyEvent(void* event) = 0;
+
+  virtual absl::Status Record(void* event, void* stream) = 0;
+  virtual absl::Status WaitEvent(void* stream, void* event) = 0;  // the stream waits, the host does not
+  virtual absl::StatusOr<bool> Finished(void* event) = 0;         // true also if it was never recorded
+  virtual absl::StatusOr<double> ElapsedUs(void* begin, void* end) = 0;
+  virtual absl::StatusOr<bool> Capturing(void* stream) = 0;  // into a graph
+
+  // Zeroed. Freed by the last owner.
+  virtual absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) = 0;
+  // Host memory that every device reads and writes at the same address. Zeroed.
+  virtual absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) = 0;
+  // Makes memory of the caller's (shared memory, say) usable by every device at the same address, until the last owner
+  // of the result is gone.
+  virtual absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) = 0;
+  // Memory for use on `stream` only, in its order.
+  virtual absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) = 0;
+  virtual absl::Status FreeOnStream(void* data, void* stream) = 0;
+
+  // Asynchronous.
+  virtual absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) = 0;  // from anywhere to anywhere
+  virtual absl::Status Zero(void* data, size_t bytes, void* stream) = 0;
+  // One launch for every kRangesPerLaunch pieces.
+  virtual absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) = 0;
+  // *skip_step = 1 if *failed or *found_inf is not 0, else 0. Pointers may be null, but for skip_step. See
+  // docs/decisions/17-failure-after-return.md.
+  virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) = 0;
+};
+
+// The GPUs of this process. In a build without CUDA every call fails with Unimplemented, and Count is 0. Never null.
+DeviceRuntime* CudaDevices();
+
+// Owns a stream or an event. Not thread-safe.
+template <void (DeviceRuntime::*kDestroy)(void*)>
+class OwnedHandle {
+ public:
+  OwnedHandle() = default;
+  OwnedHandle(DeviceRuntime* runtime, void* handle) : runtime_(runtime), handle_(handle) {}
+  OwnedHandle(OwnedHandle&& other) noexcept
+      : runtime_(other.runtime_), handle_(std::exchange(other.handle_, nullptr)) {}
+  OwnedHandle& operator=(OwnedHandle&& other) noexcept {
+    std::swap(runtime_, other.runtime_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~OwnedHandle() {
+    if (handle_ != nullptr) (runtime_->*kDestroy)(handle_);
+  }
+
+  void* get() const { return handle_; }
+
+ private:
+  DeviceRuntime* runtime_ = nullptr;
+  void* handle_ = nullptr;
+};
+using OwnedStream = OwnedHandle<&DeviceRuntime::DestroyStream>;
+using OwnedEvent = OwnedHandle<&DeviceRuntime::DestroyEvent>;
+
+inline absl::StatusOr<OwnedStream> MakeStream(DeviceRuntime& runtime) {
+  absl::StatusOr<void*> stream = runtime.CreateStream();
+  if (!stream.ok()) return stream.status();
+  return OwnedStream(&runtime, *stream);
+}
+inline absl::StatusOr<OwnedEvent> MakeEvent(DeviceRuntime& runtime, bool timed = false) {
+  absl::StatusOr<void*> event = runtime.CreateEvent(timed);
+  if (!event.ok()) return event.status();
+  return OwnedEvent(&runtime, *event);
+}
+
+// Makes a device current while it lives. The thread's former device comes back only if this process has used it: to
+// make a device current initialises it, which costs some hundred MiB of its memory, and a process that works on one
+// GPU must leave the others alone.
+class DeviceGuard {
+ public:
+  DeviceGuard(DeviceRuntime& runtime, Device device) : runtime_(runtime), former_(runtime.Current()) {
+    if (former_ == device.index) {
+      former_ = -1;
+      return;
+    }
+    const bool restore = former_ >= 0 && runtime.InUse(former_);
+    status_ = runtime.SetCurrent(device);
+    if (!restore) former_ = -1;
+  }
+  ~DeviceGuard() {
+    if (former_ >= 0) runtime_.SetCurrent({Device::Kind::kCuda, static_cast<int16_t>(former_)}).IgnoreError();
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  DeviceRuntime& runtime_;
+  int former_;  // to be made current again; -1: nothing to do
+  absl::Status status_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_DEVICE_DEVICE_RUNTIME_H_

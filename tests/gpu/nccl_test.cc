@@ -1,0 +1,389 @@
+// The nccl backend on real GPUs, one a rank; ranks are threads or processes.
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/context.h"
+#include "tests/support/catch.h"
+#include "tests/support/numbers.h"
+#include "tests/support/ranks.h"
+
+namespace ddp::testing {
+namespace {
+
+#define GPU(call) RANK_CHECK_EQ(std::string(cudaGetErrorName(call)), "cudaSuccess")
+
+ContextOptions OnGpus() {
+  ContextOptions options;
+  options.backend = "nccl";
+  options.device = {Device::Kind::kCuda, -1};
+  return options;
+}
+
+void RunOnGpus(const std::function<void(Rank&)>& body) {
+  RunOnRanks(
+      [&](Rank& rank) {
+        GPU(cudaSetDevice(rank.context().device().index));
+        body(rank);
+      },
+      OnGpus());
+}
+
+// A stream of the caller's.
+class CallerStream {
+ public:
+  explicit CallerStream(Rank& rank) : device_(rank.context().device()) {
+    GPU(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~CallerStream() { cudaStreamDestroy(stream_); }
+  CallerStream(const CallerStream&) = delete;
+  CallerStream& operator=(const CallerStream&) = delete;
+  Stream get() const { return {device_, stream_}; }
+  cudaStream_t native() const { return stream_; }
+
+ private:
+  Device device_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Device memory that is written and read element by element on the host.
+class Array {
+ public:
+  Array(Rank& rank, DType dtype, size_t count, bool allocated)
+      : dtype_(dtype),
+        count_(count),
+        device_(rank.context().device()),
+        host_(std::max<size_t>(1, count * SizeOf(dtype))) {
+    if (allocated) {
+      allocation_ = RANK_VALUE(rank.group().Allocate(host_.size(), device_));
+      data_ = static_cast<char*>(allocation_.data());
+    } else {
+      GPU(cudaMalloc(reinterpret_cast<void**>(&data_), host_.size()));
+      own_.reset(data_, [](char* p) { cudaFree(p); });
+    }
+  }
+  template <typename Fn>
+  void Fill(Fn value) {
+    for (size_t i = 0; i < count_; ++i) SetElement(dtype_, host_.data(), i, value(i));
+    GPU(cudaMemcpy(data_, host_.data(), host_.size(), cudaMemcpyHostToDevice));
+    GPU(cudaStreamSynchronize(cudaStreamLegacy));  // from pageable memory it may return before the data has arrived
+  }
+  template <typename Fn>
+  void Expect(Fn value, double tolerance = 0) {
+    GPU(cudaMemcpy(host_.data(), data_, host_.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < count_; ++i) {
+      const double expected = value(i), got = GetElement(dtype_, host_.data(), i);
+      RANK_CHECK(std::fabs(got - expected) <= tolerance * std::fabs(expected), "element ", i, " of ", count_, " is ",
+                 got, ", not ", expected);
+    }
+  }
+  std::vector<Buffer> Cut(size_t pieces) const {
+    std::vector<Buffer> ranges;
+    for (size_t i = 0; i < pieces; ++i) {
+      const size_t begin = count_ * i / pieces, end = count_ * (i + 1) / pieces;
+      ranges.push_back({data_ + begin * SizeOf(dtype_), end - begin, dtype_, device_});
+    }
+    return ranges;
+  }
+  char* data() const { return data_; }
+
+ private:
+  DType dtype_;
+  size_t count_;
+  Device device_;
+  std::vector<char> host_;
+  Allocation allocation_;
+  std::shared_ptr<char> own_;
+  char* data_ = nullptr;
+};
+
+std::vector<double> Contributions(DType dtype, ReduceOp op, int size, size_t i) {
+  std::vector<double> values;
+  for (int r = 0; r < size; ++r) values.push_back(WholeNumber(dtype, op, r, i));
+  return values;
+}
+
+void CheckAllReduce(Rank& rank, DType in, DType out, const ReduceOptions& options, size_t count, bool allocated,
+                    size_t pieces) {
+  Array a(rank, in, count, allocated), b(rank, out, count, allocated);
+  a.Fill([&](size_t i) { return WholeNumber(in, options.op, rank.rank(), i); });
+  const bool in_place = in == out;
+  RANK_CHECK_OK(
+      rank.Finish(rank.group().AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options)));
+  (in_place ? a : b)
+      .Expect(
+          [&](size_t i) {
+            return Reduce(out, options.op, Contributions(in, options.op, rank.size(), i), options.prescale,
+                          options.postscale);
+          },
+          IsFloatingPoint(in) ? 1e-2 : 0);
+}
+
+TEST_CASE("all-reduce of every type and operation") {
+  RunOnGpus([](Rank& rank) {
+    RANK_CHECK(rank.group().backend() == "nccl");
+    for (bool allocated : {false, true}) {
+      for (DType dtype : kAllDTypes) {
+        for (ReduceOp op : kAllOps) {
+          for (size_t count : {size_t{1}, size_t{30'001}}) {
+            CheckAllReduce(rank, dtype, dtype, {.op = op}, count, allocated, count > 1 ? 3 : 1);
+          }
+          if (IsFloatingPoint(dtype)) {
+            CheckAllReduce(rank, dtype, dtype, {.op = op, .prescale = 2, .postscale = 0.5}, 1000, allocated, 1);
+          }
+        }
+      }
+      for (DType in : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+        for (DType out : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+          CheckAllReduce(rank, in, out, {.op = ReduceOp::kAvg, .prescale = 2}, 3333, allocated, 2);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("all-reduce of every size, on memory of every kind") {
+  RunOnGpus([](Rank& rank) {
+    for (bool allocated : {true, false}) {
+      for (size_t count : {size_t{0}, size_t{256}, size_t{100'000}, size_t{5'000'000}, size_t{20'000'000}}) {
+        CheckAllReduce(rank, DType::kFloat32, DType::kFloat32, {.op = ReduceOp::kAvg}, count, allocated, 1);
+        CheckAllReduce(rank, DType::kFloat32, DType::kFloat32, {.op = ReduceOp::kSum}, count, allocated, 1);
+      }
+    }
+  });
+}
+
+TEST_CASE("data moves where it belongs") {
+  RunOnGpus([](Rank& rank) {
+    const size_t n = static_cast<size_t>(rank.size()), r = static_cast<size_t>(rank.rank()), part = 10'007;
+    for (size_t pieces : {size_t{1}, size_t{3}}) {
+      const DType type = DType::kInt64;
+      const auto value = [](size_t from, size_t i) { return static_cast<double>(1'000'000 * from + i); };
+      Array small(rank, type, part, false), large(rank, type, part * n, true), other(rank, type, part * n, false);
+      small.Fill([&](size_t i) { return value(r, i); });
+      RANK_CHECK_OK(rank.Finish(rank.group().AllGather(small.Cut(pieces), large.Cut(pieces))));
+      large.Expect([&](size_t i) { return value(i / part, i % part); });
+      RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter(large.Cut(pieces), small.Cut(pieces))));
+      small.Expect([&](size_t i) { return static_cast<double>(n) * value(r, i); });
+      large.Fill([&](size_t i) { return value(r, i); });
+      RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(large.Cut(pieces), other.Cut(pieces + 1))));
+      other.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
+      RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(large.Cut(pieces), large.Cut(pieces))));
+      large.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
+      large.Fill([&](size_t i) { return value(r, i); });
+      RANK_CHECK_OK(rank.Finish(rank.group().Broadcast(large.Cut(pieces), rank.size() - 1)));
+      large.Expect([&](size_t i) { return value(n - 1, i); });
+      std::vector<size_t> counts;
+      size_t total = 0;
+      for (size_t q = 0; q < n; ++q) total += counts.emplace_back(q % 2 == 1 ? 0 : 100 + q);
+      Array uneven(rank, type, counts[r], false), all(rank, type, total, false);
+      uneven.Fill([&](size_t i) { return value(r, i); });
+      RANK_CHECK_OK(rank.Finish(rank.group().AllGatherV(uneven.Cut(1), all.Cut(pieces), counts)));
+      all.Expect([&](size_t i) {
+        size_t q = 0;
+        for (; i >= counts[q]; ++q) i -= counts[q];
+        return value(q, i);
+      });
+    }
+    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+  });
+}
+
+TEST_CASE("a result that is not finite is told, equally on all ranks") {
+  RunOnGpus([](Rank& rank) {
+    for (DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (double bad : {1.0, HUGE_VAL}) {
+        Array a(rank, dtype, 5000, true), word(rank, DType::kInt32, 1, false);
+        a.Fill([&](size_t i) { return rank.rank() == 0 && i == 4999 ? bad : 1; });
+        word.Fill([](size_t) { return 0; });
+        ReduceOptions options{.op = ReduceOp::kAvg};
+        options.nonfinite = reinterpret_cast<uint32_t*>(word.data());
+        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(2), a.Cut(2), options)));
+        word.Expect([&](size_t) { return bad == 1 ? 0 : 1; });
+      }
+    }
+  });
+}
+
+TEST_CASE("operations are ordered with the caller's stream") {
+  RunOnGpus([](Rank& rank) {
+    const CallerStream stream(rank);
+    const size_t count = size_t{8} << 20;
+    Array a(rank, DType::kFloat32, count, true), ones(rank, DType::kFloat32, count, false);
+    ones.Fill([](size_t) { return 1; });
+    for (int round = 0; round < 20; ++round) {
+      GPU(cudaMemcpyAsync(a.data(), ones.data(), count * 4, cudaMemcpyDeviceToDevice, stream.native()));
+      Work work = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()));
+      RANK_CHECK_OK(work.BlockStream(stream.get()));
+      GPU(cudaMemcpyAsync(ones.data(), a.data(), count * 4, cudaMemcpyDeviceToDevice, stream.native()));
+      work = RANK_VALUE(rank.group().AllReduce(ones.Cut(1), ones.Cut(1),
+                                               {.op = ReduceOp::kAvg, .postscale = 1.0 / rank.size()}, stream.get()));
+      RANK_CHECK_OK(work.BlockStream(stream.get()));
+    }
+    GPU(cudaStreamSynchronize(stream.native()));
+    ones.Expect([](size_t) { return 1; }, 1e-5);
+  });
+}
+
+TEST_CASE("operations can be captured into a CUDA graph and replayed") {
+  RunOnGpus([](Rank& rank) {
+    const CallerStream stream(rank);
+    Array a(rank, DType::kFloat32, 1000, true), b(rank, DType::kFloat32, 1000, false);
+    // What is captured must have been seen before: NCCL may still have connections to make.
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    GPU(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    Work first = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get()));
+    Work second = RANK_VALUE(rank.group().AllReduce(b.Cut(2), b.Cut(2)));  // the group's stream has joined the capture
+    RANK_CHECK_OK(first.BlockStream(stream.get()));
+    RANK_CHECK_OK(second.BlockStream(stream.get()));
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    GPU(cudaStreamEndCapture(stream.native(), &graph));
+    GPU(cudaGraphInstantiate(&replay, graph, 0));
+    RANK_CHECK_STATUS(first.Wait(), absl::StatusCode::kFailedPrecondition, "graph");
+    a.Fill([&](size_t) { return rank.rank(); });
+    b.Fill([&](size_t) { return 1; });
+    const double n = rank.size();
+    for (int i = 0; i < 3; ++i) GPU(cudaGraphLaunch(replay, stream.native()));
+    GPU(cudaStreamSynchronize(stream.native()));
+    a.Expect([&](size_t) { return (n - 1) / 2; }, 1e-6);
+    b.Expect([&](size_t) { return n * n * n; });
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    rank.Meet();
+    GPU(cudaGraphExecDestroy(replay));
+    GPU(cudaGraphDestroy(graph));
+  });
+}
+
+TEST_CASE("a group that is split off works for itself, also after the other was aborted") {
+  RunOnGpus([](Rank& rank) {
+    std::unique_ptr<ProcessGroup> part = RANK_VALUE(rank.group().Split(rank.rank() % 2, 0));
+    Array a(rank, DType::kInt32, 10, false);
+    a.Fill([](size_t) { return 1; });
+    RANK_CHECK_OK(rank.Finish(part->AllReduce(a.Cut(1), a.Cut(1))));
+    const int members = part->size();
+    a.Expect([&](size_t) { return members; });
+    part->Abort(absl::InternalError("no longer needed"));
+    RANK_CHECK_STATUS(part->AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kAborted, "no longer needed");
+    rank.Meet();
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+  });
+}
+
+TEST_CASE("memory outlives its group, and comes back") {
+  Allocation kept;
+  RunOnGpus([&](Rank& rank) {
+    void* address = nullptr;
+    for (int round = 0; round < 5; ++round) {
+      Allocation memory = RANK_VALUE(rank.group().Allocate(size_t{32} << 20, rank.context().device()));
+      RANK_CHECK(round == 0 || memory.data() == address, "memory that all ranks returned was not used again");
+      address = memory.data();
+      if (rank.rank() == 0 && round == 4) kept = memory;
+    }
+    RANK_CHECK_STATUS(rank.group().Allocate(size_t{1} << 50, rank.context().device()),
+                      absl::StatusCode::kResourceExhausted, "GPU memory");
+    Array a(rank, DType::kInt32, 10, true);
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+  });
+  if (kept.data() == nullptr) return;
+  std::vector<char> host(kept.bytes(), 1);
+  CHECK(cudaMemcpy(host.data(), kept.data(), host.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(host == std::vector<char>(host.size()));
+}
+
+TEST_CASE("mistakes are told, and stick to nothing") {
+  RunOnGpus([](Rank& rank) {
+    Array a(rank, DType::kFloat32, 10, false);
+    Buffer elsewhere = a.Cut(1)[0];
+    elsewhere.device.index = static_cast<int16_t>(elsewhere.device.index + 1);
+    RANK_CHECK_STATUS(rank.group().AllReduce({&elsewhere, 1}, {&elsewhere, 1}), absl::StatusCode::kInvalidArgument,
+                      "GPU");
+    float host[3] = {1, 2, 3};
+    const Buffer cpu{host, 3, DType::kFloat32, {}};
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({&cpu, 1}, {&cpu, 1})));
+    RANK_CHECK_EQ(host[2], 3.0f * static_cast<float>(rank.size()));
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+  });
+}
+
+TEST_CASE("ranks that disagree are told so") {
+  if (RankCount() < 2) return;
+  RunOnGpus([](Rank& rank) {
+    Array a(rank, DType::kFloat32, 1 << 20, false);
+    const Buffer mine{a.data(), rank.rank() == 0 ? size_t{1000} : size_t{1} << 20, DType::kFloat32,
+                      rank.context().device()};
+    RANK_CHECK_STATUS(rank.Finish(rank.group().AllReduce({&mine, 1}, {&mine, 1})),
+                      absl::StatusCode::kFailedPrecondition, "rank 0 calls", "1000 elements");
+  });
+}
+
+TEST_CASE("Abort releases streams and waiters, and tells the device first") {
+  if (RankCount() < 2) return;
+  RunOnGpus([](Rank& rank) {
+    const CallerStream stream(rank);
+    // On plain memory: see docs/gpu-verification.md about registered memory.
+    Array a(rank, DType::kFloat32, 1000, false), word(rank, DType::kInt32, 1, false);
+    if (rank.rank() == 0) {
+      Work work = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()));  // nobody comes
+      RANK_CHECK_OK(work.BlockStream(stream.get()));
+      GPU(cudaMemcpyAsync(word.data(), rank.group().failed_word(), 4, cudaMemcpyDefault, stream.native()));
+      RANK_CHECK(!work.Done());
+      rank.Meet();
+      rank.group().Abort(absl::InternalError("enough of it"));
+      RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kAborted, "rank 0", "enough of it");
+      GPU(cudaStreamSynchronize(stream.native()));
+      word.Expect([](size_t) { return 1; });
+    } else {
+      rank.Meet();
+      while (rank.group().status().ok()) continue;
+    }
+    RANK_CHECK_STATUS(rank.group().AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kAborted, "enough of it");
+    GPU(cudaDeviceSynchronize());  // nothing runs any more, nothing has stuck
+  });
+}
+
+TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is none, are refused on all ranks") {
+  RunOnRanks([](Rank& rank) {
+    ContextOptions options = OnGpus();
+    options.device.index = 99;
+    // Contexts of their own: these worlds never come to be. One process can only start MPI's world once more.
+    if (!RanksAreThreads() || rank.size() > 1) return;
+    RANK_CHECK_STATUS(Context::Create(options), absl::StatusCode::kFailedPrecondition, "GPU 99",
+                      "CUDA_VISIBLE_DEVICES");
+    setenv("DDP_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
+    RANK_CHECK_STATUS(Context::Create(OnGpus()), absl::StatusCode::kNotFound, "/nowhere/libnccl.so.2",
+                      "DDP_NCCL_LIBRARY");
+    setenv("DDP_NCCL_LIBRARY", "libm.so.6", 1);
+    RANK_CHECK_STATUS(Context::Create(OnGpus()), absl::StatusCode::kInvalidArgument, "no NCCL library");
+    unsetenv("DDP_NCCL_LIBRARY");
+    RANK_CHECK_OK(Context::Create(OnGpus()));
+  });
+  if (RankCount() < 2 || !RanksAreThreads()) return;
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  std::vector<absl::Status> statuses(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      ContextOptions options = OnGpus();
+      options.rank = r;
+      options.world_size = 2;
+      options.store = store;
+      options.device.index = 0;
+      statuses[static_cast<size_t>(r)] = Context::Create(options).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) {
+    RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "ranks 0 and 1 use the same GPU");
+  }
+}
+
+}  // namespace
+}  // namespace ddp::testing

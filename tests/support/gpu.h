@@ -1,0 +1,13 @@
+// Tests that need GPUs are skipped, with the reason, where there are too few: by the main() of every test program.
+#ifndef TESTS_SUPPORT_GPU_H_
+#define TESTS_SUPPORT_GPU_H_
+
+namespace ddp::testing {
+
+// True, after saying "SKIPPED: " and why on standard output (ctest looks for it), where this machine has fewer GPUs
+// than DDP_TEST_GPUS says. Without that variable no GPU is looked for.
+bool TooFewGpus();
+
+}  // namespace ddp::testing
+
+#endif  // TESTS_SUPPORT_GPU_H_

@@ -1,0 +1,150 @@
+// Groups of the nccl backend over an NCCL and GPUs that are none, for tests in one process.
+#ifndef TESTS_SUPPORT_NCCL_JOB_H_
+#define TESTS_SUPPORT_NCCL_JOB_H_
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "ddp/store.h"
+#include "libddp/comm/device_group.h"
+#include "libddp/comm/hierarchical_group.h"
+#include "libddp/comm/local_group.h"
+#include "libddp/launch/rendezvous.h"
+#include "tests/support/catch.h"
+#include "tests/support/check.h"
+#include "tests/support/fake_devices.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/support/numbers.h"
+
+namespace ddp::testing::simulated {
+
+// What one rank of a test has.
+struct Rank {
+  int rank = 0;
+  int size = 1;
+  FakeDevices& gpus;
+  FakeNccl& nccl;
+  ProgressThread progress;
+  absl::Duration timeout = absl::Seconds(60);
+
+  Device device() const { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
+  DeviceGroupOptions Options() {
+    DeviceGroupOptions options;
+    options.device = device();
+    options.timeout = timeout;
+    options.progress = &progress;
+    options.runtime = &gpus;
+    options.api = nccl.api();
+    return options;
+  }
+};
+
+// Never freed: a thread that is left behind in NCCL's start looks at its GPU once more when the test lets go of it.
+inline FakeDevices& KeptDevices(int count) {
+  static auto* const all = new std::vector<std::unique_ptr<FakeDevices>>;
+  return *all->emplace_back(std::make_unique<FakeDevices>(count));
+}
+
+struct Job {
+  explicit Job(int size_, int version = 22809) : size(size_), gpus(KeptDevices(size_)), nccl(version) {}
+  const int size;
+  FakeDevices& gpus;
+  FakeNccl nccl;
+  absl::Duration timeout = absl::Seconds(60);
+
+  // Runs `body` on threads that are ranks; control is the CPU's group. Whoever fails says so at once.
+  void RunOver(const std::function<void(Rank&, std::unique_ptr<ProcessGroup>)>& body) {
+    const std::shared_ptr<Store> store = CreateMemoryStore();
+    std::vector<std::string> failures(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        try {
+          Rank rank{.rank = r, .size = size, .gpus = gpus, .nccl = nccl, .progress = {}, .timeout = timeout};
+          const std::unique_ptr<Rendezvous> meeting = CreateStoreRendezvous(store, r, size, "test");
+          body(rank, size == 1
+                         ? CreateLocalGroup(nullptr)
+                         : RANK_VALUE(CreateHierarchicalGroup(*meeting, {.timeout = absl::Seconds(60),
+                                                                         .deadline = absl::Now() + absl::Seconds(60),
+                                                                         .stall_warning = absl::ZeroDuration(),
+                                                                         .progress = &rank.progress,
+                                                                         .observer = nullptr})));
+        } catch (const std::exception& e) {
+          failures[static_cast<size_t>(r)] = e.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& failure : failures) CHECK(failure == "");
+  }
+  void Run(const std::function<void(Rank&, ProcessGroup&)>& body) {
+    RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+      const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), rank.Options()));
+      try {
+        body(rank, *group);
+      } catch (const std::exception& e) {
+        group->Abort(absl::InternalError(e.what()));
+        throw;
+      }
+    });
+  }
+  // What CreateNcclGroup says on every rank.
+  void Expect(
+      absl::StatusCode code, const std::vector<std::string>& parts,
+      const std::function<void(DeviceGroupOptions&, int)>& change = [](DeviceGroupOptions&, int) {}) {
+    RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+      DeviceGroupOptions options = rank.Options();
+      change(options, rank.rank);
+      const absl::Status status = CreateNcclGroup(std::move(control), options).status();
+      CheckStatus(__FILE__, __LINE__, "CreateNcclGroup", status, code, parts);
+    });
+    CHECK(nccl.live_comms() == 0);
+  }
+};
+
+inline absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
+
+// A rank's array in "device" memory, from the group's Allocate or from elsewhere.
+class Array {
+ public:
+  Array(Rank& rank, ProcessGroup& group, DType dtype, size_t count, bool allocated)
+      : dtype_(dtype), count_(count), device_(rank.device()) {
+    const size_t bytes = std::max<size_t>(1, count * SizeOf(dtype));
+    if (allocated) {
+      allocation_ = RANK_VALUE(group.Allocate(bytes, device_));
+      data_ = static_cast<char*>(allocation_.data());
+    } else {
+      memory_ = RANK_VALUE(rank.gpus.Allocate(device_, bytes));
+      data_ = static_cast<char*>(memory_.get());
+    }
+  }
+  Buffer whole() const { return {data_, count_, dtype_, device_}; }
+  std::vector<Buffer> Cut(size_t pieces) const {
+    std::vector<Buffer> ranges;
+    for (size_t i = 0; i < pieces; ++i) {
+      const size_t begin = count_ * i / pieces, end = count_ * (i + 1) / pieces;
+      ranges.push_back({data_ + begin * SizeOf(dtype_), end - begin, dtype_, device_});
+    }
+    return ranges;
+  }
+  double Get(size_t i) const { return GetElement(dtype_, data_, i); }
+  void Set(size_t i, double value) { SetElement(dtype_, data_, i, value); }
+
+ private:
+  DType dtype_;
+  size_t count_;
+  Device device_;
+  Allocation allocation_;
+  std::shared_ptr<void> memory_;
+  char* data_ = nullptr;
+};
+
+}  // namespace ddp::testing::simulated
+
+#endif  // TESTS_SUPPORT_NCCL_JOB_H_

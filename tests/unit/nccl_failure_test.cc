@@ -1,0 +1,247 @@
+// What becomes of groups of the nccl backend when NCCL or a rank fails, hangs, or does not do what it should.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+using Mishap = FakeNccl::Mishap;
+constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
+
+TEST_CASE("what one rank lacks, all ranks are told before they enter NCCL") {
+  using absl::StatusCode;
+  Job(2, 21703).Expect(StatusCode::kFailedPrecondition, {"NCCL 2.17.3 is too old", "2.18"});
+  Job(2, 2708).Expect(StatusCode::kFailedPrecondition, {"too old"});
+  Job(3).Expect(StatusCode::kFailedPrecondition, {"rank 2", "GPU 9", "there are 3"},
+                [](DeviceGroupOptions& o, int rank) { o.device.index = rank == 2 ? 9 : o.device.index; });
+  Job(2).Expect(StatusCode::kFailedPrecondition, {"rank 1", "ContextOptions::device"},
+                [](DeviceGroupOptions& o, int rank) { o.device = rank == 1 ? Device{} : o.device; });
+  Job(2).Expect(StatusCode::kFailedPrecondition, {"ranks 0 and 1 use the same GPU", "fake:0", "local rank"},
+                [](DeviceGroupOptions& o, int) { o.device.index = 0; });
+  Job other(2);
+  static std::atomic<int> asked{0};
+  other.Expect(StatusCode::kFailedPrecondition, {"rank 0 has NCCL", "rank 1 has", "DDP_NCCL_LIBRARY"},
+               [](DeviceGroupOptions& o, int rank) {
+                 if (rank == 1) {
+                   o.api->GetVersion = [](int* version) {
+                     ++asked;
+                     *version = 22707;
+                     return nccl::kSuccess;
+                   };
+                 }
+               });
+  CHECK(asked > 0);
+  Job none(1);
+  none.nccl.Plan("GetUniqueId", 0, Mishap::kFail, nccl::kSystemError);
+  none.Expect(StatusCode::kInternal, {"ncclGetUniqueId", "network interface"});
+}
+
+TEST_CASE("a communicator that cannot be made is an error on all ranks in time") {
+  using absl::StatusCode;
+  {
+    Job job(2);
+    job.nccl.Plan("CommInitRankConfig", 1, Mishap::kFail, nccl::kSystemError);
+    job.Expect(StatusCode::kInternal, {"rank 1", "ncclCommInitRankConfig", "the fake's last words", "NCCL_DEBUG=WARN"});
+  }
+  {
+    Job job(2);
+    job.timeout = absl::Milliseconds(300);
+    job.nccl.Plan("CommInitRankConfig", 0, Mishap::kHang);
+    job.Expect(StatusCode::kDeadlineExceeded, {"did not connect 2 ranks in time", "DDP_TIMEOUT", "NCCL_SOCKET_IFNAME"});
+  }
+  {
+    Job job(3);  // the warm-up hangs in the call
+    job.timeout = absl::Milliseconds(300);
+    job.nccl.Plan("AllReduce", 2, Mishap::kHang, nccl::kInternalError, 1);
+    job.Expect(StatusCode::kDeadlineExceeded, {"did not connect"});
+  }
+  {
+    Job job(2);  // ... or on the GPU
+    job.timeout = absl::Milliseconds(300);
+    job.nccl.Plan("AllReduce", 0, Mishap::kStuck);
+    job.Expect(StatusCode::kDeadlineExceeded, {"did not connect"});
+  }
+  {
+    Job job(2);
+    job.nccl.Plan("AllReduce", 1, Mishap::kCorrupt, nccl::kSuccess, 2);
+    job.Expect(StatusCode::kDataLoss, {"rank 1", "summed 2 ones to 3", "NCCL_P2P_DISABLE=1"});
+  }
+}
+
+TEST_CASE("a call that fails names itself, and fails the group on all ranks") {
+  for (const char* function :
+       {"AllReduce", "Broadcast", "AllGather", "ReduceScatter", "Send", "RedOpCreatePreMulSum"}) {
+    Job job(2);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, 4, false), b(rank, group, DType::kFloat32, 8, false),
+          c(rank, group, DType::kFloat32, 8, false);
+      if (rank.rank == 1) rank.nccl.Plan(function, 1, Mishap::kFail, nccl::kRemoteError);
+      const std::string name = function;
+      absl::StatusOr<Work> work;
+      if (name == "AllReduce") work = group.AllReduce(a.Cut(1), a.Cut(1));
+      if (name == "Broadcast") work = group.Broadcast(a.Cut(1), 0);
+      if (name == "AllGather") work = group.AllGather(a.Cut(1), b.Cut(1));
+      if (name == "ReduceScatter") work = group.ReduceScatter(b.Cut(1), a.Cut(1));
+      if (name == "Send") work = group.AllToAll(b.Cut(1), c.Cut(1));
+      if (name == "RedOpCreatePreMulSum")
+        work = group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kSum, .prescale = 3});
+      RANK_CHECK_STATUS(Finish(work), absl::StatusCode::kUnavailable, "rank 1", "failed", "peer's process");
+      RANK_CHECK_STATUS(group.status(), absl::StatusCode::kUnavailable, "rank 1");
+      RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kUnavailable, "rank 1");
+    });
+    CHECK(job.nccl.live_comms() == 0);
+  }
+}
+
+TEST_CASE("ranks that call different things are told so, and nobody hangs") {
+  const std::function<absl::StatusOr<Work>(Rank&, ProcessGroup&, Array&)> calls[] = {
+      [](Rank& rank, ProcessGroup& group, Array& a) {  // counts
+        const Buffer b{a.whole().data, rank.rank == 0 ? 5u : 7u, DType::kFloat32, rank.device()};
+        return group.AllReduce({&b, 1}, {&b, 1});
+      },
+      [](Rank& rank, ProcessGroup& group, Array& a) {  // operations
+        return rank.rank == 0 ? group.AllReduce(a.Cut(1), a.Cut(1)) : group.Broadcast(a.Cut(1), 0);
+      },
+      [](Rank& rank, ProcessGroup& group, Array& a) {  // ranges
+        return group.AllReduce(a.Cut(rank.rank == 0 ? 1 : 2), a.Cut(rank.rank == 0 ? 1 : 2));
+      },
+  };
+  for (const auto& call : calls) {
+    Job job(2);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, 10, false);
+      RANK_CHECK_STATUS(Finish(call(rank, group, a)), absl::StatusCode::kFailedPrecondition, "rank 0 calls",
+                        "rank 1 calls", "same order");
+    });
+  }
+}
+
+TEST_CASE("a rank that does not come is named when time is out") {
+  Job job(3);
+  job.timeout = absl::Seconds(4);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, false);
+    if (rank.rank == 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded, "rank 1");
+      return;
+    }
+    RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded,
+                      "did not arrive: rank 1", "all_reduce", "4s", "DDP_TIMEOUT");
+  });
+}
+
+TEST_CASE("Abort releases whoever waits, at every stage") {
+  for (Mishap stage : {Mishap::kHang, Mishap::kStuck}) {  // in the call; on the GPU
+    for (int aborter : {0, 1}) {
+      Job job(2);
+      job.Run([&](Rank& rank, ProcessGroup& group) {
+        Array a(rank, group, DType::kFloat32, 10, true);
+        if (rank.rank == 0) rank.nccl.Plan("AllReduce", 0, stage);
+        std::thread other;
+        if (rank.rank == aborter) {
+          other = std::thread([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            group.Abort(absl::InternalError("enough"));
+          });
+        }
+        const absl::Status status = Finish(group.AllReduce(a.Cut(1), a.Cut(1)));
+        if (other.joinable()) other.join();
+        RANK_CHECK_STATUS(status, kAborted, "enough", absl::StrCat("rank ", aborter));
+        RANK_CHECK_STATUS(group.Allocate(10, rank.device()), kAborted, "enough");
+      });
+      CHECK(job.nccl.live_comms() == 0);
+    }
+  }
+}
+
+TEST_CASE("an error that NCCL notices by itself ends what is pending") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, true);
+    if (rank.rank == 0) {
+      rank.nccl.Plan("AllReduce", 0, Mishap::kStuck);
+      rank.nccl.SetAsyncError(0, nccl::kRemoteError);
+    }
+    RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kUnavailable, "rank 0",
+                      "an operation failed");
+  });
+}
+
+// FinishBackward returns before the reduction has run: what is enqueued behind it must be able to know that it failed.
+TEST_CASE("a step behind a reduction that fails after the call returned is skipped") {
+  Job job(2);
+  std::atomic<int> enqueued{0};
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream mine{rank.device(), stream.get()};
+    Array gradient(rank, group, DType::kFloat32, 4, true), weight(rank, group, DType::kFloat32, 4, false),
+        skip(rank, group, DType::kInt32, 1, false);
+    const auto step = [&] {
+      Work work = RANK_VALUE(group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine));
+      RANK_CHECK_OK(work.BlockStream(mine));
+      RANK_CHECK_OK(
+          rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+      FakeDevices::Enqueue(stream.get(), [&] {
+        for (size_t i = 0; i < 4 && skip.Get(0) == 0; ++i) weight.Set(i, weight.Get(i) - gradient.Get(i));
+      });
+    };
+    for (size_t i = 0; i < 4; ++i) gradient.Set(i, 1);
+    step();
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(weight.Get(3), -2);
+    for (size_t i = 0; i < 4; ++i) gradient.Set(i, 1e9);
+    rank.nccl.Plan("AllReduce", rank.rank, Mishap::kStuck);
+    step();  // has returned: nothing is known yet
+    RANK_CHECK_OK(group.status());
+    for (++enqueued; enqueued < rank.size;) std::this_thread::yield();
+    group.Abort(absl::InternalError("lost"));
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(weight.Get(3), -2);
+    RANK_CHECK_EQ(skip.Get(0), 1);
+  });
+}
+
+TEST_CASE("a group that is destroyed with operations pending ends them") {
+  Job job(2);
+  Work works[2];
+  std::vector<std::shared_ptr<void>> memory(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    std::shared_ptr<void>& mine = memory[static_cast<size_t>(rank.rank)];
+    mine = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
+    const Buffer b{mine.get(), 10, DType::kFloat32, rank.device()};
+    rank.nccl.Plan("AllReduce", rank.rank, Mishap::kStuck);
+    works[rank.rank] = RANK_VALUE(group.AllReduce({&b, 1}, {&b, 1}));
+  });
+  for (Work& work : works) RANK_CHECK_STATUS(work.Wait(), kAborted, "destroyed");
+}
+
+TEST_CASE("a world of one needs no NCCL") {
+  Job job(1);
+  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateLocalDeviceGroup(std::move(control), rank.Options()));
+    RANK_CHECK(group->backend() == "local");
+    Array a(rank, *group, DType::kFloat32, 10, true), b(rank, *group, DType::kFloat16, 10, true);
+    a.Set(9, 3);
+    RANK_CHECK_OK(Finish(group->AllReduce(a.Cut(2), b.Cut(3), {.op = ReduceOp::kAvg, .prescale = 2, .postscale = 2})));
+    RANK_CHECK_EQ(b.Get(9), 12);
+    RANK_CHECK_OK(Finish(group->AllGather(b.Cut(1), b.Cut(1))));
+    RANK_CHECK_OK(Finish(group->Broadcast(b.Cut(1), 0)));
+    RANK_CHECK_OK(Finish(group->AllToAll(b.Cut(1), b.Cut(1))));
+    RANK_CHECK_OK(Finish(group->Barrier()));
+    RANK_CHECK(RANK_VALUE(group->Split(0, 0))->size() == 1);
+    RANK_CHECK_EQ(rank.nccl.Calls("AllReduce"), 0);
+    group->Abort(absl::InternalError("enough"));
+    RANK_CHECK_STATUS(group->Barrier(), kAborted, "enough");
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

@@ -1,0 +1,382 @@
+// The nccl backend over an NCCL and GPUs that are none: everything but NCCL's and the GPU's own part.
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+using Mishap = FakeNccl::Mishap;
+constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
+
+// --- results --------------------------------------------------------------------------------------------------------
+
+std::vector<double> Contributions(DType dtype, ReduceOp op, int size, size_t i) {
+  std::vector<double> values;
+  for (int r = 0; r < size; ++r) values.push_back(WholeNumber(dtype, op, r, i));
+  return values;
+}
+
+void CheckAllReduce(Rank& rank, ProcessGroup& group, DType in, DType out, const ReduceOptions& options, size_t count,
+                    bool allocated, size_t pieces) {
+  Array a(rank, group, in, count, allocated), b(rank, group, out, count, allocated);
+  for (size_t i = 0; i < count; ++i) a.Set(i, WholeNumber(in, options.op, rank.rank, i));
+  const bool in_place = in == out;
+  RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options)));
+  const Array& result = in_place ? a : b;
+  for (size_t i = 0; i < count; ++i) {
+    const double expected =
+        Reduce(out, options.op, Contributions(in, options.op, rank.size, i), options.prescale, options.postscale);
+    RANK_CHECK(std::fabs(result.Get(i) - expected) <= 1e-2 * std::fabs(expected), std::string(Name(in)), " ",
+               std::string(Name(options.op)), " element ", i, " is ", result.Get(i), " not ", expected);
+  }
+}
+
+TEST_CASE("all-reduce adds, scales and converts on any memory") {
+  for (int size : {1, 2, 3}) {
+    Job job(size);
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      for (bool allocated : {false, true}) {
+        for (DType dtype : kAllDTypes) {
+          for (ReduceOp op : kAllOps) {
+            for (size_t count : {size_t{0}, size_t{1}, size_t{1001}}) {
+              CheckAllReduce(rank, group, dtype, dtype, {.op = op}, count, allocated, count > 1 ? 3 : 1);
+            }
+            if (!IsFloatingPoint(dtype)) continue;
+            CheckAllReduce(rank, group, dtype, dtype, {.op = op, .prescale = 2, .postscale = 0.5}, 100, allocated, 1);
+            CheckAllReduce(rank, group, dtype, dtype, {.op = op, .postscale = 4}, 100, allocated, 2);
+          }
+        }
+        for (DType in : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+          for (DType out : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+            CheckAllReduce(rank, group, in, out, {.op = ReduceOp::kAvg, .prescale = 2}, 333, allocated, 2);
+          }
+        }
+      }
+    });
+    CHECK(job.nccl.live_comms() == 0);
+    CHECK(job.nccl.live_windows() == 0);
+    CHECK(job.nccl.live_memory() == 0);
+  }
+}
+
+TEST_CASE("a result that is not finite is told, and only then") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    for (DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (double bad : {1.0, HUGE_VAL}) {
+        Array a(rank, group, dtype, 50, true), word(rank, group, DType::kInt32, 1, false);
+        for (size_t i = 0; i < 50; ++i) a.Set(i, rank.rank == 1 && i == 49 ? bad : 1);
+        ReduceOptions options{.op = ReduceOp::kAvg};
+        options.nonfinite = static_cast<uint32_t*>(word.whole().data);
+        const Buffer whole = a.whole();
+        RANK_CHECK_OK(Finish(group.AllReduce({&whole, 1}, {&whole, 1}, options)));
+        RANK_CHECK_EQ(word.Get(0), bad == 1 ? 0 : 1);
+        RANK_CHECK_EQ(a.Get(0), 1);
+      }
+    }
+  });
+}
+
+TEST_CASE("data moves where it belongs, from and to any ranges") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t n = 3, r = static_cast<size_t>(rank.rank), part = 40;
+    for (size_t pieces : {size_t{1}, size_t{3}}) {
+      const DType type = DType::kInt32;
+      Array small(rank, group, type, part, false), large(rank, group, type, part * n, false),
+          other(rank, group, type, part * n, false);
+      for (size_t i = 0; i < part; ++i) small.Set(i, static_cast<double>(1000 * r + i));
+      RANK_CHECK_OK(Finish(group.AllGather(small.Cut(pieces), large.Cut(pieces))));
+      for (size_t i = 0; i < part * n; ++i)
+        RANK_CHECK_EQ(large.Get(i), static_cast<double>(1000 * (i / part) + i % part));
+
+      RANK_CHECK_OK(Finish(group.ReduceScatter(large.Cut(pieces), small.Cut(pieces))));
+      for (size_t i = 0; i < part; ++i) RANK_CHECK_EQ(small.Get(i), static_cast<double>(3 * (1000 * r + i)));
+
+      for (size_t i = 0; i < part * n; ++i) large.Set(i, static_cast<double>(1000 * r + i));
+      RANK_CHECK_OK(Finish(group.AllToAll(large.Cut(pieces), other.Cut(pieces + 1))));
+      RANK_CHECK_OK(Finish(group.AllToAll(large.Cut(pieces), large.Cut(pieces))));  // in place
+      for (size_t i = 0; i < part * n; ++i) {
+        const double expected = static_cast<double>(1000 * (i / part) + part * r + i % part);
+        RANK_CHECK_EQ(other.Get(i), expected);
+        RANK_CHECK_EQ(large.Get(i), expected);
+      }
+
+      RANK_CHECK_OK(Finish(group.Broadcast(large.Cut(pieces), 2)));
+      for (size_t i = 0; i < part * n; ++i) {
+        RANK_CHECK_EQ(large.Get(i), static_cast<double>(1000 * (i / part) + part * 2 + i % part));
+      }
+
+      const std::vector<size_t> counts = {7, 0, 20};
+      Array uneven(rank, group, type, counts[r], false), all(rank, group, type, 27, false);
+      for (size_t i = 0; i < counts[r]; ++i) uneven.Set(i, static_cast<double>(100 * r + i));
+      RANK_CHECK_OK(Finish(group.AllGatherV(uneven.Cut(1), all.Cut(pieces), counts)));
+      for (size_t i = 0; i < 27; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(i < 7 ? i : 200 + i - 7));
+    }
+    // A conversion needs room that the result of a reduce-scatter does not have.
+    Array half(rank, group, DType::kFloat16, part * n, false), wide(rank, group, DType::kFloat32, part, false);
+    for (size_t i = 0; i < part * n; ++i) half.Set(i, static_cast<double>(i));
+    RANK_CHECK_OK(Finish(group.ReduceScatter(half.Cut(1), wide.Cut(1), {.op = ReduceOp::kSum, .postscale = 2})));
+    for (size_t i = 0; i < part; ++i) RANK_CHECK_EQ(wide.Get(i), static_cast<double>(6 * (part * r + i)));
+    RANK_CHECK_OK(Finish(group.Barrier()));
+  });
+}
+
+TEST_CASE("CPU memory is served by the CPU's group, and other GPUs' memory is refused") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    float mine[4] = {1, 2, 3, 4};
+    const Buffer cpu{mine, 4, DType::kFloat32, {}};
+    const int calls = rank.nccl.Calls("AllReduce");
+    RANK_CHECK_OK(Finish(group.AllReduce({&cpu, 1}, {&cpu, 1})));
+    RANK_CHECK_EQ(mine[3], 8);
+    RANK_CHECK_EQ(rank.nccl.Calls("AllReduce"), calls);
+    RANK_CHECK_OK(Finish(group.Broadcast({&cpu, 1}, 1)));
+    RANK_CHECK_OK(group.Allocate(100, Device{}));
+
+    Array a(rank, group, DType::kFloat32, 4, true);
+    Buffer there = a.whole();
+    const Buffer here = there;
+    there.device.index = 7;
+    RANK_CHECK_STATUS(group.AllReduce({&there, 1}, {&there, 1}), absl::StatusCode::kInvalidArgument, "GPU 7's",
+                      absl::StrCat("GPU ", rank.rank, "'s"), absl::StrCat("rank ", rank.rank));
+    RANK_CHECK_STATUS(group.AllReduce({&cpu, 1}, {&here, 1}), absl::StatusCode::kInvalidArgument, "CPU memory");
+    RANK_CHECK_STATUS(group.Allocate(8, there.device), absl::StatusCode::kInvalidArgument, "GPU 7's");
+    RANK_CHECK_OK(Finish(group.AllReduce({&here, 1}, {&here, 1})));  // nothing has stuck
+  });
+}
+
+TEST_CASE("groups that are split off work for themselves") {
+  Job job(4);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    std::unique_ptr<ProcessGroup> half = RANK_VALUE(group.Split(rank.rank == 3 ? -1 : rank.rank % 2, 0));
+    RANK_CHECK_EQ(half == nullptr, rank.rank == 3);
+    if (half != nullptr) {
+      Array a(rank, *half, DType::kInt32, 3, true);
+      a.Set(0, 1);
+      RANK_CHECK_OK(Finish(half->AllReduce(a.Cut(1), a.Cut(1))));
+      RANK_CHECK_EQ(a.Get(0), rank.rank == 1 ? 1 : 2);
+    }
+    RANK_CHECK_OK(Finish(group.Barrier()));  // nobody aborts what another has not seen finished
+    if (half != nullptr) {
+      Array a(rank, *half, DType::kInt32, 3, false);
+      half->Abort(absl::InternalError("done with it"));
+      RANK_CHECK_STATUS(Finish(half->AllReduce(a.Cut(1), a.Cut(1))), kAborted, "done with it");
+    }
+    Array b(rank, group, DType::kInt32, 1, false);
+    RANK_CHECK_OK(Finish(group.AllReduce(b.Cut(1), b.Cut(1))));
+  });
+}
+
+TEST_CASE("messages arrive in the order of the calls") {
+  Job job(3);
+  job.timeout = absl::Seconds(4);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kInt32, 10, false), b(rank, group, DType::kInt32, 20, false);
+    for (size_t i = 0; i < 10; ++i) a.Set(i, static_cast<double>(i));
+    if (rank.rank == 0) {
+      Work first = RANK_VALUE(group.Send(a.Cut(1), 1, 5)), second = RANK_VALUE(group.Send(a.Cut(2), 1, 6));
+      RANK_CHECK_OK(first.Wait());
+      RANK_CHECK_OK(second.Wait());
+      RANK_CHECK_STATUS(group.Send(a.Cut(1), 0, 5), absl::StatusCode::kInvalidArgument);
+      RANK_CHECK_STATUS(group.Send(a.Cut(1), 1, -1), absl::StatusCode::kInvalidArgument);
+    } else if (rank.rank == 1) {
+      const std::vector<Buffer> halves = b.Cut(2);
+      RANK_CHECK_OK(Finish(group.Recv({&halves[0], 1}, 0, 5)));
+      const Buffer front{halves[1].data, 5, DType::kInt32, rank.device()};
+      const Buffer back{static_cast<char*>(halves[1].data) + 20, 5, DType::kInt32, rank.device()};
+      const Buffer cut[] = {front, back};
+      RANK_CHECK_OK(Finish(group.Recv(cut, 0, 6)));
+      for (size_t i = 0; i < 20; ++i) RANK_CHECK_EQ(b.Get(i), static_cast<double>(i % 10));
+    }
+    // Who took no part in the messages is where the others are.
+    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1))));
+    if (rank.rank == 2) {
+      RANK_CHECK_STATUS(Finish(group.Recv(a.Cut(1), 0, 9)), absl::StatusCode::kDeadlineExceeded, "rank 2", "recv",
+                        "rank 0", "tag 9");
+    } else {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+}
+
+// --- streams --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("an operation begins after the caller's stream, and the caller's stream goes on after it") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream mine{rank.device(), stream.get()};
+    Array a(rank, group, DType::kInt32, 1, true);
+    std::atomic<bool> go{false};
+    double seen = 0;
+    FakeDevices::Enqueue(stream.get(), [&] {
+      while (!go) std::this_thread::yield();
+      a.Set(0, 5);
+    });
+    Work work = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
+    RANK_CHECK(!work.Done());
+    RANK_CHECK_STATUS(work.Wait(absl::Now() + absl::Milliseconds(5)), absl::StatusCode::kDeadlineExceeded, "goes on");
+    RANK_CHECK_OK(work.BlockStream(mine));
+    FakeDevices::Enqueue(stream.get(), [&] { seen = a.Get(0); });
+    go = true;
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(seen, 10);
+    RANK_CHECK_OK(work.Wait());
+    RANK_CHECK(work.Done());
+  });
+}
+
+TEST_CASE("what is captured into a graph supports BlockStream alone") {
+  Job job(1);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream mine{rank.device(), stream.get()};
+    Array a(rank, group, DType::kInt32, 1, true);
+    rank.gpus.SetCapturing(stream.get(), true);
+    Work work = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
+    RANK_CHECK_OK(work.BlockStream(mine));
+    RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kFailedPrecondition, "captured", "graph");
+    rank.gpus.SetCapturing(stream.get(), false);
+    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine)));
+  });
+}
+
+TEST_CASE("a Work outlives its group") {
+  Job job(2);
+  std::vector<Work> works(4);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kInt32, 1, true);
+    const size_t r = static_cast<size_t>(rank.rank);
+    works[r] = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1)));
+    works[r + 2] = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1)));
+    RANK_CHECK_OK(works[r].Wait());
+    RANK_CHECK_OK(works[r + 2].Wait());
+  });
+  for (Work& work : works) {
+    CHECK(work.Done());
+    CHECK(work.Wait().ok());
+  }
+}
+
+// --- registered memory ----------------------------------------------------------------------------------------------
+
+TEST_CASE("sums on registered memory use its kernels where they are faster, as measured") {
+  struct Case {
+    int version;
+    size_t symmetric_wins_until;
+    bool crosses;
+  };
+  for (const Case& c :
+       {Case{22809, size_t{4} << 20, true}, Case{22809, size_t{1} << 40, false}, Case{23003, size_t{4} << 20, true}}) {
+    Job job(2, c.version);
+    job.nccl.cost = [&](size_t bytes, bool bare) { return bare == (bytes <= c.symmetric_wins_until) ? 10 : 20; };
+    job.gpus.elapsed_us = FakeNccl::LastCost;
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, size_t{8} << 20, true);
+      const auto op_of = [&](size_t bytes, ReduceOp op) {
+        const Buffer b{a.whole().data, bytes / 4, DType::kFloat32, rank.device()};
+        RANK_CHECK_OK(Finish(group.AllReduce({&b, 1}, {&b, 1}, {.op = op})));
+        return rank.nccl.last_op(rank.rank);
+      };
+      const bool late = c.version >= 23003;
+      RANK_CHECK_EQ(op_of(1024, ReduceOp::kSum), nccl::kSum);
+      RANK_CHECK_EQ(op_of(1024, ReduceOp::kAvg), late ? nccl::kAvg : nccl::kSum);
+      // From between 4 MiB, where they win, and 16, where they lose.
+      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kSum), c.crosses ? 100 : nccl::kSum);
+      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), !c.crosses ? nccl::kSum : late ? 100 : nccl::kAvg);
+      Array plain(rank, group, DType::kFloat32, 8, false);
+      RANK_CHECK_OK(Finish(group.AllReduce(plain.Cut(1), plain.Cut(1), {.op = ReduceOp::kAvg})));
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
+    });
+  }
+}
+
+TEST_CASE("memory is good where NCCL does not register it") {
+  for (int what : {0, 1, 2}) {
+    Job job(2, what == 0 ? 22100 : 22809);  // before windows; a window that is null; one rank that fails
+    job.nccl.null_windows = what == 1;
+    if (what == 2) job.nccl.Plan("CommWindowRegister", 1, Mishap::kFail, nccl::kInvalidUsage);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, 100, true);
+      RANK_CHECK_EQ(a.Get(99), 0);
+      a.Set(0, 1);
+      RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg})));
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
+      RANK_CHECK_EQ(a.Get(0), 1);
+    });
+    CHECK(job.nccl.live_windows() == 0);
+    CHECK(job.nccl.live_memory() == 0);
+  }
+}
+
+TEST_CASE("memory that all ranks have given back is given out again, zeroed") {
+  Job job(2);
+  std::vector<Allocation> kept(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    void* address = nullptr;
+    {
+      Allocation first = RANK_VALUE(group.Allocate(4096, rank.device()));
+      address = first.data();
+      static_cast<char*>(address)[5] = 1;
+      // One rank keeps it for now.
+      if (rank.rank == 0) kept[0] = first;
+    }
+    Allocation second = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(second.data() != address);
+    kept[0] = rank.rank == 0 ? Allocation() : kept[0];
+    RANK_CHECK_OK(Finish(group.Barrier()));
+    Allocation third = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(third.data() == address);
+    RANK_CHECK(static_cast<char*>(third.data())[5] == 0);
+    RANK_CHECK_STATUS(group.Allocate(rank.rank == 0 ? 100 : 200, rank.device()), absl::StatusCode::kFailedPrecondition,
+                      "rank 0 asks for 100", "rank 1 for 200");
+    kept[static_cast<size_t>(rank.rank)] = second;
+  });
+  CHECK(job.nccl.live_memory() == 2);  // outlives the group
+  kept.clear();
+  CHECK(job.nccl.live_memory() == 0);
+}
+
+TEST_CASE("memory of one group can be made another's") {
+  Job job(2);
+  std::vector<Allocation> kept(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    Allocation& memory = kept[static_cast<size_t>(rank.rank)];
+    memory = RANK_VALUE(group.Allocate(4096, rank.device()));
+    std::unique_ptr<ProcessGroup> other = RANK_VALUE(group.Split(0, 0));
+    const int windows = rank.nccl.Calls("CommWindowRegister");
+    RANK_CHECK_OK(other->Register(memory));
+    RANK_CHECK(rank.nccl.Calls("CommWindowRegister") > windows);
+    const Buffer b = memory.View(DType::kFloat32, 0, 16);
+    RANK_CHECK_OK(Finish(other->AllReduce({&b, 1}, {&b, 1}, {.op = ReduceOp::kAvg})));
+    RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kSum);  // by the symmetric kernels
+    const Allocation cpu = RANK_VALUE(group.Allocate(64, Device{}));
+    RANK_CHECK_OK(other->Register(cpu));
+    RANK_CHECK_STATUS(other->Register(Allocation()), absl::StatusCode::kInvalidArgument);
+    const Allocation small(std::shared_ptr<void>(memory.data(), [](void*) {}), 64, rank.device());
+    const Allocation& uneven = rank.rank == 0 ? memory : small;
+    RANK_CHECK_STATUS(other->Register(uneven), absl::StatusCode::kFailedPrecondition, "4096", "64");
+  });
+  CHECK(job.nccl.live_windows() == 0);
+  kept.clear();
+  CHECK(job.nccl.live_memory() == 0);
+}
+
+TEST_CASE("no memory left is an error on all ranks, and nothing sticks") {
+  Job job(2);
+  job.nccl.Plan("MemAlloc", 0, Mishap::kFail, nccl::kUnhandledCudaError);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    RANK_CHECK_STATUS(group.Allocate(100, rank.device()), absl::StatusCode::kResourceExhausted, "100 bytes");
+    RANK_CHECK_OK(group.Allocate(100, rank.device()));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Makes a folder that checks and times the GPU parts on a machine that has GPUs but perhaps no compiler. See --help.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<END
+Usage: bash scripts/gpu_bundle.sh [--no-setup] [--build FOLDER] [-DVARIABLE=VALUE...] FOLDER
+
+Builds the tests and benchmarks that need GPUs (in build/bundle) and lays them out in FOLDER, which is made anew:
+
+  bin/            the programs
+  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL
+  gpu_verify.sh   runs all of it; bash FOLDER/gpu_verify.sh --help
+
+Copy FOLDER anywhere; nothing in it knows where it was. The other machine needs the GPUs' driver, NCCL 2.18 or newer
+(or DDP_NCCL_LIBRARY), and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
+
+  --no-setup      installs nothing
+  --build FOLDER  builds in this folder, which is configured already
+END
+}
+
+readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test nccl_policy_test nccl_group_test nccl_failure_test nccl_bench p2p_bench device_bench)
+
+# The shared libraries that the programs of folder $1 need and that have to come along, one a line.
+libraries_of() {
+  local system='^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so|^(libmpi|libopen-rte|libopen-pal)\.so'
+  ldd "$1"/* | awk '$2 == "=>" { if ($3 == "not") { print "missing: " $1 > "/dev/stderr"; bad = 1 } else print $3 } END { exit bad }' |
+    sort -u | while read -r library; do
+    # What only MPI's own libraries need is theirs to find.
+    [[ $(basename -- "$library") =~ $system ]] || printf '%s\n' "$library"
+  done
+}
+
+main() {
+  local setup=1 folder="" build=""
+  local -a cmake_flags=()
+  while (($#)); do
+    case $1 in
+      -h | --help)
+        usage
+        return
+        ;;
+      --no-setup) setup=0 ;;
+      --build)
+        [[ -n ${2-} ]] || die "--build needs a folder"
+        build=$(realpath -- "$2")
+        shift
+        ;;
+      -D?*=*) cmake_flags+=("$1") ;;
+      -*) die "$1 is no flag; see --help" ;;
+      *) folder=$1 ;;
+    esac
+    shift
+  done
+  [[ -n $folder ]] || die "say where the folder shall be made; see --help"
+  [[ ! -e $folder || -f $folder/gpu_verify.sh ]] || die "$folder is there and is no bundle"
+
+  if [[ -z $build ]]; then
+    ((!setup)) || require_packages "${ddp_packages[@]}"
+    build=$repo/build/bundle
+    configure cuda -B "$build" -DDDP_BUILD_EXAMPLES=OFF
+  fi
+  # RPATH, not RUNPATH: it is good for the libraries' libraries, too.
+  # shellcheck disable=SC2016 # $ORIGIN is the loader's
+  cmake -B "$build" -S "$repo" --log-level=WARNING "${cmake_flags[@]}" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
+    -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
+  cmake --build "$build" --parallel "$(build_jobs)" --target "${programs[@]}"
+
+  rm -rf -- "$folder"
+  mkdir -p -- "$folder/bin" "$folder/lib"
+  local program
+  for program in "${programs[@]}"; do
+    strip --strip-debug -o "$folder/bin/$program" "$build/bin/$program"
+  done
+  libraries_of "$folder/bin" | while read -r library; do
+    cp -L -- "$library" "$folder/lib/"
+  done
+  cp -- "$repo/scripts/gpu_verify.sh" "$folder/"
+  git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
+  local mib
+  mib=$(du -sm -- "$folder" | cut -f1)
+  ((mib < 50)) || die "$folder has $mib MiB; it is to stay below 50"
+  say "$folder: $mib MiB. There: bash gpu_verify.sh"
+}
+
+main "$@"

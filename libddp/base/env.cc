@@ -21,7 +21,8 @@ constexpr EnvInfo kTable[] = {
      "Whether a rank may copy a peer's ordinary memory straight out of its process (process_vm_readv): auto (where the "
      "host allows it) or off."},
     {Env::kNodeSize, "DDP_NODE_SIZE", "",
-     "Cuts the ranks of a host into nodes of so many consecutive ranks, which then exchange messages instead of sharing "
+     "Cuts the ranks of a host into nodes of so many consecutive ranks, which then exchange messages instead of "
+     "sharing "
      "memory: for trying out several nodes on one host. The same on all ranks; 1 or more. Unset, a host is a node."},
     {Env::kStorePort, "DDP_STORE_PORT", "",
      "Port of the TCP store by which ranks meet without MPI, 1 to 65535, the same on all ranks. Unset: MASTER_PORT + 1 "

@@ -36,7 +36,7 @@ class DeviceGroup final : public ProcessGroup {
   DeviceGroup(std::unique_ptr<ProcessGroup> control, DeviceGroupOptions options,
               std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<DeviceEngine> engine)
       : control_(std::move(control)),
-        options_(std::move(options)),
+        options_(options),
         communicator_(std::move(communicator)),
         engine_(std::move(engine)),
         moves_(communicator_.get(), options_.runtime, control_->rank(), control_->size()) {

@@ -248,6 +248,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
 
   const EngineOptions& all = engine_.options();
   std::vector<pid_t> pids;
+  pids.reserve(members.size());
   for (const int r : members) pids.push_back(all.peers.pid(r));
   EngineOptions options{.rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin()),
                         .size = count,

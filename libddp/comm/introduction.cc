@@ -77,12 +77,14 @@ absl::StatusOr<std::vector<Introduction>> Introduce(Rendezvous& rendezvous, cons
 
 NodeLayout LayoutOf(const std::vector<Introduction>& all) {
   std::vector<std::string> hosts;
+  hosts.reserve(all.size());
   for (const Introduction& i : all) hosts.push_back(i.host);
   return CutIntoNodes(hosts, all[0].node_size);
 }
 
 std::vector<pid_t> ProcessesOf(const std::vector<Introduction>& all) {
   std::vector<pid_t> pids;
+  pids.reserve(all.size());
   for (const Introduction& i : all) pids.push_back(i.pid);
   return pids;
 }

@@ -275,6 +275,7 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
   const std::vector<int>& ranks = layout.ranks[static_cast<size_t>(layout.node_of(members.rank))];
   const int width = static_cast<int>(ranks.size());
   std::vector<pid_t> pids;
+  pids.reserve(ranks.size());
   for (const int r : ranks) pids.push_back(members.pids[static_cast<size_t>(r)]);
   const bool several = layout.nodes() > 1;
   const auto engine = [&](size_t offset, absl::Duration limit) {
@@ -329,6 +330,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MultiNodeGroup::Split(int color, i
     if (!notes.ok()) return notes.status();
     if (absl::Status s = FirstError(*notes); !s.ok()) return s;
     std::vector<Note> theirs;
+    theirs.reserve(ranks.size());
     for (const int r : ranks) theirs.push_back((*notes)[static_cast<size_t>(r)]);
     return theirs;
   };

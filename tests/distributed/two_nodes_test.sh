@@ -43,8 +43,10 @@ ip link add "ddpa$$" netns "$a" type veth peer name "ddpb$$" netns "$b" 2>why ||
 n=1
 for space in "$a" "$b"; do
   side=${space##*-}
-  ip -n "$space" link set "ddp$side$$" name ddp0 && ip -n "$space" addr add "10.213.77.$n/24" dev ddp0 &&
-    ip -n "$space" link set ddp0 up && ip -n "$space" link set lo up || fail "cannot set up $space"
+  if ! { ip -n "$space" link set "ddp$side$$" name ddp0 && ip -n "$space" addr add "10.213.77.$n/24" dev ddp0 &&
+    ip -n "$space" link set ddp0 up && ip -n "$space" link set lo up; }; then
+    fail "cannot set up $space"
+  fi
   ((++n))
 done
 
@@ -52,6 +54,7 @@ done
 on() {
   local space=$1
   shift
+  # shellcheck disable=SC2016  # for the inner shell
   ip netns exec "$space" unshare --uts bash -c 'hostname "node-$0" && exec "$@"' "${space##*-}" "$@"
 }
 
@@ -63,6 +66,7 @@ exec ip netns exec $b unshare --uts bash -c "hostname node-b; \$*"
 AGENT
 chmod +x agent
 printf '10.213.77.1 slots=2\n10.213.77.2 slots=2\n' >hosts
+# shellcheck disable=SC2054  # the commas are mpirun's
 over_nodes=("$mpirun" --hostfile hosts -n 4 --map-by slot --bind-to none --timeout 100 --mca plm_rsh_agent "$folder/agent"
   --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include ddp0 --mca btl tcp,vader,self --mca btl_tcp_if_include ddp0
   --mca btl_vader_single_copy_mechanism none --wdir "$folder")
@@ -79,7 +83,8 @@ chmod +x rank
 
 case $case_name in
   same_bits)
-    flags=(--epochs=4 --hidden=128,64 --deterministic --warmup=0)
+    # shellcheck disable=SC2054  # the comma is train_mlp's
+    flags=(--epochs=25 --hidden=128,64 --deterministic --warmup=0)
     on "$a" env DDP_LOG_LEVEL=info "${over_nodes[@]}" ./rank "${flags[@]}" --summary-json=two_hosts >out 2>err || fail "two hosts"
     for r in 0 1 2 3; do
       host=a

@@ -26,8 +26,8 @@ double WholeNumber(DType dtype, ReduceOp op, int rank, size_t i);
 // A float32 whose sums depend on the order of adding.
 double Awkward(int rank, size_t i);
 
-// Reduces one element as the contract says: in rank order, with DDP_NODE_SIZE first within the nodes and then over them,
-// float32 for float32 and the 16-bit types, scaled after the sum. Not yet rounded to the output's type.
+// Reduces one element as the contract says: in rank order, with DDP_NODE_SIZE first within the nodes and then over
+// them, float32 for float32 and the 16-bit types, scaled after the sum. Not yet rounded to the output's type.
 double Reduce(DType dtype, ReduceOp op, absl::Span<const double> by_rank, double prescale = 1, double postscale = 1);
 
 }  // namespace ddp::testing

@@ -71,6 +71,7 @@ TEST_CASE("what a process makes its own keeps its contents and is out of the oth
     REQUIRE(segment->MapAt(data, 0, bytes).ok());
     for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == (i >= kPage && i < 5 * kPage ? 'b' : 'c'));
   }
+  unsetenv("DDP_SHARED_MEMORY");
 }
 
 TEST_CASE("a child of fork opens its parent's segment by its own means") {

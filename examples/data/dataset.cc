@@ -1,45 +1,131 @@
 #include "examples/data/dataset.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
+
+#include "examples/data/random.h"
 
 namespace examples {
+namespace {
+
+// Where a model's image is cut out of the one in memory: its pixel (y, x) is that at (y + down, x + right), or at
+// (y + down, width - 1 - x + right) if flipped, and black where there is none.
+struct Window {
+  int down = 0;
+  int right = 0;
+  bool flip = false;
+};
+
+Window DrawWindow(const Augmentation& augmentation, uint32_t index) {
+  Window window;
+  if (!augmentation.any()) return window;
+  Random random(augmentation.seed ^ 0x9d39247e33776d41, augmentation.epoch << 32 | index);
+  const auto shift = [&] {
+    return static_cast<int>(random.Below(2 * static_cast<uint32_t>(augmentation.crop_padding) + 1)) -
+           augmentation.crop_padding;
+  };
+  window.down = shift();
+  window.right = shift();
+  window.flip = augmentation.flip && random.Below(2) == 1;
+  return window;
+}
+
+void CopyPlane(const uint8_t* __restrict from, size_t pixels, float scale, float shift, float* __restrict to) {
+  for (size_t i = 0; i < pixels; ++i) to[i] = static_cast<float>(from[i]) * scale + shift;
+}
+
+// The same through a window.
+void CopyWindow(const uint8_t* from, int height, int width, const Window& window, float scale, float shift, float* to) {
+  const float black = shift;
+  for (int y = 0; y < height; ++y, to += width) {
+    const int row = y + window.down;
+    if (row < 0 || row >= height) {
+      std::fill_n(to, width, black);
+      continue;
+    }
+    const uint8_t* pixels = from + static_cast<ptrdiff_t>(row) * width;
+    for (int x = 0; x < width; ++x) {
+      const int column = (window.flip ? width - 1 - x : x) + window.right;
+      to[x] = column < 0 || column >= width ? black : static_cast<float>(pixels[column]) * scale + shift;
+    }
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& source) {
   if (source.empty() || source == "digits") return EmbeddedDigits();
   return LoadIdxFolder(source);
 }
 
-void Normalize(Dataset& dataset) {
-  // By a histogram: exact, and so the same on every machine, whatever the order of summation.
-  std::array<uint64_t, 256> histogram = {};
-  for (const uint8_t pixel : dataset.train.pixels) ++histogram[pixel];
-  uint64_t sum = 0, squares = 0;
-  for (uint64_t value = 0; value < histogram.size(); ++value) {
-    sum += value * histogram[value];
-    squares += value * value * histogram[value];
+Dataset SyntheticImages(int channels, int height, int width) {
+  Dataset dataset;
+  dataset.name = "synthetic";
+  dataset.channels = channels;
+  dataset.height = height;
+  dataset.width = width;
+  dataset.classes = 10;
+  Random random(1, 0);
+  for (const auto& [images, count] : {std::pair(&dataset.train, 4096), std::pair(&dataset.test, 512)}) {
+    images->pixels.resize(static_cast<size_t>(count) * static_cast<size_t>(dataset.features()));
+    images->labels.resize(static_cast<size_t>(count));
+    for (uint8_t& pixel : images->pixels) pixel = static_cast<uint8_t>(random.Next() >> 56);
+    for (uint8_t& label : images->labels) label = static_cast<uint8_t>(random.Below(10));
   }
-  const double count = static_cast<double>(dataset.train.pixels.size());
-  const double mean = static_cast<double>(sum) / count;
-  const double variance = static_cast<double>(squares) / count - mean * mean;
-  dataset.mean = static_cast<float>(mean);
-  dataset.deviation = variance > 0 ? static_cast<float>(std::sqrt(variance)) : 1.0f;
+  Normalize(dataset);
+  return dataset;
 }
 
-void GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices, float* pixels,
-                 int32_t* labels) {
+void Normalize(Dataset& dataset) {
+  const size_t plane = static_cast<size_t>(dataset.height) * static_cast<size_t>(dataset.width);
+  const auto channels = static_cast<size_t>(dataset.channels);
+  dataset.mean.clear();
+  dataset.deviation.clear();
+  for (size_t channel = 0; channel < channels; ++channel) {
+    // By a histogram: exact, and so the same on every machine, whatever the order of summation.
+    std::array<uint64_t, 256> histogram = {};
+    for (size_t image = 0; image < dataset.train.count(); ++image) {
+      const uint8_t* pixels = dataset.train.pixels.data() + (image * channels + channel) * plane;
+      for (size_t i = 0; i < plane; ++i) ++histogram[pixels[i]];
+    }
+    uint64_t sum = 0, squares = 0;
+    for (uint64_t value = 0; value < histogram.size(); ++value) {
+      sum += value * histogram[value];
+      squares += value * value * histogram[value];
+    }
+    const double count = static_cast<double>(dataset.train.count() * plane);
+    const double mean = static_cast<double>(sum) / count;
+    const double variance = static_cast<double>(squares) / count - mean * mean;
+    dataset.mean.push_back(static_cast<float>(mean));
+    dataset.deviation.push_back(variance > 0 ? static_cast<float>(std::sqrt(variance)) : 1.0f);
+  }
+}
+
+void GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
+                 const Augmentation& augmentation, float* pixels, int32_t* labels) {
   const size_t features = static_cast<size_t>(dataset.features());
-  const float scale = 1.0f / dataset.deviation;
-  const float shift = -dataset.mean * scale;
+  const auto channels = static_cast<size_t>(dataset.channels);
+  const size_t plane = features / channels;
   for (size_t row = 0; row < indices.size(); ++row) {
-    const uint8_t* __restrict from = images.pixels.data() + indices[row] * features;
-    float* __restrict to = pixels + row * features;
+    const uint8_t* from = images.pixels.data() + indices[row] * features;
+    float* to = pixels + row * features;
     // Shuffled rows come from all over memory: ask for the next one while this one is converted.
     if (row + 1 < indices.size()) {
       const uint8_t* next = images.pixels.data() + indices[row + 1] * features;
       for (size_t i = 0; i < features; i += 64) __builtin_prefetch(next + i);
     }
-    for (size_t i = 0; i < features; ++i) to[i] = static_cast<float>(from[i]) * scale + shift;
+    const Window window = DrawWindow(augmentation, indices[row]);
+    for (size_t channel = 0; channel < channels; ++channel, from += plane, to += plane) {
+      const float scale = 1.0f / dataset.deviation[channel];
+      const float shift = -dataset.mean[channel] * scale;
+      if (augmentation.any()) {
+        CopyWindow(from, dataset.height, dataset.width, window, scale, shift, to);
+      } else {
+        CopyPlane(from, plane, scale, shift, to);
+      }
+    }
     labels[row] = images.labels[indices[row]];
   }
 }

@@ -84,7 +84,7 @@ void MomentumPass(const SgdCoefficients& c, size_t count, const float* HWY_RESTR
 void AdamPass(const AdamCoefficients& c, size_t count, const float* HWY_RESTRICT grad, float* HWY_RESTRICT value,
               float* HWY_RESTRICT m, float* HWY_RESTRICT v) {
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    const auto x = hn::LoadU(d, value + i);
+    const auto x = hn::Mul(hn::LoadU(d, value + i), hn::Set(d, c.keep));
     const auto g = hn::MulAdd(hn::Set(d, c.weight_decay), x, ScaledGrad(d, grad + i, c.grad_scale));
     const auto mean = hn::MulAdd(hn::Set(d, c.beta1), hn::LoadU(d, m + i), hn::Mul(hn::Set(d, c.one_minus_beta1), g));
     const auto square =

@@ -30,10 +30,11 @@ struct AdamCoefficients {
   float beta2, one_minus_beta2;
   float eps, weight_decay;
   float grad_scale;
+  float keep;  // what each value is multiplied by first: 1, or less for decoupled weight decay
 };
 
-// g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;
-// value -= step_size * m / (sqrt(v) * rsqrt_correction + eps).
+// value *= keep;  g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) *
+// g^2; value -= step_size * m / (sqrt(v) * rsqrt_correction + eps).
 void AdamPass(const AdamCoefficients& coefficients, size_t count, const float* grad, float* value, float* m, float* v);
 
 }  // namespace nn

@@ -18,8 +18,17 @@ struct ParameterSpec {
   std::string name;
   std::vector<int64_t> shape;
   int64_t fan_in = 0;  // inputs that one output sums over; decides the range of the initial values
+  float initial = 0;   // where fan_in is 0: every initial value
 
   size_t count() const;  // the product of the shape
+};
+
+// What a layer remembers beside its parameters, like a batch norm's running statistics: it changes in forward passes,
+// not by gradients, and belongs to the model as they do. The memory is the layer's, for its life.
+struct LayerBuffer {
+  std::string name;  // as a parameter's
+  std::vector<int64_t> shape;
+  absl::Span<float> data;
 };
 
 // Called with the index of a parameter as soon as its gradient has been written.
@@ -48,12 +57,19 @@ class Layer {
   // Forward; the memory outlives the layer's use.
   virtual void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) = 0;
 
+  // Empty for a layer that remembers nothing.
+  virtual std::vector<LayerBuffer> buffers() { return {}; }
+
+  // Whether the next Forward is one of training, which a Backward may follow (true at first), or of evaluation. For
+  // layers that differ.
+  virtual void SetTraining(bool /*training*/) {}
+
   // y = f(x), for `rows` samples, from 1 to the largest batch that the layer was built for.
   virtual void Forward(const float* x, float* y, int rows) = 0;
 
   // From the loss's gradient `dy` with respect to y, writes (adds, with `accumulate`) the parameters' gradients and
-  // announces each to `grad_ready`, then writes `dx`, unless that is null. x, y and rows are those of the last Forward.
-  // Overwrites dy.
+  // announces each to `grad_ready`, then writes `dx`, unless that is null. x, y and rows are those of the last Forward,
+  // which was one of training. Overwrites dy.
   virtual void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                         GradReadyFn grad_ready) = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "examples/nn/check.h"
 
@@ -15,11 +16,14 @@ size_t Classes(absl::Span<const float> logits, absl::Span<const int32_t> labels)
 
 }  // namespace
 
-double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int32_t> labels,
-                           absl::Span<float> dlogits) {
+double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int32_t> labels, absl::Span<float> dlogits,
+                           const LossOptions& options) {
   const size_t classes = Classes(logits, labels);
   NN_CHECK(dlogits.size() >= logits.size());
-  const float per_row = 1.0f / static_cast<float>(labels.size());
+  NN_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1);
+  const float per_row = options.grad_scale / static_cast<float>(labels.size());
+  const float everywhere =
+      options.label_smoothing / static_cast<float>(classes);  // a target of a class not the label's
   double loss = 0;
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto label = static_cast<size_t>(labels[i]);
@@ -29,9 +33,13 @@ double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int3
     const float largest = *std::max_element(row.begin(), row.end());
     float sum = 0;  // at least 1, for the largest contributes exp(0)
     for (size_t j = 0; j < classes; ++j) sum += grad[j] = std::exp(row[j] - largest);
-    for (float& g : grad) g *= per_row / sum;
-    grad[label] -= per_row;
-    loss += std::log(sum) + (static_cast<double>(largest) - static_cast<double>(row[label]));
+    for (float& g : grad) g = g * (per_row / sum) - everywhere * per_row;
+    grad[label] -= (1 - options.label_smoothing) * per_row;
+    const double log_sum = std::log(sum) + static_cast<double>(largest);
+    loss += log_sum - (1.0 - static_cast<double>(options.label_smoothing)) * static_cast<double>(row[label]);
+    if (options.label_smoothing > 0) {
+      loss -= static_cast<double>(everywhere) * std::accumulate(row.begin(), row.end(), 0.0);
+    }
   }
   return loss / static_cast<double>(labels.size());
 }

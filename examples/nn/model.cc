@@ -24,7 +24,7 @@ Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(
   size_t widest = 0;
   int width = input_size();
   for (const NamedLayer& named : layers_) {
-    const Layer& layer = *named.layer;
+    Layer& layer = *named.layer;
     NN_CHECK(layer.input_size() == width);
     width = layer.output_size();
     widest = std::max(widest, static_cast<size_t>(width));
@@ -33,6 +33,9 @@ Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(
     for (ParameterSpec spec : layer.parameters()) {
       spec.name = absl::StrCat(named.name, ".", spec.name);
       parameters_.push_back(std::move(spec));
+    }
+    for (LayerBuffer& buffer : layer.buffers()) {
+      buffers_.push_back({absl::StrCat(named.name, ".", buffer.name), std::move(buffer.shape), buffer.data});
     }
   }
   first_parameter_.push_back(parameters_.size());
@@ -50,16 +53,23 @@ void Model::Bind(absl::Span<float* const> values, absl::Span<float* const> grads
   }
 }
 
+void Model::SetTraining(bool training) {
+  for (const NamedLayer& named : layers_) named.layer->SetTraining(training);
+}
+
 void Model::Initialize(uint64_t seed) {
   NN_CHECK(values_.size() == parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // A generator and an interval of our own: the standard library's distributions differ between implementations.
     std::seed_seq sequence{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(i)};
     std::mt19937 random(sequence);
-    const double bound = 1 / std::sqrt(static_cast<double>(parameters_[i].fan_in));
-    for (float& value : absl::MakeSpan(values_[i], parameters_[i].count())) {
-      value = static_cast<float>((random() * 0x1p-31 - 1) * bound);
+    const absl::Span<float> values(values_[i], parameters_[i].count());
+    if (parameters_[i].fan_in == 0) {
+      std::fill(values.begin(), values.end(), parameters_[i].initial);
+      continue;
     }
+    const double bound = 1 / std::sqrt(static_cast<double>(parameters_[i].fan_in));
+    for (float& value : values) value = static_cast<float>((random() * 0x1p-31 - 1) * bound);
   }
 }
 

@@ -47,12 +47,18 @@ class Model {
   // In the order in which forward uses them; backward announces them in reverse.
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
+  // Every layer's, with the layer's name before each.
+  const std::vector<LayerBuffer>& buffers() const { return buffers_; }
+
+  // Whether the next Forward is one of training (so at first), or of evaluation, which no Backward follows.
+  void SetTraining(bool training);
+
   // Where parameter i and its gradient live: borrowed, for as long as the model is used. The gradients' old contents do
   // not matter.
   void Bind(absl::Span<float* const> values, absl::Span<float* const> grads);
 
-  // Writes every parameter as PyTorch's Linear starts: uniform in +-1/sqrt(fan_in). The values depend on `seed` and on
-  // the parameter's index alone. After Bind.
+  // Writes every parameter as PyTorch's layers start: uniform in +-1/sqrt(fan_in), or the value that its spec names.
+  // The values depend on `seed` and on the parameter's index alone. After Bind.
   void Initialize(uint64_t seed);
 
   // The outputs, row-major [rows, output_size()], of the samples at `x`, [rows, input_size()]. 1 <= rows <= max_batch.
@@ -75,6 +81,7 @@ class Model {
   int max_batch_;
   int rows_ = 0;
   std::vector<ParameterSpec> parameters_;
+  std::vector<LayerBuffer> buffers_;
   std::vector<size_t> first_parameter_;  // per layer, and one past the last
   std::vector<float*> values_;
   const float* input_ = nullptr;

@@ -54,8 +54,9 @@ void Adam::Step(absl::Span<float> value, absl::Span<const float> grad) {
       .beta2 = static_cast<float>(options_.beta2),
       .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
       .eps = static_cast<float>(options_.eps),
-      .weight_decay = static_cast<float>(options_.weight_decay),
-      .grad_scale = grad_scale_};
+      .weight_decay = options_.decoupled ? 0.0f : static_cast<float>(options_.weight_decay),
+      .grad_scale = grad_scale_,
+      .keep = options_.decoupled ? static_cast<float>(1 - options_.lr * options_.weight_decay) : 1.0f};
   AdamPass(coefficients, count_, grad.data(), value.data(), mean_.get(), square_.get());
 }
 

@@ -82,6 +82,9 @@ struct AdamOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;  // added to the gradient, as torch.optim.Adam does
+  // Weight decay is taken off the value instead, as torch.optim.AdamW does (Loshchilov and Hutter, "Decoupled Weight
+  // Decay Regularization", 2019): value *= 1 - lr * weight_decay, and g = grad.
+  bool decoupled = false;
 };
 
 // torch.optim.Adam: with t the number of this step, from 1,

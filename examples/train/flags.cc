@@ -15,20 +15,39 @@
 
 ABSL_FLAG(std::string, data, "digits",
           "folder with MNIST's four IDX files, plain or .gz; \"digits\": the 1,797 images built into the program");
+ABSL_FLAG(bool, synthetic, false,
+          "instead of --data: images of random pixels, as large as the model is made for, to measure how fast it is");
+ABSL_FLAG(bool, augment, false,
+          "cut training images out of a black border at random places, and mirror every other one of photographs");
 ABSL_FLAG(std::optional<int64_t>, epochs, std::nullopt,
           "passes over the training data, those before --resume included; 3 unless --steps is given");
 ABSL_FLAG(int64_t, steps, 0, "stop when so many steps have been made, those before --resume included; 0: no limit");
 ABSL_FLAG(int, batch, 64, "samples of one step on each rank");
+ABSL_FLAG(
+    int, accumulate, 1,
+    "make each step from so many batches one after the other, whose gradients are added up before they are reduced");
 ABSL_FLAG(bool, drop_last, false,
           "leave out the samples that do not fill an epoch's last batch, instead of filling it from the epoch's start");
-ABSL_FLAG(std::string, optimizer, "sgd", "sgd or adam");
+ABSL_FLAG(std::string, optimizer, "sgd",
+          "sgd, adam or adamw (adam, with weight decay that is apart from the gradient)");
 ABSL_FLAG(std::optional<double>, lr, std::nullopt,
-          "learning rate; if not given, that of the checkpoint, or 0.05 with sgd, 0.001 with adam");
+          "learning rate; if not given, that of the checkpoint, or 0.05 with sgd, 0.001 with adam and adamw");
+ABSL_FLAG(bool, lr_scale, false,
+          "multiply the learning rate by the number of ranks, as the batch of all of them grows");
+ABSL_FLAG(std::string, schedule, "constant",
+          "how the learning rate goes on: constant, cosine (down to 0 in the last step), step (see --lr_step)");
+ABSL_FLAG(int64_t, lr_warmup, 0, "steps over which the learning rate first grows to its full size");
+ABSL_FLAG(int64_t, lr_step, 30, "epochs after which --schedule=step multiplies the learning rate by --lr_gamma");
+ABSL_FLAG(double, lr_gamma, 0.1, "see --lr_step");
 ABSL_FLAG(double, momentum, 0.9, "of sgd");
 ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
+ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
+ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over all classes");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
 ABSL_FLAG(std::string, backend, "auto", "auto, hierarchical (ranks of one host), local (one rank)");
+ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
+          "MiB of gradients that are reduced in one go; if not given, 25; 0: as measured when the program starts");
 ABSL_FLAG(bool, no_ddp, false, "train without DistributedDataParallel, on one rank, to measure what it costs");
 ABSL_FLAG(bool, no_sync, false,
           "never reduce gradients, so that the ranks train apart, to measure what communication costs");
@@ -47,10 +66,12 @@ namespace examples {
 namespace {
 
 // In the order of --help.
-constexpr absl::string_view kCommonFlags[] = {"data",   "epochs",   "steps",         "batch", "drop_last",  "optimizer",
-                                              "lr",     "momentum", "weight_decay",  "seed",  "threads",    "backend",
-                                              "no_ddp", "no_sync",  "deterministic", "save",  "save_every", "resume",
-                                              "warmup", "trace",    "summary_json"};
+constexpr absl::string_view kCommonFlags[] = {
+    "data",      "synthetic", "augment",      "epochs",      "steps",           "batch",     "accumulate",
+    "drop_last", "optimizer", "lr",           "lr_scale",    "schedule",        "lr_warmup", "lr_step",
+    "lr_gamma",  "momentum",  "weight_decay", "clip_norm",   "label_smoothing", "seed",      "threads",
+    "backend",   "bucket_mb", "no_ddp",       "no_sync",     "deterministic",   "save",      "save_every",
+    "resume",    "warmup",    "trace",        "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -85,10 +106,20 @@ absl::Status Check(const TrainFlags& flags) {
            CheckRange<double>("lr", flags.lr.value_or(0), 0, 1e6),
            CheckRange<double>("momentum", flags.momentum, 0, 1),
            CheckRange<double>("weight_decay", flags.weight_decay, 0, 1e6),
-           CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam"}),
+           CheckRange<double>("clip_norm", flags.clip_norm, 0, 1e9),
+           CheckRange<double>("label_smoothing", flags.label_smoothing, 0, 1),
+           CheckRange<int>("accumulate", flags.accumulate, 1, 1 << 16),
+           CheckRange<double>("bucket_mb", flags.bucket_mb.value_or(0), 0, 1 << 20),
+           CheckRange<int64_t>("lr_warmup", flags.schedule.warmup_steps, 0, kMany),
+           CheckRange<int64_t>("lr_step", flags.lr_step, 1, kMany),
+           CheckRange<double>("lr_gamma", flags.schedule.gamma, 0, 1),
+           CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam", "adamw"}),
            CheckOneOf("backend", flags.backend, {"auto", "hierarchical", "local"}),
        }) {
     if (!status.ok()) return status;
+  }
+  if (flags.synthetic && flags.data != "digits") {
+    return absl::InvalidArgumentError("--synthetic takes no --data: leave one out");
   }
   if (flags.no_sync && !flags.save.empty()) {
     return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
@@ -97,6 +128,12 @@ absl::Status Check(const TrainFlags& flags) {
     return absl::InvalidArgumentError("--save_every says how often, but not where: give --save=FILE too");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Schedule::Kind> ReadScheduleKind(const std::string& name) {
+  if (absl::Status status = CheckOneOf("schedule", name, {"constant", "cosine", "step"}); !status.ok()) return status;
+  if (name == "cosine") return Schedule::Kind::kCosine;
+  return name == "step" ? Schedule::Kind::kStep : Schedule::Kind::kConstant;
 }
 
 // What a flag's values look like; any text is good for one that is a string.
@@ -118,17 +155,32 @@ std::vector<std::string> Wrap(absl::string_view text, size_t width) {
 
 }  // namespace
 
-double DefaultLr(absl::string_view optimizer) { return optimizer == "adam" ? 0.001 : 0.05; }
+double DefaultLr(absl::string_view optimizer) { return optimizer == "sgd" ? 0.05 : 0.001; }
 
 absl::StatusOr<TrainFlags> ReadTrainFlags() {
   TrainFlags flags;
   flags.data = absl::GetFlag(FLAGS_data);
+  flags.synthetic = absl::GetFlag(FLAGS_synthetic);
+  flags.augment = absl::GetFlag(FLAGS_augment);
+  flags.accumulate = absl::GetFlag(FLAGS_accumulate);
   flags.steps = absl::GetFlag(FLAGS_steps);
   flags.epochs = absl::GetFlag(FLAGS_epochs).value_or(flags.steps > 0 ? flags.steps : 3);
   flags.batch = absl::GetFlag(FLAGS_batch);
   flags.drop_last = absl::GetFlag(FLAGS_drop_last);
   flags.optimizer = absl::GetFlag(FLAGS_optimizer);
   flags.lr = absl::GetFlag(FLAGS_lr);
+  flags.lr_scale = absl::GetFlag(FLAGS_lr_scale);
+  absl::StatusOr<Schedule::Kind> kind = ReadScheduleKind(absl::GetFlag(FLAGS_schedule));
+  if (!kind.ok()) return kind.status();
+  flags.schedule = {.kind = *kind,
+                    .warmup_steps = absl::GetFlag(FLAGS_lr_warmup),
+                    .total_steps = 0,
+                    .step_size = 1,
+                    .gamma = absl::GetFlag(FLAGS_lr_gamma)};
+  flags.lr_step = absl::GetFlag(FLAGS_lr_step);
+  flags.clip_norm = absl::GetFlag(FLAGS_clip_norm);
+  flags.label_smoothing = absl::GetFlag(FLAGS_label_smoothing);
+  flags.bucket_mb = absl::GetFlag(FLAGS_bucket_mb);
   flags.momentum = absl::GetFlag(FLAGS_momentum);
   flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
   flags.seed = absl::GetFlag(FLAGS_seed);

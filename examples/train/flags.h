@@ -13,23 +13,33 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "examples/train/schedule.h"
 
 namespace examples {
 
 // The values, checked, with defaults filled in.
 struct TrainFlags {
   std::string data;
+  bool synthetic = false;
+  bool augment = false;
   int64_t epochs = 3;
-  int64_t steps = 0;  // 0: no limit
-  int batch = 64;     // per rank
+  int64_t steps = 0;   // 0: no limit
+  int batch = 64;      // per rank and micro-batch
+  int accumulate = 1;  // micro-batches in a step
   bool drop_last = false;
   std::string optimizer = "sgd";
   std::optional<double> lr;  // unset: as in the checkpoint, else DefaultLr()
+  bool lr_scale = false;     // by the number of ranks
+  Schedule schedule;         // but for total_steps and step_size, which depend on the data
+  int64_t lr_step = 30;      // epochs
   double momentum = 0.9;
   double weight_decay = 0;
+  double clip_norm = 0;  // 0: gradients are not clipped
+  double label_smoothing = 0;
   uint64_t seed = 1;
   int threads = 1;
   std::string backend = "auto";
+  std::optional<double> bucket_mb;  // unset: the library's default; 0: it measures
   bool no_ddp = false;
   bool no_sync = false;
   bool deterministic = false;

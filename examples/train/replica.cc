@@ -1,6 +1,7 @@
 #include "examples/train/replica.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <utility>
 
@@ -13,13 +14,14 @@ absl::Span<float> AsFloats(const ddp::Buffer& buffer) { return {static_cast<floa
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::ProcessGroup& group, SyncMode mode) {
+absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::ProcessGroup& group,
+                                                         const ReplicaOptions& options) {
   std::unique_ptr<Replica> replica(new Replica(model));
-  if (mode == SyncMode::kNone) {
+  if (options.mode == SyncMode::kNone) {
     replica->AllocateHere();
   } else {
-    if (absl::Status status = replica->AllocateInDdp(group); !status.ok()) return status;
-    if (mode == SyncMode::kNoSync) replica->no_sync_.emplace(*replica->ddp_);
+    if (absl::Status status = replica->AllocateInDdp(group, options); !status.ok()) return status;
+    if (options.mode == SyncMode::kNoSync) replica->no_sync_.emplace(*replica->ddp_);
   }
   std::vector<float*> values, grads;
   for (const size_t offset : replica->offsets_) {
@@ -31,14 +33,20 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::
 }
 
 // Pointers left null: the library owns values and gradients, so that gradients are reduced where backward writes them.
-absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group) {
+absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptions& options) {
   std::vector<ddp::Parameter> parameters;
   for (const nn::ParameterSpec& spec : model_.parameters()) {
     const ddp::Buffer buffer = {nullptr, spec.count(), ddp::DType::kFloat32, {}};
     parameters.push_back({spec.name, spec.shape, buffer, buffer});
   }
+  ddp::DdpOptions ddp_options;
+  ddp_options.bucket_bytes = options.bucket_bytes;
+  ddp_options.replan = options.replan;
+  for (const nn::LayerBuffer& buffer : model_.buffers()) {
+    ddp_options.buffers.push_back({buffer.name, {buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, {}}});
+  }
   absl::StatusOr<std::unique_ptr<ddp::DistributedDataParallel>> ddp =
-      ddp::DistributedDataParallel::Create(group, std::move(parameters));
+      ddp::DistributedDataParallel::Create(group, std::move(parameters), ddp_options);
   if (!ddp.ok()) return ddp.status();
   ddp_ = *std::move(ddp);
   values_ = AsFloats(ddp_->value_spans()[0]);  // all are float32: there is one range
@@ -66,6 +74,17 @@ void Replica::AllocateHere() {
   grads_ = {own_grads_.get(), count};
   std::fill(values_.begin(), values_.end(), 0.0f);
   std::fill(grads_.begin(), grads_.end(), 0.0f);
+}
+
+absl::Status Replica::ClipGradNorm(double max_norm) {
+  if (ddp_ != nullptr) return ddp_->ClipGradNorm(max_norm).status();
+  double squares = 0;
+  for (const float g : grads_) squares += static_cast<double>(g) * static_cast<double>(g);
+  const double scale = max_norm / (std::sqrt(squares) + 1e-6);
+  if (scale < 1) {  // false for a NaN
+    for (float& g : grads_) g = static_cast<float>(g * scale);
+  }
+  return absl::OkStatus();
 }
 
 std::string Replica::ParametersSha256() const {

@@ -24,11 +24,18 @@ enum class SyncMode {
   kNone,    // no DistributedDataParallel; memory of our own in the same layout
 };
 
+struct ReplicaOptions {
+  SyncMode mode = SyncMode::kDdp;
+  size_t bucket_bytes = ddp::DdpOptions::kDefaultBucketBytes;
+  bool replan = true;  // see DdpOptions
+};
+
 // Thread-safety: one thread at a time.
 class Replica {
  public:
   // Lays out the model's memory and binds the model to it. Collective. The group and the model outlive the replica.
-  static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group, SyncMode mode);
+  static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group,
+                                                         const ReplicaOptions& options);
 
   // All parameters and all gradients, each one range in the same layout, for the optimizer.
   absl::Span<float> values() const { return values_; }
@@ -37,12 +44,23 @@ class Replica {
   // Where parameter i lies in values(), or its gradient in grads().
   size_t offset(size_t i) const { return offsets_[i]; }
 
-  // Runs the backward pass of the model's last Forward, and reduces each bucket of gradients as soon as it is complete.
-  void Backward() {
-    model_.Backward([this](size_t i) {
-      if (ddp_ != nullptr) ddp_->GradReady(i);
-    });
+  // Before a forward pass of training, or the first of an evaluation: gives all ranks rank 0's buffers.
+  absl::Status BeginForward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->BeginForward(); }
+
+  // Runs the backward pass of the model's last Forward. Where it is the last of those that make one step, each bucket
+  // of gradients is reduced as soon as it is complete. Gradients are added to those of the passes before, unless it is
+  // the first. FinishBackward comes after each.
+  void Backward(bool first = true, bool last = true) {
+    if (ddp_ != nullptr) ddp_->SetIsLastMicrobatch(last);
+    model_.Backward(
+        [this](size_t i) {
+          if (ddp_ != nullptr) ddp_->GradReady(i);
+        },
+        /*accumulate=*/!first);
   }
+
+  // After FinishBackward: scales the gradients down to a norm of max_norm, where theirs is larger.
+  absl::Status ClipGradNorm(double max_norm);
 
   // Waits until the gradients are averages over all ranks.
   absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(); }
@@ -55,7 +73,7 @@ class Replica {
  private:
   explicit Replica(nn::Model& model) : model_(model) {}
 
-  absl::Status AllocateInDdp(ddp::ProcessGroup& group);
+  absl::Status AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptions& options);
   void AllocateHere();
 
   nn::Model& model_;

@@ -48,7 +48,7 @@ void Measure(std::vector<int64_t>& step_ns, std::vector<int64_t>& exposed_ns, in
 
   summary.measured_steps = static_cast<int64_t>(step_ns.size());
   const int64_t total_ns = std::accumulate(step_ns.begin(), step_ns.end(), int64_t{0});
-  const int64_t samples = summary.measured_steps * summary.batch * summary.world_size;
+  const int64_t samples = summary.measured_steps * summary.batch * summary.accumulate * summary.world_size;
   summary.samples_per_second = static_cast<double>(samples) / (static_cast<double>(total_ns) / 1e9);
   const auto [least, most] = std::minmax_element(step_ns.begin(), step_ns.end());
   summary.step_ms_min = Milliseconds(*least);
@@ -87,8 +87,10 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"backend", summary.backend},
       {"threads", summary.threads},
       {"batch", summary.batch},
+      {"accumulate", summary.accumulate},
       {"optimizer", summary.optimizer},
       {"parameters_sha256", summary.parameters_sha256},
+      {"first_losses", summary.first_losses},
       {"peak_rss_mb", summary.peak_rss_mb},
   };
   // Not by way of a temporary file: the path may well be a pipe or /dev/stdout.

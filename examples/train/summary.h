@@ -17,6 +17,7 @@ struct Summary {
   std::string backend;
   int threads = 1;
   int batch = 0;
+  int accumulate = 1;
   std::string optimizer;
   int64_t epochs = 0;  // completed, those before --resume included
   int64_t steps = 0;   // likewise
@@ -25,6 +26,7 @@ struct Summary {
   double test_accuracy = 0;  // 0 to 1
   double final_loss = 0;     // mean training loss of the last epoch
   std::string parameters_sha256;
+  std::vector<double> first_losses;  // of up to 20 steps, the first of this run, on rank 0
 
   // Times of the steps after the warm-up, on rank 0. A step is everything from one optimizer step's end to the next
   // one's.

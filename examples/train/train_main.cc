@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,20 +44,26 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   return settings;
 }
 
+std::string Given(const std::optional<double>& flag) { return flag.has_value() ? absl::StrCat(*flag) : "(not given)"; }
+
 // Everything that must be equal on all ranks for them to train one model, one item a line.
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
   return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
-                      "\n--drop_last=", f.drop_last, "\n--optimizer=", f.optimizer,
-                      "\n--lr=", f.lr.has_value() ? absl::StrCat(*f.lr) : "(not given)", "\n--momentum=", f.momentum,
-                      "\n--weight_decay=", f.weight_decay, "\n--seed=", f.seed, "\n--no_ddp=", f.no_ddp,
-                      "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
-                      "\n--save_every=", f.save_every, "\n--resume=", f.resume);
+                      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
+                      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
+                      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
+                      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", f.schedule.gamma, "\n--momentum=", f.momentum,
+                      "\n--weight_decay=", f.weight_decay, "\n--clip_norm=", f.clip_norm,
+                      "\n--label_smoothing=", f.label_smoothing, "\n--bucket_mb=", Given(f.bucket_mb),
+                      "\n--seed=", f.seed, "\n--no_ddp=", f.no_ddp, "\n--no_sync=", f.no_sync,
+                      "\n--deterministic=", f.deterministic, "\n--save=", f.save, "\n--save_every=", f.save_every,
+                      "\n--resume=", f.resume);
 }
 
 std::string DataText(const Dataset& data) {
   return absl::StrCat(data.train.count(), " training and ", data.test.count(), " test images of ", data.height, "x",
-                      data.width);
+                      data.width, data.channels == 1 ? "" : absl::StrCat(" in ", data.channels, " channels"));
 }
 
 // Ranks, threads and where they run. Collective.
@@ -90,8 +97,12 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   if (absl::Status status = RequireSame(group, Fingerprint(settings), "give all ranks the same flags"); !status.ok()) {
     return status;
   }
-  const absl::StatusOr<Dataset> data = LoadDataset(flags.data);
-  absl::Status status = data.ok() && group.rank() == 0 ? CheckSummaryPath(flags.summary_json) : data.status();
+  const ModelChoice& choice = settings.model;
+  const absl::StatusOr<Dataset> data =
+      flags.synthetic ? SyntheticImages(choice.channels, choice.height, choice.width) : LoadDataset(flags.data);
+  absl::Status status = data.status();
+  if (status.ok() && choice.check != nullptr) status = choice.check(*data);
+  if (status.ok() && group.rank() == 0) status = CheckSummaryPath(flags.summary_json);
   if (status = AgreeOn(group, status); !status.ok()) return status;
   if (status = RequireSame(group, DataText(*data), "give all ranks the same --data"); !status.ok()) {
     return status;
@@ -101,10 +112,10 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   console.Print(absl::StrCat(program.name, ": ", *world, "\ndata: ", data->name, ", ", DataText(*data), "\n"));
 
   nn::SetThreads(flags.threads);
-  const std::unique_ptr<nn::Model> model = settings.model.make(*data, flags.batch);
+  const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch);
   absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, *data, *model, console);
   if (!trainer.ok()) return trainer.status();
-  console.Print(absl::StrCat("model: ", settings.model.description, "; ", (*trainer)->Plan(), "\n"));
+  console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
   const absl::StatusOr<Summary> summary = (*trainer)->Run();
   if (!summary.ok()) return summary.status();
   console.Print(ToText(*summary));

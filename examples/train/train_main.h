@@ -17,6 +17,12 @@ namespace examples {
 // What to train, as one trainer's own flags say.
 struct ModelChoice {
   std::string description;  // "hidden layers of 1024, 1024"; all ranks must have the same
+  // The images that the model is made for: those of --synthetic.
+  int channels = 1;
+  int height = 28;
+  int width = 28;
+  // InvalidArgument where the model cannot be made for images of this size. May be null.
+  std::function<absl::Status(const Dataset& data)> check;
   std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch)> make;
 };
 

@@ -12,10 +12,10 @@
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
-#include "examples/data/sampler.h"
 #include "examples/nn/model.h"
 #include "examples/nn/optimizer.h"
 #include "examples/train/agreement.h"
+#include "examples/train/batch_loader.h"
 #include "examples/train/checkpoint.h"
 #include "examples/train/checkpoint_writer.h"
 #include "examples/train/console.h"
@@ -51,20 +51,27 @@ class Trainer {
   Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console);
 
   absl::Status Start();
+  void PlanSteps();
   absl::Status Resume();
   absl::Status CheckResumed() const;
   absl::Status CheckSaveable() const;
   absl::Status BroadcastState();
   std::vector<Tensor> Tensors() const;
 
+  // The learning rate before the schedule.
+  double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_.size() : 1); }
   bool Finished() const;
   absl::Status RunEpoch();
-  absl::Status Step(absl::Span<const uint32_t> samples);
+  absl::Status Step(const Batch& batch);
+  double Forward(const Batch& batch, int micro);
+  int32_t News(double loss) const;
+  absl::Status Backward(int micro);
+  absl::Status Update();
   void Advance();
   absl::Status AfterStep();
   absl::Status Stop(int signal);
   absl::Status Evaluate();
-  absl::Status LossNotFinite() const;
+  absl::Status LossNotFinite(int rank) const;
   absl::Status Save();
   absl::Status FinishSaving();
   absl::StatusOr<Summary> Summarize();
@@ -75,18 +82,20 @@ class Trainer {
   nn::Model& model_;
   Console& console_;
 
-  DistributedSampler sampler_;
+  BatchLoader loader_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
   Progress progress_;
   int64_t last_step_ = 0;  // the number of steps at which training ends
+  Schedule schedule_;
 
-  // What the ranks tell each other in each step: kSaveFailed, a signal's number, or 0.
+  // What the ranks tell each other in each step: kNonFiniteLoss and a rank, kSaveFailed, a signal's number,
+  // or 0.
   std::optional<StepNotice> notice_;          // none where the ranks train apart
   int32_t news_ = 0;                          // of the last step
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
 
-  // One batch, filled anew in each step.
+  // One batch of an evaluation.
   hwy::AlignedFreeUniquePtr<float[]> pixels_;
   std::vector<int32_t> labels_;
 

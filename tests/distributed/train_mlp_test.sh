@@ -214,6 +214,10 @@ case $case_name in
     fails "--lr=nan is out of range" 1 --lr=nan
     fails "--optimizer=lion is not known" 1 --optimizer=lion
     fails "give --save=FILE too" 1 --save-every=5
+    fails "--schedule=linear is not known: it may be constant, cosine, step" 1 --schedule=linear
+    fails "--accumulate=0 is out of range" 1 --accumulate=0
+    fails "--label_smoothing=1.5 is out of range" 1 --label-smoothing=1.5
+    fails "--synthetic takes no --data" 1 --synthetic --data=/nowhere
     fails "--hidden=64,x cannot be understood" 1 --hidden=64,x
     fails "--epochs has no value" 1 --epochs
     fails "\"digits\" is not a flag" 1 digits
@@ -223,7 +227,7 @@ case $case_name in
     fails "in the folder /nowhere: give --data" 2 --data=/nowhere
     fails "cannot write --summary_json=/nowhere/s" 2 --summary_json=/nowhere/s
     fails "cannot create /nowhere/c.tmp" 2 --save=/nowhere/c
-    fails "give a lower --lr" 2 --lr=1000000 --hidden=256,256
+    fails "the training loss is not finite in step" 2 --lr=1000000 --hidden=256,256
     mkdir mnist
     for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do echo hello >mnist/$name-ubyte; done
     fails "train-images-idx3-ubyte: it is not an IDX file" 2 --data=mnist

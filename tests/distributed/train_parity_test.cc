@@ -119,6 +119,91 @@ TEST_CASE("K ranks with batch B / K train as one rank with batch B") {
   });
 }
 
+TEST_CASE("batches that are accumulated train as one large batch, and are reduced once") {
+  RunOnRanks([](Rank& rank) {
+    TrainFlags flags = Flags(rank.size(), 33);
+    flags.optimizer = "adamw";
+    flags.lr = 0.001;
+    flags.weight_decay = 0.01;
+    flags.label_smoothing = 0.1;
+    flags.clip_norm = 0.5;
+    flags.schedule.kind = Schedule::Kind::kCosine;
+    flags.schedule.warmup_steps = 5;
+    TrainFlags parts = flags;
+    parts.accumulate = 4;
+    parts.batch = flags.batch / 4;
+    const Trained whole = Train(rank.group(), flags), accumulated = Train(rank.group(), parts);
+    CheckClose(accumulated, whole, 1e-4);
+    RANK_CHECK_EQ(accumulated.summary.communication.steps, 33);
+    RANK_CHECK_EQ(accumulated.summary.first_losses.size(), size_t{20});
+    RANK_CHECK(std::abs(accumulated.summary.first_losses[0] - whole.summary.first_losses[0]) < 1e-5);
+    if (rank.size() == 1) return;
+    // Small buckets change no bit.
+    parts.bucket_mb = 0.001;
+    const Trained buckets = Train(rank.group(), parts);
+    RANK_CHECK(buckets.summary.communication.buckets.size() > accumulated.summary.communication.buckets.size());
+    RANK_CHECK_EQ(buckets.summary.parameters_sha256, accumulated.summary.parameters_sha256);
+  });
+}
+
+TEST_CASE("clipping, schedules and scaling with the world decide how far a step goes") {
+  RunOnRanks([](Rank& rank) {
+    TrainFlags flags = Flags(rank.size(), 1);
+    flags.momentum = 0;
+    const auto length = [&](const TrainFlags& changed) {
+      TrainFlags still = changed;
+      still.lr = 0;
+      const Trained moved = Train(rank.group(), changed), initial = Train(rank.group(), still);
+      double squares = 0;
+      for (size_t i = 0; i < moved.values.size(); ++i) {
+        squares += std::pow(static_cast<double>(moved.values[i]) - static_cast<double>(initial.values[i]), 2);
+      }
+      return std::sqrt(squares);
+    };
+    const double plain = length(flags);
+    RANK_CHECK(plain > 0.005);
+    TrainFlags changed = flags;
+    changed.clip_norm = 0.01;
+    RANK_CHECK(std::abs(length(changed) - 0.01 * 0.05) < 1e-5, length(changed));
+    changed = flags;
+    changed.lr_scale = true;
+    RANK_CHECK(std::abs(length(changed) / plain - rank.size()) < 0.01);
+    changed = flags;
+    changed.schedule.warmup_steps = 4;
+    RANK_CHECK(std::abs(length(changed) / plain - 0.25) < 0.01);
+    if (rank.size() > 1) return;
+    changed = flags;
+    changed.clip_norm = 0.01;
+    changed.no_ddp = true;
+    RANK_CHECK(std::abs(length(changed) - 0.01 * 0.05) < 1e-5);
+  });
+}
+
+TEST_CASE("a loss that is not finite stops all ranks in that step, and says which and whose") {
+  RunOnRanks([](Rank& rank) {
+    TrainFlags flags = Flags(rank.size(), 40);
+    const Dataset data = EmbeddedDigits();
+    Console console(false, false);
+    const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {32, 24}, data.classes, flags.batch);
+    absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(rank.group(), flags, data, *model, console);
+    RANK_CHECK_OK(trainer);
+    // A bias of the last layer is spoilt on one rank; that is the one that is named.
+    const int spoilt = rank.size() - 1;
+    Replica& replica = (*trainer)->replica();
+    const size_t bias = replica.offset(model->parameters().size() - 1);
+    if (rank.rank() == spoilt) replica.values()[bias] = NAN;
+    const std::vector<float> before(replica.values().begin(), replica.values().end());
+    const absl::Status status = (*trainer)->Run().status();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kOutOfRange, absl::StrCat("in step 1 on rank ", spoilt), "--lr");
+    RANK_CHECK(IsAgreed(status));
+    // The step changed nothing.
+    for (size_t i = 0; i < before.size(); ++i) {
+      RANK_CHECK(replica.values()[i] == before[i] || (rank.rank() == spoilt && i == bias));
+    }
+    rank.Meet();
+  });
+}
+
 TEST_CASE("one rank trains alike with and without DistributedDataParallel") {
   RunOnRanks([](Rank&) {
     TrainFlags flags = Flags(1, 20);

@@ -157,13 +157,13 @@ TEST_CASE("a folder of IDX files becomes a data set") {
   CHECK(data->train.count() == 10);
   CHECK(data->test.count() == 4);
   CHECK(data->features() == 6);
-  CHECK(data->mean == ddp::testing::Approx(29.5));  // of 0 to 59
+  CHECK(data->mean[0] == ddp::testing::Approx(29.5));  // of 0 to 59
 
   // Normalised: mean 0, variance 1.
   std::vector<uint32_t> all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
   std::vector<float> pixels(60);
   std::vector<int32_t> labels(10);
-  GatherBatch(*data, data->train, all, pixels.data(), labels.data());
+  GatherBatch(*data, data->train, all, {}, pixels.data(), labels.data());
   double sum = 0, squares = 0;
   for (const float x : pixels) sum += x, squares += x * x;
   CHECK(sum / 60 == ddp::testing::Approx(0).margin(1e-6));

@@ -268,6 +268,20 @@ TEST_CASE("Softmax cross-entropy, by hand and by finite differences") {
   }
 }
 
+TEST_CASE("Softmax cross-entropy with smoothed labels, a scale, and both") {
+  // -sum target log softmax, with softmax 1/4, 3/4 and targets 0.9, 0.1.
+  const std::vector<float> logits = {0, std::log(3.0f)};
+  std::vector<float> grad(2, NAN);
+  const double loss = nn::SoftmaxCrossEntropy(logits, {0}, absl::MakeSpan(grad), {.label_smoothing = 0.2f});
+  CHECK(loss == Approx(0.9 * std::log(4.0) + 0.1 * std::log(4.0 / 3)).epsilon(1e-6));
+  CHECK(grad[0] == Approx(0.25 - 0.9).epsilon(1e-6));
+  CHECK(grad[1] == Approx(0.75 - 0.1).epsilon(1e-6));
+  const double scaled = nn::SoftmaxCrossEntropy(logits, {0}, absl::MakeSpan(grad), {0.2f, 0.5f});
+  CHECK(scaled == loss);
+  CHECK(grad[0] == Approx((0.25 - 0.9) / 2).epsilon(1e-6));
+  CHECK(grad[1] == Approx((0.75 - 0.1) / 2).epsilon(1e-6));
+}
+
 TEST_CASE("Softmax cross-entropy stays finite for extreme logits") {
   std::vector<float> dlogits(3, NAN);
   CHECK(nn::SoftmaxCrossEntropy({1000, -1000, 0}, {1}, absl::MakeSpan(dlogits)) == 2000.0);
@@ -359,6 +373,19 @@ TEST_CASE("Adam follows its formula") {
       v[i] = 0.95 * v[i] + 0.05 * g * g;
       const double m_hat = m[i] / (1 - std::pow(0.8, step)), v_hat = v[i] / (1 - std::pow(0.95, step));
       value -= 0.01 * m_hat / (std::sqrt(v_hat) + 1e-6);
+    });
+  });
+}
+
+TEST_CASE("AdamW takes weight decay off the value, apart from the gradient") {
+  ForEachTarget([] {
+    nn::Adam adamw(1003, {.lr = 0.01, .weight_decay = 0.3, .decoupled = true});
+    std::vector<double> m(1003), v(1003);
+    CheckOptimizer(adamw, [&](int step, size_t i, double grad, double& value) {
+      value *= 1 - 0.01 * 0.3;
+      m[i] = 0.9 * m[i] + 0.1 * grad;
+      v[i] = 0.999 * v[i] + 0.001 * grad * grad;
+      value -= 0.01 * m[i] / (1 - std::pow(0.9, step)) / (std::sqrt(v[i] / (1 - std::pow(0.999, step))) + 1e-8);
     });
   });
 }

@@ -1,0 +1,78 @@
+// Batches of training images, made ready by a thread while the ones before them are trained on.
+#ifndef EXAMPLES_TRAIN_BATCH_LOADER_H_
+#define EXAMPLES_TRAIN_BATCH_LOADER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "examples/data/dataset.h"
+#include "examples/data/sampler.h"
+#include "hwy/aligned_allocator.h"
+
+namespace examples {
+
+// This rank's part of a global batch.
+struct Batch {
+  const float* pixels = nullptr;     // row by row
+  absl::Span<const int32_t> labels;  // one for each row
+};
+
+// Double-buffered: a thread gathers, augments and normalises the next batch while the caller computes on this one.
+//
+//   BatchLoader loader(data, {.samples = data.train.count(), .batch = 64}, {});
+//   loader.Start(/*epoch=*/0, /*first=*/0);
+//   for (size_t b = 0; b < loader.batches(); ++b) Train(loader.Next());
+//
+// Thread-safety: one thread at a time.
+class BatchLoader {
+ public:
+  // The data set outlives the loader. The augmentation's seed and epoch are set by the loader.
+  BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation);
+  ~BatchLoader();
+  BatchLoader(const BatchLoader&) = delete;
+  BatchLoader& operator=(const BatchLoader&) = delete;
+
+  size_t batches() const { return sampler_.batches(); }
+  size_t global_batch() const { return sampler_.global_batch(); }
+
+  // Next() begins with batch `first` of `epoch`. What is left of an epoch before it is dropped.
+  void Start(uint64_t epoch, size_t first);
+
+  // The next batch, valid until the call after this one. At most batches() - first times after Start.
+  Batch Next();
+
+ private:
+  struct Slot {
+    hwy::AlignedFreeUniquePtr<float[]> pixels;
+    std::vector<int32_t> labels;
+  };
+
+  void Run();
+  void Fill(size_t batch);
+
+  const Dataset& data_;
+  DistributedSampler sampler_;  // batches() and global_batch() never change; the rest is the thread's
+  Augmentation augmentation_;   // the thread's
+  Slot slots_[2];               // batch b is in slot b % 2
+
+  std::mutex mutex_;
+  std::condition_variable to_thread_, to_caller_;
+  // All under the mutex.
+  bool stop_ = false;
+  bool filling_ = false;
+  bool new_epoch_ = false;
+  uint64_t epoch_ = 0;
+  size_t filled_ = 0;  // the batches before this one have been filled
+  size_t taken_ = 0;   // those before this one have been given out
+  size_t free_ = 0;    // those before this one are not used any more
+  std::thread thread_;
+};
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_BATCH_LOADER_H_

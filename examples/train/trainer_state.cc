@@ -1,0 +1,191 @@
+// How a Trainer begins, resumes and saves.
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "examples/data/file.h"
+#include "examples/train/trainer.h"
+
+namespace examples {
+namespace {
+
+absl::Status Wait(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
+
+// Without its learning rate.
+std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, size_t count) {
+  if (flags.optimizer != "sgd") {
+    return std::make_unique<nn::Adam>(
+        count, nn::AdamOptions{.weight_decay = flags.weight_decay, .decoupled = flags.optimizer == "adamw"});
+  }
+  return std::make_unique<nn::Sgd>(count,
+                                   nn::SgdOptions{.momentum = flags.momentum, .weight_decay = flags.weight_decay});
+}
+
+ReplicaOptions OptionsFor(const TrainFlags& flags) {
+  ReplicaOptions options;
+  options.mode = flags.no_ddp ? SyncMode::kNone : flags.no_sync ? SyncMode::kNoSync : SyncMode::kDdp;
+  options.replan = !flags.deterministic;
+  if (flags.bucket_mb.has_value()) {
+    options.bucket_bytes = *flags.bucket_mb == 0 ? ddp::DdpOptions::kAutoBucketBytes
+                                                 : static_cast<size_t>(std::ceil(*flags.bucket_mb * (1 << 20)));
+  }
+  return options;
+}
+
+}  // namespace
+
+absl::Status Trainer::Start() {
+  if (flags_.no_ddp && group_.size() > 1) {
+    return Agreed(
+        absl::InvalidArgumentError("--no_ddp is for one rank; with several, --no_sync trains without reduction"));
+  }
+  if (loader_.batches() == 0) {
+    return Agreed(absl::InvalidArgumentError(
+        absl::StrCat("--drop_last leaves nothing of ", data_.train.count(), " training images in global batches of ",
+                     loader_.global_batch(), "; give a smaller --batch, or leave out --drop_last")));
+  }
+  absl::StatusOr<std::unique_ptr<Replica>> replica = Replica::Create(model_, group_, OptionsFor(flags_));
+  if (!replica.ok()) return replica.status();
+  replica_ = *std::move(replica);
+  optimizer_ = MakeOptimizer(flags_, replica_->values().size());
+  progress_.seed = static_cast<int64_t>(flags_.seed);
+  progress_.train_samples = static_cast<int64_t>(data_.train.count());
+  progress_.drop_last = flags_.drop_last ? 1 : 0;
+  progress_.lr = DefaultLr(flags_.optimizer);
+  progress_.momentum = flags_.momentum;
+  progress_.weight_decay = flags_.weight_decay;
+  model_.Initialize(flags_.seed);
+  if (absl::Status status = Resume(); !status.ok()) return status;
+  if (absl::Status status = BroadcastState(); !status.ok()) return status;
+  if (flags_.lr.has_value()) progress_.lr = *flags_.lr;
+  if (group_.rank() == 0 && !flags_.save.empty()) {
+    writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer);
+  }
+  if (!flags_.no_sync) {
+    absl::StatusOr<StepNotice> notice = StepNotice::Create(group_);
+    if (!notice.ok()) return notice.status();
+    notice_ = *std::move(notice);
+  }
+  PlanSteps();
+  return absl::OkStatus();
+}
+
+void Trainer::PlanSteps() {
+  const auto epoch_steps = static_cast<int64_t>(loader_.batches());
+  last_step_ = progress_.step + (flags_.epochs - progress_.epoch) * epoch_steps -
+               progress_.epoch_samples / static_cast<int64_t>(loader_.global_batch());
+  if (flags_.steps > 0) last_step_ = std::min(last_step_, flags_.steps);
+  schedule_ = flags_.schedule;
+  schedule_.total_steps = last_step_;
+  schedule_.step_size = flags_.lr_step * epoch_steps;
+  const int64_t steps = std::clamp<int64_t>(last_step_ - progress_.step, 0, 1 << 20);
+  step_ns_.reserve(static_cast<size_t>(steps));
+  exposed_ns_.reserve(static_cast<size_t>(steps));
+}
+
+// Rank 0 reads the checkpoint; the others need not even see the file.
+absl::Status Trainer::Resume() {
+  absl::Status status;
+  if (group_.rank() == 0 && !flags_.resume.empty()) {
+    RemoveUnfinished(flags_.resume);
+    const absl::StatusOr<Progress> saved = LoadCheckpoint(flags_.resume, flags_.optimizer, Tensors());
+    status = saved.status();
+    if (saved.ok()) {
+      progress_ = *saved;
+      status = CheckResumed();
+    }
+  }
+  if (group_.rank() == 0 && status.ok() && !flags_.save.empty()) status = CheckSaveable();
+  return AgreeOn(group_, status);
+}
+
+// A folder that cannot be written to is better found now than after an epoch.
+absl::Status Trainer::CheckSaveable() const {
+  const absl::Status status = AtomicFile::Create(flags_.save).status();
+  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; give --save a file that can be written"));
+}
+
+absl::Status Trainer::CheckResumed() const {
+  const auto refuse = [this](auto&&... what) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot resume from ", flags_.resume, ": ", what...));
+  };
+  const auto global_batch = static_cast<int64_t>(loader_.global_batch());
+  const auto seed = static_cast<uint64_t>(progress_.seed);
+  if (seed != flags_.seed) return refuse("it was saved with another seed; give --seed=", seed);
+  if (progress_.train_samples != static_cast<int64_t>(data_.train.count())) {
+    return refuse("it was saved from a data set of ", progress_.train_samples, " training images, this one has ",
+                  data_.train.count(), "; give the same --data");
+  }
+  for (const auto& [flag, saved, given] :
+       {std::tuple("momentum", progress_.momentum, flags_.momentum),
+        std::tuple("weight_decay", progress_.weight_decay, flags_.weight_decay),
+        std::tuple("drop_last", static_cast<double>(progress_.drop_last), flags_.drop_last ? 1.0 : 0.0)}) {
+    if (saved != given) {
+      return refuse("it was saved with --", flag, "=", saved, ", this run has --", flag, "=", given,
+                    "; give what it was saved with");
+    }
+  }
+  if (progress_.epoch_samples % global_batch != 0) {
+    return refuse("it was saved after ", progress_.epoch_samples, " samples of an epoch, which is no whole number of ",
+                  "global batches of ", global_batch, "; give the --batch and number of ranks it was saved with");
+  }
+  return absl::OkStatus();
+}
+
+// Rank 0's parameters, optimizer state and progress, to all ranks.
+absl::Status Trainer::BroadcastState() {
+  const absl::Span<float> values = replica_->values();
+  std::vector<ddp::Buffer> floats = {{values.data(), values.size(), ddp::DType::kFloat32, {}}};
+  for (const nn::NamedState& state : optimizer_->state()) {
+    floats.push_back({state.data.data(), state.data.size(), ddp::DType::kFloat32, {}});
+  }
+  for (const nn::LayerBuffer& buffer : model_.buffers()) {
+    floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, {}});
+  }
+  const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
+  if (absl::Status status = Wait(group_.Broadcast(floats, 0)); !status.ok()) return status;
+  if (absl::Status status = Wait(group_.Broadcast({numbers}, 0)); !status.ok()) return status;
+  optimizer_->set_steps(progress_.optimizer_steps);
+  return absl::OkStatus();
+}
+
+// Parameter by parameter, so that a checkpoint depends neither on the memory's layout nor on the number of ranks.
+std::vector<Tensor> Trainer::Tensors() const {
+  std::vector<Tensor> tensors;
+  for (size_t i = 0; i < model_.parameters().size(); ++i) {
+    const nn::ParameterSpec& spec = model_.parameters()[i];
+    const auto part = [&](absl::Span<float> all) { return all.subspan(replica_->offset(i), spec.count()); };
+    tensors.push_back({spec.name, spec.shape, part(replica_->values())});
+    for (const nn::NamedState& state : optimizer_->state()) {
+      tensors.push_back({absl::StrCat(spec.name, "/", state.name), spec.shape, part(state.data)});
+    }
+  }
+  for (const nn::LayerBuffer& buffer : model_.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.data});
+  return tensors;
+}
+
+// Begins to write the checkpoint.
+absl::Status Trainer::Save() {
+  if (flags_.save.empty()) return absl::OkStatus();
+  if (progress_.epoch_samples > 0) {
+    double sums[] = {loss_sum_, static_cast<double>(loss_steps_)};
+    const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
+    if (absl::Status status = Wait(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
+    progress_.loss_sum = sums[0];
+    progress_.loss_steps = static_cast<int64_t>(sums[1]);
+  }
+  progress_.optimizer_steps = optimizer_->steps();
+  if (writer_ != nullptr) writer_->Start(progress_, Tensors());
+  return absl::OkStatus();
+}
+
+// Waits until all is written, and fails on all ranks where it is not.
+absl::Status Trainer::FinishSaving() {
+  if (flags_.save.empty()) return absl::OkStatus();
+  return AgreeOn(group_, writer_ != nullptr ? writer_->Finish() : absl::OkStatus());
+}
+
+}  // namespace examples

@@ -80,12 +80,24 @@ part_nccl() {
       continue
     fi
     step 150 "nccl-$n-threads" "$here/bin/gpu_nccl_test"
+    ((n > 2)) || memcheck_nccl "$n"
     if command -v mpirun >/dev/null; then
       step 150 "nccl-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_nccl_test"
     else
       skip "nccl-$n-mpirun" "there is no mpirun"
     fi
   done
+}
+
+# Under compute-sanitizer the kernels of several ranks take so long that not all cases are run.
+memcheck_nccl() {
+  local n=$1
+  if command -v compute-sanitizer >/dev/null; then
+    step 200 "nccl-$n-memcheck" compute-sanitizer --error-exitcode 9 "$here/bin/gpu_nccl_test" \
+      "a result that is not*,operations are ordered*,a group that is split*,data moves*"
+  else
+    skip "nccl-$n-memcheck" "there is no compute-sanitizer"
+  fi
 }
 
 part_fault() {

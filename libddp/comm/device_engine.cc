@@ -71,6 +71,7 @@ class DeviceWork final : public internal::WorkState {
   std::shared_ptr<DeviceEngine> engine;
   OwnedEvent event;
   DeviceOperation operation;
+  uint64_t number = 0;     // among what is pending
   uint64_t sequence = 0;   // of the next collective, where this is none
   int64_t noticed_ns = 0;  // when it was first seen to be the oldest; guarded by the engine's mutex_
   std::atomic<int> state{kPending};
@@ -121,7 +122,7 @@ void DeviceEngine::Shutdown() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (failed_) {
-      changed_.wait_until(lock, std::chrono::system_clock::now() + absl::ToChronoSeconds(kAbortGrace),
+      changed_.wait_until(lock, std::chrono::system_clock::now() + absl::ToChronoSeconds(abort_grace()),
                           [&] { return released_; });
       released_ = true;
     }
@@ -141,6 +142,7 @@ absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stre
   if (failed_.load(std::memory_order_acquire)) return status();
   const DeviceGuard guard(runtime(), options_.device);
   if (!guard.status().ok()) return guard.status();
+  if (absl::Status s = MakeRoom(); !s.ok()) return s;
 
   bool captured = false;
   if (absl::Status s = OrderAfter(after, &captured); !s.ok()) return s;
@@ -169,10 +171,23 @@ absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stre
   launched->Ref();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    launched->number = next_number_++;
     pending_.push_back(launched);
   }
   options_.progress->Notify();
   return work;
+}
+
+absl::Status DeviceEngine::MakeRoom() {
+  const auto full = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pending_.size() >= kMaxPending;
+  };
+  for (Backoff backoff(/*oversubscribed=*/false); full(); backoff.Pause()) {
+    Reap();
+    if (failed_.load(std::memory_order_acquire)) return status();
+  }
+  return absl::OkStatus();
 }
 
 // Everything the caller has submitted to `after` comes first. A default-made Stream means that nothing has to; the
@@ -222,7 +237,7 @@ bool DeviceEngine::Finished(DeviceWork* work) {
   if (work->state.load(std::memory_order_acquire) != DeviceWork::kPending) return true;
   if (failed_.load(std::memory_order_acquire)) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return released_ || NowNs() > failed_ns_ + absl::ToInt64Nanoseconds(kAbortGrace);
+    return released_ || NowNs() > failed_ns_ + absl::ToInt64Nanoseconds(abort_grace());
   }
   const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
   if (!finished.ok()) {
@@ -231,18 +246,83 @@ bool DeviceEngine::Finished(DeviceWork* work) {
     return false;
   }
   if (!*finished) return false;
+  Settle(work);
+  return work->state.load(std::memory_order_acquire) != DeviceWork::kPending;
+}
+
+// The operation is through: well, unless ranks have called different things, or the group has failed by now.
+void DeviceEngine::Settle(DeviceWork* work) {
   if (options_.board != nullptr && work->operation.message == nullptr) {
     if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence)) {
       Fail(absl::FailedPreconditionError(*text));
     }
   }
-  if (failed_.load(std::memory_order_acquire)) return false;
+  if (failed_.load(std::memory_order_acquire)) return;
   work->state.store(DeviceWork::kDone, std::memory_order_release);
-  return true;
 }
 
 absl::Status DeviceEngine::Outcome(DeviceWork* work) {
-  return work->state.load(std::memory_order_acquire) == DeviceWork::kDone ? absl::OkStatus() : status();
+  if (work->state.load(std::memory_order_acquire) == DeviceWork::kDone) return absl::OkStatus();
+  const absl::Status cause = status();
+  const std::string stuck = Stuck();
+  return stuck.empty() ? cause : absl::Status(cause.code(), absl::StrCat(std::string(cause.message()), "; ", stuck));
+}
+
+std::string DeviceEngine::Stuck() const {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failed_ || released_ || captured_ || NowNs() <= failed_ns_ + absl::ToInt64Nanoseconds(options_.abort_grace))
+      return "";
+  }
+  const std::string why = options_.transport == nullptr ? "" : options_.transport->WhyStuck();
+  return absl::StrCat("and its GPU has not come free since: what waits for its streams hangs, so end this process",
+                      why.empty() ? "" : absl::StrCat(" (", why, ")"));
+}
+
+// What is through leaves the queue. The stream works in order: behind an operation that is through all are that came
+// before it, so that few questions find the last one. Each question to CUDA can hold up the thread that launches.
+void DeviceEngine::Reap() {
+  uint64_t low = 0, high = 0;  // what is before `low` is through, `high` is not
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty()) return;
+    low = pending_.front()->number;
+    high = pending_.back()->number + 1;
+  }
+  uint64_t ask = high - 1;  // most often all are through, or none
+  for (bool first = true; low < high; first = false) {
+    if (Passed(ask)) {
+      low = ask + 1;
+    } else {
+      high = ask;
+    }
+    ask = first ? low : low + (high - low) / 2;
+  }
+}
+
+// Whether operation `number` is over; if so, it and those before it are taken from the queue.
+bool DeviceEngine::Passed(uint64_t number) {
+  DeviceWork* work = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty() || number < pending_.front()->number) return true;  // another thread was faster
+    work = pending_[number - pending_.front()->number];
+    work->Ref();
+  }
+  const bool passed = Finished(work);
+  std::vector<DeviceWork*> over;
+  if (passed) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (; !pending_.empty() && pending_.front()->number <= number; pending_.pop_front()) {
+      over.push_back(pending_.front());
+    }
+  }
+  work->Unref();
+  for (DeviceWork* each : over) {
+    if (each->state.load(std::memory_order_acquire) == DeviceWork::kPending) Settle(each);
+    each->Unref();
+  }
+  return passed;
 }
 
 bool DeviceEngine::Tick() {
@@ -254,25 +334,16 @@ bool DeviceEngine::Tick() {
       if (const auto text = options_.board->Gone(0)) Fail(absl::UnavailableError(*text));
     }
   }
+  if (const std::string stuck = Stuck(); !stuck.empty() && !told_stuck_.exchange(true)) {
+    Log().error("rank {}: the group has failed, {}", options_.rank, stuck);
+  }
+  Reap();
   DeviceWork* oldest = nullptr;
-  while (true) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (pending_.empty()) return false;
-      oldest = pending_.front();
-      oldest->Ref();
-    }
-    if (!Finished(oldest)) break;
-    bool mine = false;  // Shutdown ticks, too
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!pending_.empty() && pending_.front() == oldest) {
-        pending_.pop_front();
-        mine = true;
-      }
-    }
-    if (mine) oldest->Unref();
-    oldest->Unref();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty()) return false;
+    oldest = pending_.front();
+    oldest->Ref();
   }
   Look(oldest);
   oldest->Unref();
@@ -345,6 +416,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
   Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
   std::thread([self = shared_from_this()] {
     pthread_setname_np(pthread_self(), "ddp-abort");
+    self->runtime().LeaveCapturesAlone().IgnoreError();
     if (self->options_.transport != nullptr) self->options_.transport->Abort();
     const std::lock_guard<std::mutex> locked(self->mutex_);
     self->released_ = true;

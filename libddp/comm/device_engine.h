@@ -44,6 +44,8 @@ class DeviceTransport {
   virtual absl::Status Health() = 0;
   // Ends what runs on the stream and what blocks in a call of the transport. Called once, by a thread of its own.
   virtual void Abort() = 0;
+  // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
+  virtual std::string WhyStuck() const { return ""; }
 };
 
 struct DeviceEngineOptions {
@@ -51,6 +53,7 @@ struct DeviceEngineOptions {
   int size = 1;
   Device device;
   absl::Duration timeout;
+  absl::Duration abort_grace = absl::Seconds(10);  // what an abort is given to end what runs
   DeviceRuntime* runtime = nullptr;
   std::shared_ptr<DeviceTransport> transport;  // null: nothing can hang (a world of one)
   std::shared_ptr<PeerBoard> board;            // null: nobody else is there
@@ -61,7 +64,11 @@ struct DeviceEngineOptions {
 //   Launch   on the caller's thread: orders the stream after the caller's, lets the backend enqueue, records an event
 //   running  the progress thread looks once a millisecond: is the event through, has a peer gone, is it out of time?
 //   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released,
-//            then a thread of its own aborts the transport; the Works fail when that is done, or after kAbortGrace.
+//            then a thread of its own aborts the transport; the Works fail when that is done, or after abort_grace.
+//
+// No more than kMaxPending operations are enqueued ahead. What a thread enqueues into CUDA's queue when that is full
+// blocks inside the driver: behind a dead peer's operation for ever, or until the abort, and NCCL then frees what is
+// being enqueued still. A thread that waits here instead is told.
 //
 // Two mutexes: `issue_` is held while the backend enqueues, which may block inside the transport; `mutex_` never is, so
 // the group can be aborted at any time.
@@ -94,12 +101,23 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
  private:
   friend class DeviceWork;
   explicit DeviceEngine(DeviceEngineOptions options);
-  static constexpr absl::Duration kAbortGrace = absl::Seconds(10);
+  static constexpr size_t kMaxPending = 64;
+  // While a graph lives the abort does not return; the kernels have been told long before.
+  static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
 
+  absl::Status MakeRoom();
   absl::Status OrderAfter(Stream after, bool* captured);
   absl::StatusOr<DeviceWork*> NewWork();
   void Recycle(DeviceWork* work);
+  void Reap();
+  bool Passed(uint64_t number);
+  void Settle(DeviceWork* work);
   void Look(DeviceWork* oldest);
+  absl::Duration abort_grace() const {
+    return captured_.load(std::memory_order_relaxed) ? kAbortGraceWithGraphs : options_.abort_grace;
+  }
+  // After a failure: what to say about a stream that has not come free, once it ought to have; else empty.
+  std::string Stuck() const;
   absl::Status TimedOut(const DeviceWork& work) const;
   // Of one Work:
   bool Finished(DeviceWork* work);
@@ -117,11 +135,13 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
 
   mutable std::mutex mutex_;
   std::deque<DeviceWork*> pending_;  // in order, one reference each
+  uint64_t next_number_ = 0;         // in pending_
   std::vector<std::unique_ptr<DeviceWork>> idle_;
   absl::Status failure_;
   std::atomic<bool> failed_{false};  // failure_ is set
   int64_t failed_ns_ = 0;
   bool released_ = false;  // nothing runs any more
+  std::atomic<bool> told_stuck_{false};
   std::condition_variable changed_;
   int64_t next_look_ns_ = 0;
 };

@@ -38,12 +38,11 @@ class DeviceGroup final : public ProcessGroup {
       : control_(std::move(control)),
         options_(options),
         communicator_(std::move(communicator)),
+        memory_(communicator_ == nullptr
+                    ? nullptr
+                    : std::make_unique<RegisteredMemory>(communicator_, *control_, options_.timeout)),
         engine_(std::move(engine)),
-        moves_(communicator_.get(), options_.runtime, control_->rank(), control_->size()) {
-    if (communicator_ != nullptr) {
-      memory_ = std::make_unique<RegisteredMemory>(communicator_, *control_, options_.timeout);
-    }
-  }
+        moves_(communicator_.get(), memory_.get(), options_.runtime, control_->rank(), control_->size()) {}
   ~DeviceGroup() override {
     engine_->Shutdown();
     if (communicator_ != nullptr) communicator_->Destroy();  // before its memory goes
@@ -98,8 +97,9 @@ class DeviceGroup final : public ProcessGroup {
     Extent extent;
     if (absl::Status s = Check("all_to_all").Parts(in, out, &extent); !s.ok()) return s;
     const OperationKey key{.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype};
-    return Launch(key, extent.count, Shape(Shape(0, in), out), after,
-                  [&](void* stream) { return moves_.AllToAll(in, out, stream); });
+    const bool direct = moves_.SendsFromRegistered(in, out);  // peers have to receive so
+    return Launch(key, extent.count, Mix(Shape(Shape(0, in), out), direct ? 1 : 0), after,
+                  [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
   }
   absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) override {
     return OnCpu(buffers) ? control_->Send(buffers, to, tag, after) : Message("send", buffers, to, tag, after);
@@ -170,7 +170,7 @@ class DeviceGroup final : public ProcessGroup {
   const std::unique_ptr<ProcessGroup> control_;
   const DeviceGroupOptions options_;
   const std::shared_ptr<NcclCommunicator> communicator_;  // null in a world of one
-  std::unique_ptr<RegisteredMemory> memory_;
+  const std::unique_ptr<RegisteredMemory> memory_;
   const std::shared_ptr<DeviceEngine> engine_;
   DeviceMoves moves_;
   std::mutex allocate_mutex_;
@@ -211,7 +211,7 @@ ReduceTransport DeviceGroup::TransportOf(Buffers in, Buffers out, size_t total_b
   // What is registered is so on all ranks, and so must the choice be.
   for (const Buffers buffers : {in, out}) {
     for (const Buffer& b : buffers) {
-      transport.path = memory_->PathOf(b.data, b.count * SizeOf(b.dtype), total_bytes);
+      transport.path = memory_->PathOf(b, total_bytes);
       if (transport.path == ReducePath::kPlain) return transport;
     }
   }
@@ -346,6 +346,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGr
                                                                                .size = control->size(),
                                                                                .device = options.device,
                                                                                .timeout = options.timeout,
+                                                                               .abort_grace = options.abort_grace,
                                                                                .runtime = options.runtime,
                                                                                .transport = communicator,
                                                                                .board = std::move(board),

@@ -17,6 +17,7 @@ namespace ddp {
 struct DeviceGroupOptions {
   Device device;  // this rank's; a GPU
   absl::Duration timeout;
+  absl::Duration abort_grace = absl::Seconds(10);  // see DeviceEngineOptions
   ProgressThread* progress = nullptr;
   DeviceRuntime* runtime = CudaDevices();
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)

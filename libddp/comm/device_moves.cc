@@ -104,11 +104,29 @@ class DeviceMoves::Scratch {
   }
   Buffers buffers() const { return {&buffer_, 1}; }
 
+  // As much as `like` holds, cut as it is.
+  absl::StatusOr<std::vector<Buffer>> AllocateLike(Buffers like) {
+    size_t total = 0;
+    for (const Buffer& b : like) total += b.count;
+    if (absl::Status s = Allocate(std::max<size_t>(total, 1), like[0].dtype, like[0].device); !s.ok()) return s;
+    std::vector<Buffer> cut;
+    char* data = static_cast<char*>(buffer_.data);
+    for (const Buffer& b : like) {
+      cut.push_back({data, b.count, b.dtype, b.device});
+      data += b.count * SizeOf(b.dtype);
+    }
+    return cut;
+  }
+
  private:
   DeviceRuntime& runtime_;
   void* const stream_;
   Buffer buffer_;
 };
+
+bool DeviceMoves::AnyRegistered(Buffers buffers) const {
+  return std::any_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count > 0 && Registered(b); });
+}
 
 // in -(convert)-> from -(NCCL)-> to -(convert)-> out. Without conversions `from` is `in` and `to` is `out`.
 absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count,
@@ -151,7 +169,10 @@ absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers i
 absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
   using Op = ReducePlan::Op;
   const nccl::DataType type = nccl::ToNccl(plan.type);
-  return Group(scatter ? "ncclReduceScatter" : "ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+  const bool one_call = from.size() == 1 && to.size() == 1;
+  // One by one where NCCL would make one kernel of them that sums in part only.
+  const bool group = !one_call && (scatter || communicator_->setup().features.groups_of_sums || !AnyRegistered(to));
+  const auto enqueue = [&](const nccl::Api& api, nccl::Comm comm) {
     int op = plan.op == Op::kAvg       ? nccl::kAvg
              : plan.op == Op::kMin     ? nccl::kMin
              : plan.op == Op::kMax     ? nccl::kMax
@@ -169,7 +190,7 @@ absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, B
     if (!scatter) {
       for (const TransformPiece& p : PairPieces(from, to))
         each(api.AllReduce(p.in, p.out, p.count, type, op, comm, stream));
-    } else if (from.size() == 1 && to.size() == 1) {
+    } else if (one_call) {
       each(api.ReduceScatter(from[0].data, to[0].data, to[0].count, type, op, comm, stream));
     } else {
       size_t part = 0;
@@ -182,7 +203,9 @@ absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, B
     }
     if (plan.op == Op::kPremultiplied) each(api.RedOpDestroy(op, comm));
     return result;
-  });
+  };
+  const absl::string_view what = scatter ? "ncclReduceScatter" : "ncclAllReduce";
+  return group ? Group(what, enqueue) : communicator_->Call(what, enqueue);
 }
 
 absl::Status DeviceMoves::Broadcast(Buffers buffers, int root, void* stream) {
@@ -201,7 +224,7 @@ absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const si
   if (communicator_ == nullptr) return CopyPieces(in, out, stream);
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
   if (even && in.size() == 1 && out.size() == 1) {
-    return Group("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
+    return communicator_->Call("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
       return api.AllGather(in[0].data, out[0].data, in[0].count, TypeOf(in), comm, stream);
     });
   }
@@ -226,64 +249,90 @@ absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const si
   });
 }
 
-absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, void* stream) {
+bool DeviceMoves::SendsFromRegistered(Buffers in, Buffers out) const {
+  const auto all = [&](Buffers buffers) {
+    return std::all_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count == 0 || Registered(b); });
+  };
+  return in[0].data != out[0].data && all(in) && all(out);
+}
+
+absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, bool direct, void* stream) {
   if (communicator_ == nullptr) return CopyPieces(in, out, stream);
   size_t total = 0;
   for (const Buffer& b : in) total += b.count;
   const size_t part = total / size_;
+  Scratch sent(runtime_, stream), arrived(runtime_, stream);
+  absl::StatusOr<std::vector<Buffer>> copy_in, copy_out;
+  Buffers from = in, to = out;
   // In place what is sent has to be kept: it is overwritten by what arrives.
-  Scratch copy(runtime_, stream);
-  std::vector<Buffer> kept;
-  Buffers from = in;
-  if (in[0].data == out[0].data && total > 0) {
-    if (absl::Status s = copy.Allocate(total, in[0].dtype, in[0].device); !s.ok()) return s;
-    if (absl::Status s = CopyPieces(in, copy.buffers(), stream); !s.ok()) return s;
-    // Cut as it was.
-    char* data = static_cast<char*>(copy.buffers()[0].data);
-    for (const Buffer& b : in) {
-      kept.push_back({data, b.count, b.dtype, b.device});
-      data += b.count * SizeOf(b.dtype);
-    }
-    from = kept;
+  if (in[0].data == out[0].data || (!direct && AnyRegistered(in))) {
+    copy_in = sent.AllocateLike(in);
+    if (!copy_in.ok()) return copy_in.status();
+    from = *copy_in;
+    if (absl::Status s = CopyPieces(in, from, stream); !s.ok()) return s;
   }
-  return Group("ncclSend and ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
+  if (!direct && AnyRegistered(out)) {
+    copy_out = arrived.AllocateLike(out);
+    if (!copy_out.ok()) return copy_out.status();
+    to = *copy_out;
+  }
+  const absl::Status done = Group("ncclSend and ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
     // A message is cut where the sender's input or the receiver's output is. Both know that, since all ranks have cut
     // theirs alike: what goes from s to r is part r of the input and part s of the output.
     nccl::Result result = nccl::kSuccess;
     const size_t me = static_cast<size_t>(rank_);
     for (size_t r = 0; r < size_; ++r) {
       const int peer = static_cast<int>(r);
-      for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), Slice(out, me * part, part))) {
+      for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), Slice(to, me * part, part))) {
         if (result == nccl::kSuccess) result = api.Send(p.in, p.count, TypeOf(in), peer, comm, stream);
       }
-      for (const TransformPiece& p : PairPieces(Slice(in, me * part, part), Slice(out, r * part, part))) {
+      for (const TransformPiece& p : PairPieces(Slice(from, me * part, part), Slice(to, r * part, part))) {
         if (result == nccl::kSuccess) result = api.Recv(p.out, p.count, TypeOf(out), peer, comm, stream);
       }
     }
     return result;
   });
+  return done.ok() && to.data() != out.data() ? CopyPieces(to, out, stream) : done;
 }
 
 absl::Status DeviceMoves::Send(Buffers buffers, int peer, void* stream) {
+  Scratch scratch(runtime_, stream);
+  absl::StatusOr<std::vector<Buffer>> copy;
+  Buffers from = buffers;
+  if (AnyRegistered(buffers)) {
+    copy = scratch.AllocateLike(buffers);
+    if (!copy.ok()) return copy.status();
+    from = *copy;
+    if (absl::Status s = CopyPieces(buffers, from, stream); !s.ok()) return s;
+  }
   return Group("ncclSend", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : buffers) {
+    for (const Buffer& b : from) {
       if (b.count == 0 || result != nccl::kSuccess) continue;
-      result = api.Send(b.data, b.count, TypeOf(buffers), peer, comm, stream);
+      result = api.Send(b.data, b.count, TypeOf(from), peer, comm, stream);
     }
     return result;
   });
 }
 
 absl::Status DeviceMoves::Recv(Buffers buffers, int peer, void* stream) {
-  return Group("ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
+  Scratch scratch(runtime_, stream);
+  absl::StatusOr<std::vector<Buffer>> copy;
+  Buffers to = buffers;
+  if (AnyRegistered(buffers)) {
+    copy = scratch.AllocateLike(buffers);
+    if (!copy.ok()) return copy.status();
+    to = *copy;
+  }
+  const absl::Status done = Group("ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : buffers) {
+    for (const Buffer& b : to) {
       if (b.count == 0 || result != nccl::kSuccess) continue;
-      result = api.Recv(b.data, b.count, TypeOf(buffers), peer, comm, stream);
+      result = api.Recv(b.data, b.count, TypeOf(to), peer, comm, stream);
     }
     return result;
   });
+  return done.ok() && to.data() != buffers.data() ? CopyPieces(to, buffers, stream) : done;
 }
 
 absl::Status DeviceMoves::Barrier(void* stream) {
@@ -291,13 +340,13 @@ absl::Status DeviceMoves::Barrier(void* stream) {
   Scratch word(runtime_, stream);
   if (absl::Status s = word.Allocate(1, DType::kInt32, {}); !s.ok()) return s;
   void* const data = word.buffers()[0].data;
-  return Group("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+  return communicator_->Call("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
     return api.AllReduce(data, data, 1, nccl::kInt32, nccl::kSum, comm, stream);
   });
 }
 
 // One launch, whatever the calls are. A group has to be closed also after one of them has failed.
-absl::Status DeviceMoves::Group(absl::string_view what, const Calls& calls) {
+absl::Status DeviceMoves::Group(absl::string_view what, Calls calls) {
   return communicator_->Call(what, [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = api.GroupStart();
     if (result != nccl::kSuccess) return result;

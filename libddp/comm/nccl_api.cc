@@ -8,6 +8,9 @@ namespace {
 constexpr int kOldest = 21800;
 constexpr int kFirstWithWindows = 22700;
 constexpr int kFirstWithSymmetricAvg = 23003;
+// What NCCL 2.28.3 makes one symmetric kernel of, it sums in part only: fixed in 2.28.7.
+constexpr int kFirstThatFuses = 22800, kFirstThatFusesWell = 22807;
+constexpr int kFirstWithSymmetricAbort = 22902;
 
 std::string VersionText(int version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
@@ -33,6 +36,8 @@ absl::StatusOr<Features> FeaturesOf(const Api& api) {
   features.windows = features.version >= kFirstWithWindows && api.MemAlloc != nullptr && api.MemFree != nullptr &&
                      api.CommWindowRegister != nullptr && api.CommWindowDeregister != nullptr;
   features.avg_keeps_symmetric = features.version >= kFirstWithSymmetricAvg;
+  features.groups_of_sums = features.version < kFirstThatFuses || features.version >= kFirstThatFusesWell;
+  features.symmetric_abort = features.version >= kFirstWithSymmetricAbort;
   return features;
 }
 

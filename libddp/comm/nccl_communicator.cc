@@ -212,6 +212,14 @@ void NcclCommunicator::Abort() {
   }
 }
 
+std::string NcclCommunicator::WhyStuck() const {
+  if (setup_.features.symmetric_abort || !setup_.features.windows) return "";
+  return absl::StrCat(
+      "NCCL ", setup_.features.version_text(),
+      " cannot abort sums on memory of Allocate, 2.29.2 and later can; NCCL_WIN_ENABLE=0 makes this one "
+      "able to, but small sums slower");
+}
+
 void NcclCommunicator::Destroy() {
   nccl::Comm comm = nullptr;
   {

@@ -55,6 +55,7 @@ class NcclCommunicator final : public DeviceTransport {
   absl::Status Health() override;
   // Locks out new calls, gives running ones a moment, and aborts: kernels end, blocked calls return.
   void Abort() override;
+  std::string WhyStuck() const override;
 
   const NcclSetup& setup() const { return setup_; }
 

@@ -189,15 +189,19 @@ Allocation RegisteredMemory::HandOut(const Block& block) {
   return Allocation(std::move(data), block.bytes, communicator_->setup().device);
 }
 
-ReducePath RegisteredMemory::PathOf(const void* data, size_t bytes, size_t total) const {
-  const char* const begin = static_cast<const char*>(data);
+bool RegisteredMemory::Holds(const Buffer& buffer) const {
+  const char* const begin = static_cast<const char*>(buffer.data);
+  const char* const end = begin + buffer.count * SizeOf(buffer.dtype);
   const std::lock_guard<std::mutex> lock(table_->mutex);
-  for (const Block& block : table_->blocks) {
+  return std::any_of(table_->blocks.begin(), table_->blocks.end(), [&](const Block& block) {
     const char* const from = static_cast<const char*>(block.data);
-    if (!block.registered || begin < from || begin + bytes > from + block.bytes) continue;
-    return total < crossover_bytes() ? ReducePath::kSymmetric : ReducePath::kNotSymmetric;
-  }
-  return ReducePath::kPlain;
+    return block.registered && begin >= from && end <= from + block.bytes;
+  });
+}
+
+ReducePath RegisteredMemory::PathOf(const Buffer& buffer, size_t total) const {
+  if (!Holds(buffer)) return ReducePath::kPlain;
+  return total < crossover_bytes() ? ReducePath::kSymmetric : ReducePath::kNotSymmetric;
 }
 
 size_t RegisteredMemory::crossover_bytes() const { return crossover_.load(std::memory_order_relaxed); }

@@ -35,8 +35,11 @@ class RegisteredMemory {
   // it is reduced like any other.
   absl::Status Adopt(const Allocation& memory);
 
-  // How [data, data + bytes) is best reduced, in a call of `total` bytes.
-  ReducePath PathOf(const void* data, size_t bytes, size_t total) const;
+  // Whether all of `buffer` is registered.
+  bool Holds(const Buffer& buffer) const;
+
+  // How `buffer` is best reduced, in a call of `total` bytes.
+  ReducePath PathOf(const Buffer& buffer, size_t total) const;
 
   // Sums of fewer bytes than this use the symmetric kernels, as far as has been measured.
   size_t crossover_bytes() const;

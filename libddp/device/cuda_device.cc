@@ -143,7 +143,11 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0), "cudaStreamWaitEvent");
   }
   absl::StatusOr<bool> Finished(void* event) override {
+    // A capture in CUDA's global mode, another thread's too, would be broken by the question.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     const cudaError_t error = cudaEventQuery(AsEvent(event));
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (error == cudaErrorNotReady) {
       cudaGetLastError();
       return false;
@@ -167,6 +171,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
       return s;
     }
     return capture != cudaStreamCaptureStatusNone;
+  }
+  absl::Status LeaveCapturesAlone() override {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    return ToStatus(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   }
 
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override {

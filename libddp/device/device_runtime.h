@@ -74,9 +74,12 @@ class DeviceRuntime {
 
   virtual absl::Status Record(void* event, void* stream) = 0;
   virtual absl::Status WaitEvent(void* stream, void* event) = 0;  // the stream waits, the host does not
-  virtual absl::StatusOr<bool> Finished(void* event) = 0;         // true also if it was never recorded
+  // True also if it was never recorded. May be asked while any thread captures.
+  virtual absl::StatusOr<bool> Finished(void* event) = 0;
   virtual absl::StatusOr<double> ElapsedUs(void* begin, void* end) = 0;
   virtual absl::StatusOr<bool> Capturing(void* stream) = 0;  // into a graph
+  // What the calling thread does from now on breaks no capture of another thread.
+  virtual absl::Status LeaveCapturesAlone() = 0;
 
   // Zeroed. Freed by the last owner.
   virtual absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) = 0;

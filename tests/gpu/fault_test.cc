@@ -1,5 +1,6 @@
 // A rank that is killed at each stage of NCCL: in the middle of its start, before an operation that others wait in,
-// while operations run, while graphs are replayed. The survivor gets an error that names it, and its GPU is usable.
+// while operations run, while a graph is captured or replayed. The survivor gets an error that names it, its streams
+// come free, and it goes on alone.
 //
 // The program starts itself as each rank: with --rank it plays one.
 #define CATCH_CONFIG_RUNNER
@@ -12,12 +13,14 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "ddp/ddp.h"
 #include "tests/fault/job.h"
@@ -38,12 +41,17 @@ struct RankJob {
   std::unique_ptr<Context> context;
   cudaStream_t stream = nullptr;
   Buffer buffer;
+  Allocation registered;
+  std::optional<Work> last;  // of those that were enqueued
 
   Stream caller() const { return {context->device(), stream}; }
-  absl::Status Reduce(bool wait) {
-    absl::StatusOr<Work> work = context->world().AllReduce({&buffer, 1}, {&buffer, 1}, {}, caller());
+  absl::Status Reduce(bool wait) { return Reduce(context->world(), wait); }
+  absl::Status Reduce(ProcessGroup& group, bool wait) {
+    absl::StatusOr<Work> work = group.AllReduce({&buffer, 1}, {&buffer, 1}, {}, caller());
     if (!work.ok()) return work.status();
-    return wait ? work->Wait() : work->BlockStream(caller());
+    last = *work;
+    if (absl::Status s = work->BlockStream(caller()); !s.ok()) return s;
+    return wait ? work->Wait() : absl::OkStatus();
   }
   // Waits for the stream, or until the group has failed.
   absl::Status Synchronize() {
@@ -74,23 +82,42 @@ absl::Status Start(RankJob& job) {
   if (!context.ok()) return context.status();
   job.context = *std::move(context);
   if (cudaSetDevice(job.context->device().index) != cudaSuccess ||
-      cudaStreamCreateWithFlags(&job.stream, cudaStreamNonBlocking) != cudaSuccess ||
-      cudaMalloc(&job.buffer.data, size_t{64} << 20) != cudaSuccess) {
-    return absl::InternalError("no memory");
+      cudaStreamCreateWithFlags(&job.stream, cudaStreamNonBlocking) != cudaSuccess) {
+    return absl::InternalError("no stream");
   }
-  job.buffer.count = size_t{16} << 20;
   job.buffer.device = job.context->device();
+  if (job.flags["memory"] == "registered") {  // so small that its kernels for such memory are used
+    absl::StatusOr<Allocation> memory = job.context->world().Allocate(size_t{64} << 10, job.context->device());
+    if (!memory.ok()) return memory.status();
+    job.registered = *std::move(memory);
+    job.buffer.data = job.registered.data();
+    job.buffer.count = job.registered.bytes() / sizeof(float);
+  } else {
+    job.buffer.count = size_t{16} << 20;
+    if (cudaMalloc(&job.buffer.data, job.buffer.count * sizeof(float)) != cudaSuccess) {
+      return absl::InternalError("no memory");
+    }
+  }
   return job.Reduce(true);
 }
 
-// Launches one graph after the other. The victim dies while its peer's are running.
+// Launches one graph after the other. The victim dies while it captures, or while its peer's graphs are running.
 absl::Status Replay(RankJob& job) {
+  const bool dies_capturing = job.flags["stage"] == "capture";
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
-  if (cudaStreamBeginCapture(job.stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+  if (cudaStreamBeginCapture(job.stream, cudaStreamCaptureModeGlobal) != cudaSuccess) {
     return absl::InternalError("no capture");
   }
   absl::Status captured = job.Reduce(false);
+  if (dies_capturing && job.victim) raise(SIGKILL);
+  if (dies_capturing) {  // the group fails in the middle of the capture
+    while (captured.ok()) captured = job.context->world().status();
+    cudaStreamEndCapture(job.stream, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    return captured;
+  }
   if (cudaStreamEndCapture(job.stream, &graph) != cudaSuccess || !captured.ok()) return captured;
   if (cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess) return absl::InternalError("no graph");
   for (int i = 0;; ++i) {
@@ -108,11 +135,11 @@ absl::Status Work(RankJob& job) {
       if (absl::Status s = job.Reduce(true); !s.ok()) return s;
     }
   }
-  if (stage == "graph") return Replay(job);
+  if (stage == "graph" || stage == "capture") return Replay(job);
   for (int i = 0;; ++i) {
     if (job.victim && i == 20) raise(SIGKILL);
     // "enqueue": many are enqueued when the victim dies, and the survivor goes on enqueueing.
-    if (absl::Status s = job.Reduce(stage == "running"); !s.ok()) return s;
+    if (absl::Status s = job.Reduce(stage == "running"); !s.ok()) return job.last->Wait();
   }
 }
 
@@ -127,9 +154,23 @@ int PlayRank(int argc, char** argv) {
   job.victim = job.rank == 1;
   const absl::Status status = Work(job);
   // After the failure the GPU is to be as good as new: nothing runs on it, no error is left behind.
-  if (job.context != nullptr) job.context.reset();
-  const cudaError_t gpu = cudaDeviceSynchronize();
-  std::printf("%s | gpu: %s\n", status.ToString().c_str(), cudaGetErrorName(gpu));
+  std::string stream = "free", gpu, again = "not tried";
+  if (job.stream != nullptr) {
+    const absl::Time until = absl::Now() + absl::Seconds(12);
+    while (cudaStreamQuery(job.stream) == cudaErrorNotReady && absl::Now() < until)
+      absl::SleepFor(absl::Milliseconds(1));
+    if (cudaStreamQuery(job.stream) == cudaErrorNotReady) stream = "blocked";
+  }
+  if (stream == "free") {
+    gpu = cudaGetErrorName(cudaDeviceSynchronize());
+    if (job.context != nullptr) {
+      auto alone = job.context->NewGroup({job.rank}, absl::Now() + absl::Seconds(10));
+      again = (alone.ok() ? job.Reduce(**alone, true) : alone.status()).ToString();
+    }
+    job.context.reset();
+  }
+  std::printf("%s | stream: %s | gpu: %s | again: %s\n", status.ToString().c_str(), stream.c_str(), gpu.c_str(),
+              again.c_str());
   std::fflush(stdout);
   _exit(0);
 }
@@ -147,14 +188,29 @@ std::string Survivor(const std::vector<std::string>& arguments) {
   return endings[0].output;
 }
 
-TEST_CASE("a rank that is killed while operations run, or are enqueued, or replayed, is named") {
-  for (const char* stage : {"running", "enqueue", "graph"}) {
-    INFO(stage);
+TEST_CASE("a rank that is killed while operations run, or are enqueued, captured, or replayed, is named") {
+  for (const char* stage : {"running", "enqueue", "capture", "graph"}) {
     const std::string output = Survivor({absl::StrCat("--stage=", stage)});
+    INFO(stage << ": " << output);
     CHECK(absl::StrContains(output, "UNAVAILABLE"));
     CHECK(absl::StrContains(output, "rank 1"));
-    // With operations queued up, NCCL 2.28 may free what they still read: see docs/gpu-verification.md.
-    if (std::string(stage) != "enqueue") CHECK(absl::StrContains(output, "gpu: cudaSuccess"));
+    CHECK(absl::StrContains(output, "gpu: cudaSuccess"));
+    CHECK(absl::StrContains(output, "again: OK"));
+  }
+}
+
+TEST_CASE("a rank that is killed while sums on registered memory run is named") {
+  for (const char* stage : {"running", "enqueue"}) {
+    const std::string output = Survivor({absl::StrCat("--stage=", stage), "--memory=registered"});
+    INFO(stage << ": " << output);
+    CHECK(absl::StrContains(output, "UNAVAILABLE"));
+    CHECK(absl::StrContains(output, "rank 1"));
+    // The kernels for such memory end by the abort, or the error says that the process has to, and why.
+    if (absl::StrContains(output, "stream: blocked")) {
+      CHECK(absl::StrContains(output, "NCCL_WIN_ENABLE=0"));
+    } else {
+      CHECK(absl::StrContains(output, "again: OK"));
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // The nccl backend on real GPUs, one a rank; ranks are threads or processes.
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -196,6 +197,29 @@ TEST_CASE("data moves where it belongs") {
   });
 }
 
+// NCCL sends straight from one rank's registered memory into the other's, and hangs where only one is registered.
+TEST_CASE("messages go from and to memory of either kind, at every size") {
+  RunOnGpus([](Rank& rank) {
+    const size_t n = static_cast<size_t>(rank.size()), r = static_cast<size_t>(rank.rank());
+    const auto value = [](size_t from, size_t i) { return static_cast<double>(10'000'000 * from + i); };
+    for (const size_t part : {size_t{1000}, size_t{1} << 18, size_t{1} << 21}) {
+      for (const int kinds : {0, 1, 2, 3}) {
+        Array in(rank, DType::kInt32, part * n, (kinds & 1) != 0), out(rank, DType::kInt32, part * n, (kinds & 2) != 0);
+        in.Fill([&](size_t i) { return value(r, i); });
+        RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(in.Cut(1), out.Cut(1))));
+        out.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
+        RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(in.Cut(1), in.Cut(1))));
+        in.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
+        if (n < 2 || r > 1) continue;
+        in.Fill([&](size_t i) { return value(r, i); });
+        RANK_CHECK_OK(rank.Finish(r == 0 ? rank.group().Send(in.Cut(1), 1, 0) : rank.group().Recv(out.Cut(1), 0, 0)));
+        if (r == 1) out.Expect([&](size_t i) { return value(0, i); });
+      }
+    }
+    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+  });
+}
+
 TEST_CASE("a result that is not finite is told, equally on all ranks") {
   RunOnGpus([](Rank& rank) {
     for (DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -235,10 +259,15 @@ TEST_CASE("operations are ordered with the caller's stream") {
 TEST_CASE("operations can be captured into a CUDA graph and replayed") {
   RunOnGpus([](Rank& rank) {
     const CallerStream stream(rank);
-    Array a(rank, DType::kFloat32, 1000, true), b(rank, DType::kFloat32, 1000, false);
+    Array a(rank, DType::kFloat32, 1000, true), b(rank, DType::kFloat32, 1000, false),
+        large(rank, DType::kFloat32, size_t{16} << 20, false);
     // What is captured must have been seen before: NCCL may still have connections to make.
     RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
-    GPU(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    // In the strictest mode, and with operations running, which threads of the library look at meanwhile.
+    for (int i = 0; i < 40; ++i) RANK_CHECK_OK(rank.group().AllReduce(large.Cut(1), large.Cut(1)).status());
+    GPU(cudaStreamBeginCapture(stream.native(),
+                               RanksAreThreads() ? cudaStreamCaptureModeThreadLocal : cudaStreamCaptureModeGlobal));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     Work first = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get()));
     Work second = RANK_VALUE(rank.group().AllReduce(b.Cut(2), b.Cut(2)));  // the group's stream has joined the capture
     RANK_CHECK_OK(first.BlockStream(stream.get()));

@@ -47,6 +47,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<bool> Finished(void* event) override;
   absl::StatusOr<double> ElapsedUs(void*, void*) override { return elapsed_us(); }
   absl::StatusOr<bool> Capturing(void* stream) override;
+  absl::Status LeaveCapturesAlone() override { return absl::OkStatus(); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override;

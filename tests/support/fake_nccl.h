@@ -24,6 +24,7 @@ class FakeNccl {
     kFail,   // the call returns `result`
     kHang,   // the call returns, with an error, when its communicator is aborted; before there is one, with this object
     kStuck,  // what the call enqueues ends only with the abort
+    kSlow,   // the call takes a second
     kCorrupt,  // what the call enqueues adds one to the first byte of the result
   };
   // The next call of `function` ("AllReduce") by `rank` goes wrong, after `skip` good ones. GetVersion and the other

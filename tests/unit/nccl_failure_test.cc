@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -159,6 +160,35 @@ TEST_CASE("Abort releases whoever waits, at every stage") {
       });
       CHECK(job.nccl.live_comms() == 0);
     }
+  }
+}
+
+TEST_CASE("a GPU that does not come free after an abort is told with the remedy") {
+  struct Case {
+    int version;
+    bool remedy;
+  };
+  for (const Case& c : {Case{22809, true}, Case{22902, false}}) {
+    Job job(2, c.version);
+    job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+      DeviceGroupOptions options = rank.Options();
+      options.abort_grace = absl::Milliseconds(200);
+      std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
+      Array a(rank, *group, DType::kFloat32, 10, true);
+      if (rank.rank == 1) {
+        while (group->status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return;
+      }
+      rank.nccl.Plan("CommAbort", 0, Mishap::kSlow);
+      Work work = RANK_VALUE(group->AllReduce(a.Cut(1), a.Cut(1)));  // nobody comes
+      group->Abort(absl::InternalError("enough"));
+      const absl::Status status = work.Wait();
+      RANK_CHECK_STATUS(status, kAborted, "enough", "end this process");
+      RANK_CHECK_EQ(absl::StrContains(status.message(), "NCCL_WIN_ENABLE=0"), c.remedy);
+    });
+    // The abort goes on behind the group's back, and uses this NCCL until it ends.
+    while (job.nccl.live_comms() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }
 

@@ -206,6 +206,48 @@ TEST_CASE("messages arrive in the order of the calls") {
   });
 }
 
+TEST_CASE("registered memory is sent and received as any other") {
+  Job job(2);
+  job.timeout = absl::Seconds(20);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t me = static_cast<size_t>(rank.rank), part = 50;
+    for (const bool in_registered : {false, true}) {
+      for (const bool out_registered : {false, true}) {
+        Array in(rank, group, DType::kInt32, 2 * part, in_registered),
+            out(rank, group, DType::kInt32, 2 * part, out_registered);
+        const auto fill = [&] {
+          for (size_t i = 0; i < 2 * part; ++i) in.Set(i, static_cast<double>(1000 * me + i));
+        };
+        const auto expected = [&](size_t i) { return static_cast<double>(1000 * (i / part) + part * me + i % part); };
+        fill();
+        RANK_CHECK_OK(Finish(group.AllToAll(in.Cut(2), out.Cut(3))));
+        RANK_CHECK_OK(Finish(group.AllToAll(in.Cut(1), in.Cut(1))));  // in place
+        for (size_t i = 0; i < 2 * part; ++i) RANK_CHECK_EQ(out.Get(i), expected(i));
+        for (size_t i = 0; i < 2 * part; ++i) RANK_CHECK_EQ(in.Get(i), expected(i));
+        fill();
+        // From the one kind to the other.
+        RANK_CHECK_OK(Finish(me == 0 ? group.Send(in.Cut(2), 1, 0) : group.Recv(out.Cut(2), 0, 0)));
+        for (size_t i = 0; i < 2 * part && me == 1; ++i) RANK_CHECK_EQ(out.Get(i), static_cast<double>(i));
+      }
+    }
+    // Peers have to receive straight into registered memory what is sent straight from it.
+    Array in(rank, group, DType::kInt32, 2 * part, true), out(rank, group, DType::kInt32, 2 * part, true),
+        plain(rank, group, DType::kInt32, 2 * part, false);
+    RANK_CHECK_STATUS(Finish(group.AllToAll(in.Cut(1), rank.rank == 0 ? out.Cut(1) : plain.Cut(1))),
+                      absl::StatusCode::kFailedPrecondition, "all_to_all", "memory");
+  });
+}
+
+TEST_CASE("several sums on registered memory are right with an NCCL that forgets some of a group") {
+  Job job(2, 22803);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    for (const bool allocated : {true, false}) {
+      CheckAllReduce(rank, group, DType::kFloat32, DType::kFloat32, {.op = ReduceOp::kSum}, 1000, allocated, 5);
+      CheckAllReduce(rank, group, DType::kFloat32, DType::kFloat32, {.op = ReduceOp::kAvg}, 1000, allocated, 5);
+    }
+  });
+}
+
 // --- streams --------------------------------------------------------------------------------------------------------
 
 TEST_CASE("an operation begins after the caller's stream, and the caller's stream goes on after it") {
@@ -230,6 +272,30 @@ TEST_CASE("an operation begins after the caller's stream, and the caller's strea
     RANK_CHECK_EQ(seen, 10);
     RANK_CHECK_OK(work.Wait());
     RANK_CHECK(work.Done());
+  });
+}
+
+TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
+  Job job(2);
+  std::atomic<int> calls{0};
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kInt32, 1, true);
+    for (int i = 0; i < 1000; ++i) RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1)).status());
+    RANK_CHECK_OK(group.Barrier()->Wait());
+    if (rank.rank == 0) {  // nobody comes to these
+      std::thread other([&] {
+        while (calls < 60) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        group.Abort(absl::InternalError("enough"));
+      });
+      absl::Status status;
+      for (; status.ok(); ++calls) status = group.AllReduce(a.Cut(1), a.Cut(1)).status();
+      RANK_CHECK_STATUS(status, kAborted, "enough");
+      RANK_CHECK(calls < 100, calls.load(), " operations were enqueued");
+      other.join();
+    } else {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   });
 }
 

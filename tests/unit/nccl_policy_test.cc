@@ -154,12 +154,30 @@ TEST_CASE("features go by the version at run time") {
   };
   CHECK_FALSE(features(2808).ok());
   CHECK_FALSE(features(21704).ok());
-  CHECK(features(21800)->version_text() == "2.18.0");
-  CHECK_FALSE(features(22602)->windows);
-  CHECK(features(22703)->windows);
-  CHECK_FALSE(features(22907)->avg_keeps_symmetric);
-  CHECK(features(23003)->avg_keeps_symmetric);
-  CHECK(features(23200)->version_text() == "2.32.0");
+  struct Row {
+    int version;
+    const char* text;
+    bool windows, avg_keeps_symmetric, groups_of_sums, symmetric_abort;
+  };
+  for (const Row& row :
+       {Row{21800, "2.18.0", false, false, true, false}, Row{21903, "2.19.3", false, false, true, false},
+        Row{22005, "2.20.5", false, false, true, false}, Row{22105, "2.21.5", false, false, true, false},
+        Row{22203, "2.22.3", false, false, true, false}, Row{22304, "2.23.4", false, false, true, false},
+        Row{22403, "2.24.3", false, false, true, false}, Row{22501, "2.25.1", false, false, true, false},
+        Row{22602, "2.26.2", false, false, true, false}, Row{22703, "2.27.3", true, false, true, false},
+        Row{22803, "2.28.3", true, false, false, false}, Row{22807, "2.28.7", true, false, true, false},
+        Row{22809, "2.28.9", true, false, true, false}, Row{22902, "2.29.2", true, false, true, true},
+        Row{23003, "2.30.3", true, true, true, true}, Row{23100, "2.31.0", true, true, true, true},
+        Row{23200, "2.32.0", true, true, true, true}}) {
+    INFO(row.text);
+    const absl::StatusOr<Features> found = features(row.version);
+    REQUIRE(found.ok());
+    CHECK(found->version_text() == row.text);
+    CHECK(found->windows == row.windows);
+    CHECK(found->avg_keeps_symmetric == row.avg_keeps_symmetric);
+    CHECK(found->groups_of_sums == row.groups_of_sums);
+    CHECK(found->symmetric_abort == row.symmetric_abort);
+  }
 }
 
 TEST_CASE("a doubtful variable is named with what is legal") {

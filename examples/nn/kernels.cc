@@ -56,6 +56,29 @@ void MaskAndSumRows(const float* HWY_RESTRICT y, float* HWY_RESTRICT dy, size_t 
   });
 }
 
+void Relu(float* HWY_RESTRICT y, size_t count) {
+  ForEachVector(count,
+                [=](auto d, size_t i) HWY_ATTR { hn::StoreU(hn::Max(hn::LoadU(d, y + i), hn::Zero(d)), d, y + i); });
+}
+
+void AddRelu(const float* HWY_RESTRICT x, float* HWY_RESTRICT y, size_t count) {
+  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
+    hn::StoreU(hn::Max(hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, y + i)), hn::Zero(d)), d, y + i);
+  });
+}
+
+void MaskPositive(const float* HWY_RESTRICT y, float* HWY_RESTRICT dy, size_t count) {
+  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
+    const auto positive = hn::Gt(hn::LoadU(d, y + i), hn::Zero(d));
+    hn::StoreU(hn::IfThenElseZero(positive, hn::LoadU(d, dy + i)), d, dy + i);
+  });
+}
+
+void Add(const float* HWY_RESTRICT x, float* HWY_RESTRICT y, size_t count) {
+  ForEachVector(count, [=](auto d, size_t i)
+                           HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i); });
+}
+
 // Times 1 is exact, and free beside the loads.
 template <class D>
 HWY_INLINE hn::Vec<D> ScaledGrad(D d, const float* HWY_RESTRICT grad, float scale) {
@@ -105,6 +128,10 @@ namespace nn {
 
 HWY_EXPORT(SumRows);
 HWY_EXPORT(MaskAndSumRows);
+HWY_EXPORT(Relu);
+HWY_EXPORT(AddRelu);
+HWY_EXPORT(MaskPositive);
+HWY_EXPORT(Add);
 HWY_EXPORT(SgdPass);
 HWY_EXPORT(MomentumPass);
 HWY_EXPORT(AdamPass);
@@ -116,6 +143,14 @@ void SumRows(const float* dy, size_t rows, size_t width, float* sums) {
 void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float* sums) {
   HWY_DYNAMIC_DISPATCH(MaskAndSumRows)(y, dy, rows, width, sums);
 }
+
+void Relu(float* y, size_t count) { HWY_DYNAMIC_DISPATCH(Relu)(y, count); }
+
+void AddRelu(const float* x, float* y, size_t count) { HWY_DYNAMIC_DISPATCH(AddRelu)(x, y, count); }
+
+void MaskPositive(const float* y, float* dy, size_t count) { HWY_DYNAMIC_DISPATCH(MaskPositive)(y, dy, count); }
+
+void Add(const float* x, float* y, size_t count) { HWY_DYNAMIC_DISPATCH(Add)(x, y, count); }
 
 void SgdPass(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value) {
   HWY_DYNAMIC_DISPATCH(SgdPass)(coefficients, count, grad, value);

@@ -12,6 +12,18 @@ void SumRows(const float* dy, size_t rows, size_t width, float* sums);
 // The same after dy[i][j] = y[i][j] > 0 ? dy[i][j] : 0, in the same pass. y has dy's shape.
 void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float* sums);
 
+// y = max(0, y).
+void Relu(float* y, size_t count);
+
+// y = max(0, x + y).
+void AddRelu(const float* x, float* y, size_t count);
+
+// dy = y > 0 ? dy : 0.
+void MaskPositive(const float* y, float* dy, size_t count);
+
+// y += x.
+void Add(const float* x, float* y, size_t count);
+
 struct SgdCoefficients {
   float lr, momentum, weight_decay;
   float grad_scale;  // which each gradient is multiplied by first

@@ -1,0 +1,77 @@
+#include "examples/nn/batch_norm.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "examples/nn/check.h"
+
+namespace nn {
+namespace {
+
+constexpr float kEpsilon = 1e-5f;
+constexpr float kMomentum = 0.1f;
+
+}  // namespace
+
+BatchNorm2d::BatchNorm2d(onednn::SessionPtr session, const ImageShape& shape, Activation activation, int max_batch)
+    : session_(std::move(session)), shape_(shape), activation_(activation), max_batch_(max_batch) {
+  NN_CHECK(shape.channels > 0 && max_batch > 0);
+  const auto channels = static_cast<size_t>(shape.channels);
+  parameters_ = {{.name = "weight", .shape = {shape.channels}, .initial = 1},
+                 {.name = "bias", .shape = {shape.channels}, .initial = 0}};
+  for (std::vector<float>* v : {&mean_, &variance_, &running_mean_, &dscale_, &dshift_}) v->resize(channels);
+  running_var_.assign(channels, 1.0f);
+  NormalizationFor(max_batch);
+}
+
+onednn::BatchNormalization& BatchNorm2d::NormalizationFor(int rows) {
+  NN_CHECK(rows > 0 && rows <= max_batch_);
+  return normalizations_.Get(rows, [&] {
+    return std::make_unique<onednn::BatchNormalization>(session_, shape_, rows, kEpsilon,
+                                                        activation_ == Activation::kRelu);
+  });
+}
+
+void BatchNorm2d::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
+  NN_CHECK(values.size() == 2 && grads.size() == 2);
+  weight_ = values[0];
+  bias_ = values[1];
+  weight_grad_ = grads[0];
+  bias_grad_ = grads[1];
+}
+
+std::vector<LayerBuffer> BatchNorm2d::buffers() {
+  return {{"running_mean", {shape_.channels}, absl::MakeSpan(running_mean_)},
+          {"running_var", {shape_.channels}, absl::MakeSpan(running_var_)}};
+}
+
+void BatchNorm2d::Forward(const float* x, float* y, int rows) {
+  NN_CHECK(weight_ != nullptr);
+  onednn::BatchNormalization& normalization = NormalizationFor(rows);
+  if (!training_) {
+    normalization.ForwardEvaluation(x, weight_, bias_, running_mean_.data(), running_var_.data(), y);
+    return;
+  }
+  normalization.ForwardTraining(x, weight_, bias_, mean_.data(), variance_.data(), y);
+  const float count = static_cast<float>(rows) * static_cast<float>(shape_.height * shape_.width);
+  const float unbiased = count / std::max(count - 1, 1.0f);
+  for (size_t c = 0; c < mean_.size(); ++c) {
+    running_mean_[c] += kMomentum * (mean_[c] - running_mean_[c]);
+    running_var_[c] += kMomentum * (variance_[c] * unbiased - running_var_[c]);
+  }
+}
+
+void BatchNorm2d::Backward(const float* x, const float* /*y*/, float* dy, float* dx, int rows, bool accumulate,
+                           GradReadyFn grad_ready) {
+  NN_CHECK(training_);
+  NormalizationFor(rows).Backward(x, dy, weight_, bias_, mean_.data(), variance_.data(), dscale_.data(), dshift_.data(),
+                                  dx == nullptr ? dy : dx);
+  for (size_t c = 0; c < mean_.size(); ++c) {
+    weight_grad_[c] = dscale_[c] + (accumulate ? weight_grad_[c] : 0);
+    bias_grad_[c] = dshift_[c] + (accumulate ? bias_grad_[c] : 0);
+  }
+  grad_ready(1);
+  grad_ready(0);
+}
+
+}  // namespace nn

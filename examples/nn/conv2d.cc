@@ -1,0 +1,62 @@
+#include "examples/nn/conv2d.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "examples/nn/check.h"
+#include "examples/nn/kernels.h"
+
+namespace nn {
+
+Conv2d::Conv2d(onednn::SessionPtr session, const Conv2dOptions& o, int max_batch)
+    : session_(std::move(session)),
+      shape_{o.in, o.outputs, o.kernel, o.stride, o.padding, o.in_layout},
+      has_bias_(o.bias),
+      activation_(o.activation),
+      max_batch_(max_batch) {
+  NN_CHECK(o.outputs > 0 && o.kernel > 0 && o.stride > 0 && o.padding >= 0 && max_batch > 0);
+  NN_CHECK(o.in.channels > 0 && shape_.out().height > 0 && shape_.out().width > 0);
+  const int64_t fan_in = int64_t{o.in.channels} * o.kernel * o.kernel;
+  parameters_ = {{"weight", {o.outputs, o.in.channels, o.kernel, o.kernel}, fan_in}};
+  if (o.bias) parameters_.push_back({"bias", {o.outputs}, fan_in});
+  ConvolutionFor(max_batch);
+}
+
+int Conv2d::input_size() const { return static_cast<int>(session_->Floats(shape_.in, shape_.in_layout)); }
+
+int Conv2d::output_size() const { return static_cast<int>(session_->Floats(shape_.out(), Layout::kNative)); }
+
+onednn::Convolution& Conv2d::ConvolutionFor(int rows) {
+  NN_CHECK(rows > 0 && rows <= max_batch_);
+  return convolutions_.Get(rows, [&] {
+    return std::make_unique<onednn::Convolution>(session_, shape_, rows, has_bias_, activation_ == Activation::kRelu);
+  });
+}
+
+void Conv2d::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
+  NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
+  weight_ = values[0];
+  weight_grad_ = grads[0];
+  if (!has_bias_) return;
+  bias_ = values[1];
+  bias_grad_ = grads[1];
+}
+
+void Conv2d::Forward(const float* x, float* y, int rows) {
+  NN_CHECK(weight_ != nullptr);
+  ConvolutionFor(rows).Forward(x, weight_, bias_, y);
+}
+
+void Conv2d::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                      GradReadyFn grad_ready) {
+  if (activation_ == Activation::kRelu) {
+    MaskPositive(y, dy, static_cast<size_t>(rows) * static_cast<size_t>(output_size()));
+  }
+  onednn::Convolution& convolution = ConvolutionFor(rows);
+  convolution.BackwardWeight(x, dy, weight_grad_, bias_grad_, accumulate);
+  if (has_bias_) grad_ready(1);
+  grad_ready(0);
+  if (dx != nullptr) convolution.BackwardInput(dy, weight_, dx);
+}
+
+}  // namespace nn

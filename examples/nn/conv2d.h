@@ -1,0 +1,59 @@
+// The convolutional layer.
+#ifndef EXAMPLES_NN_CONV2D_H_
+#define EXAMPLES_NN_CONV2D_H_
+
+#include <vector>
+
+#include "absl/types/span.h"
+#include "examples/nn/layer.h"
+#include "examples/nn/linear.h"
+#include "examples/nn/onednn_image.h"
+#include "examples/nn/per_rows.h"
+
+namespace nn {
+
+struct Conv2dOptions {
+  ImageShape in;
+  int outputs = 1;
+  int kernel = 3;
+  int stride = 1;
+  int padding = 0;  // zeros on each side
+  bool bias = true;
+  Activation activation = Activation::kNone;
+  Layout in_layout = Layout::kNative;  // plain for a model's input; the output is always native
+};
+
+// y = activation(x * W + b), with W "weight" [outputs, channels, kernel, kernel] and b "bias" [outputs], in float32 on
+// the CPU: torch.nn.Conv2d, with the activation fused into its last store.
+class Conv2d final : public Layer {
+ public:
+  Conv2d(onednn::SessionPtr session, const Conv2dOptions& options, int max_batch);
+
+  int input_size() const override;
+  int output_size() const override;
+  ImageShape output_shape() const { return shape_.out(); }
+  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  onednn::Convolution& ConvolutionFor(int rows);
+
+  onednn::SessionPtr session_;
+  onednn::ConvolutionShape shape_;
+  bool has_bias_;
+  Activation activation_;
+  int max_batch_;
+  std::vector<ParameterSpec> parameters_;
+  PerRows<onednn::Convolution> convolutions_;
+  const float* weight_ = nullptr;
+  const float* bias_ = nullptr;  // null without one
+  float* weight_grad_ = nullptr;
+  float* bias_grad_ = nullptr;
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_CONV2D_H_

@@ -1,0 +1,97 @@
+// Layers that learn nothing: pooling, flattening, dropout.
+#ifndef EXAMPLES_NN_POOLING_H_
+#define EXAMPLES_NN_POOLING_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "examples/nn/layer.h"
+#include "examples/nn/linear.h"
+#include "examples/nn/onednn_image.h"
+#include "examples/nn/per_rows.h"
+
+namespace nn {
+
+// The largest, or the mean, of each window of size x size pixels, side by side: torch.nn.MaxPool2d(size) and
+// AvgPool2d(size), with an activation behind it. Put behind the pooling, a ReLU yields what it does before it, from a
+// fourth of the pixels. Native images in and out.
+class Pool2d final : public Layer {
+ public:
+  Pool2d(onednn::SessionPtr session, onednn::PoolKind kind, const ImageShape& shape, int size, Activation activation,
+         int max_batch)
+      : Pool2d(std::move(session), kind, shape, size, size, activation, max_batch) {}
+
+  // The mean of whole images, whatever their size: torch.nn.AdaptiveAvgPool2d(1).
+  static std::unique_ptr<Pool2d> Global(onednn::SessionPtr session, const ImageShape& shape, int max_batch);
+
+  int input_size() const override { return static_cast<int>(session_->Floats(in_, Layout::kNative)); }
+  int output_size() const override { return static_cast<int>(session_->Floats(out_, Layout::kNative)); }
+  ImageShape output_shape() const { return out_; }
+  absl::Span<const ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  Pool2d(onednn::SessionPtr session, onednn::PoolKind kind, const ImageShape& shape, int kernel_height,
+         int kernel_width, Activation activation, int max_batch);
+  onednn::Pooling& PoolingFor(int rows);
+
+  onednn::SessionPtr session_;
+  onednn::PoolKind kind_;
+  ImageShape in_, out_;
+  Activation activation_;
+  int max_batch_;
+  PerRows<onednn::Pooling> poolings_;
+};
+
+// From native images to plain rows: torch.nn.Flatten.
+class Flatten final : public Layer {
+ public:
+  Flatten(onednn::SessionPtr session, const ImageShape& shape, int max_batch);
+
+  int input_size() const override { return static_cast<int>(session_->Floats(shape_, Layout::kNative)); }
+  int output_size() const override { return shape_.channels * shape_.height * shape_.width; }
+  absl::Span<const ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  onednn::SessionPtr session_;
+  ImageShape shape_;
+  int max_batch_;
+  PerRows<onednn::Relayout> forward_, backward_;
+};
+
+// In training each float is dropped (0) with probability p, and what is kept divided by 1 - p; in evaluation nothing
+// happens: torch.nn.Dropout. What is dropped follows from the seed and the number of forward passes of training so far.
+class Dropout final : public Layer {
+ public:
+  Dropout(int size, double p, uint64_t seed);
+
+  int input_size() const override { return size_; }
+  int output_size() const override { return size_; }
+  absl::Span<const ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+  void SetTraining(bool training) override { training_ = training; }
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  void Apply(const float* from, float* to, int rows) const;
+
+  int size_;
+  double p_;
+  uint64_t seed_;
+  uint64_t passes_ = 0;
+  bool training_ = true;
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_POOLING_H_

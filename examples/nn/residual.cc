@@ -1,0 +1,121 @@
+#include "examples/nn/residual.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "examples/nn/check.h"
+#include "examples/nn/kernels.h"
+
+namespace nn {
+
+BasicBlock::BasicBlock(onednn::SessionPtr session, const ImageShape& in, int outputs, int stride, int max_batch)
+    : session_(session),
+      in_(in),
+      stride_(stride),
+      conv1_(session, {.in = in, .outputs = outputs, .stride = stride, .padding = 1, .bias = false}, max_batch),
+      bn1_(session, conv1_.output_shape(), Activation::kRelu, max_batch),
+      conv2_(session, {.in = conv1_.output_shape(), .outputs = outputs, .padding = 1, .bias = false}, max_batch),
+      bn2_(session, conv1_.output_shape(), Activation::kNone, max_batch) {
+  NN_CHECK(outputs >= in.channels);
+  for (const auto& [name, layer] :
+       {std::pair<const char*, Layer*>("conv1", &conv1_), {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
+    parts_.push_back({name, layer, parameters_.size()});
+    for (ParameterSpec spec : layer->parameters()) {
+      spec.name = absl::StrCat(name, ".", spec.name);
+      parameters_.push_back(std::move(spec));
+    }
+  }
+  for (auto& output : outputs_) {
+    output = hwy::AllocateAligned<float>(static_cast<size_t>(max_batch) * static_cast<size_t>(output_size()));
+    NN_CHECK(output != nullptr);
+  }
+}
+
+void BasicBlock::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
+  NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
+  for (const Part& part : parts_) {
+    const size_t count = part.layer->parameters().size();
+    part.layer->Bind(values.subspan(part.first, count), grads.subspan(part.first, count));
+  }
+}
+
+std::vector<LayerBuffer> BasicBlock::buffers() {
+  std::vector<LayerBuffer> buffers;
+  for (const Part& part : parts_) {
+    for (LayerBuffer& buffer : part.layer->buffers()) {
+      buffers.push_back({absl::StrCat(part.name, ".", buffer.name), std::move(buffer.shape), buffer.data});
+    }
+  }
+  return buffers;
+}
+
+void BasicBlock::SetTraining(bool training) {
+  for (const Part& part : parts_) part.layer->SetTraining(training);
+}
+
+// An image lies as [channels / block][height][width][block], whatever its block.
+template <class Fn>
+void BasicBlock::ForEachStretch(int rows, const Fn& fn) const {
+  const ImageShape out = output_shape();
+  const auto in_block = static_cast<size_t>(session_->Block(in_.channels));
+  const auto out_block = static_cast<size_t>(session_->Block(out.channels));
+  const size_t step = std::min(in_block, out_block);
+  const auto in_size = static_cast<size_t>(input_size()), out_size = static_cast<size_t>(output_size());
+  const auto in_plane = static_cast<size_t>(in_.height) * static_cast<size_t>(in_.width);
+  const auto out_plane = static_cast<size_t>(out.height) * static_cast<size_t>(out.width);
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    for (size_t c = 0; c < static_cast<size_t>(in_.channels); c += step) {
+      const size_t in_first = row * in_size + c / in_block * in_plane * in_block + c % in_block;
+      const size_t out_first = row * out_size + c / out_block * out_plane * out_block + c % out_block;
+      for (size_t y = 0; y < static_cast<size_t>(out.height); ++y) {
+        const size_t in_line = y * static_cast<size_t>(stride_ * in_.width),
+                     out_line = y * static_cast<size_t>(out.width);
+        for (size_t x = 0; x < static_cast<size_t>(out.width); ++x) {
+          fn(in_first + (in_line + x * static_cast<size_t>(stride_)) * in_block, out_first + (out_line + x) * out_block,
+             step);
+        }
+      }
+    }
+  }
+}
+
+void BasicBlock::Forward(const float* x, float* y, int rows) {
+  conv1_.Forward(x, outputs_[0].get(), rows);
+  bn1_.Forward(outputs_[0].get(), outputs_[1].get(), rows);
+  conv2_.Forward(outputs_[1].get(), outputs_[2].get(), rows);
+  bn2_.Forward(outputs_[2].get(), y, rows);
+  const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(output_size());
+  if (output_shape() == in_) {
+    AddRelu(x, y, count);
+    return;
+  }
+  ForEachStretch(rows, [&](size_t from, size_t to, size_t floats) {
+    for (size_t i = 0; i < floats; ++i) y[to + i] += x[from + i];
+  });
+  Relu(y, count);
+}
+
+void BasicBlock::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                          GradReadyFn grad_ready) {
+  const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(output_size());
+  MaskPositive(y, dy, count);
+  float* d1 = session_->Temporary(0, count);
+  float* d2 = session_->Temporary(1, count);
+  const auto ready = [&](const Part& part) { return [&grad_ready, &part](size_t i) { grad_ready(part.first + i); }; };
+  bn2_.Backward(outputs_[2].get(), nullptr, dy, d1, rows, accumulate, ready(parts_[3]));
+  conv2_.Backward(outputs_[1].get(), nullptr, d1, d2, rows, accumulate, ready(parts_[2]));
+  bn1_.Backward(outputs_[0].get(), nullptr, d2, d1, rows, accumulate, ready(parts_[1]));
+  conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(parts_[0]));
+  if (dx == nullptr) return;
+  if (output_shape() == in_) {
+    Add(dy, dx, count);
+    return;
+  }
+  ForEachStretch(rows, [&](size_t to, size_t from, size_t floats) {
+    for (size_t i = 0; i < floats; ++i) dx[to + i] += dy[from + i];
+  });
+}
+
+}  // namespace nn

@@ -1,0 +1,61 @@
+// The basic block of residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015).
+#ifndef EXAMPLES_NN_RESIDUAL_H_
+#define EXAMPLES_NN_RESIDUAL_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "examples/nn/batch_norm.h"
+#include "examples/nn/conv2d.h"
+#include "examples/nn/layer.h"
+#include "hwy/aligned_allocator.h"
+
+namespace nn {
+
+// y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), of 3x3 convolutions without bias, the first one with
+// `stride`. The shortcut is the paper's option A: every stride-th pixel of each row and column, and zeros for the
+// channels that x lacks. Parameters and buffers are called "conv1.weight", "bn1.weight", "bn1.running_mean", ... Native
+// images in and out.
+class BasicBlock final : public Layer {
+ public:
+  BasicBlock(onednn::SessionPtr session, const ImageShape& in, int outputs, int stride, int max_batch);
+
+  int input_size() const override { return conv1_.input_size(); }
+  int output_size() const override { return bn2_.output_size(); }
+  ImageShape output_shape() const { return conv1_.output_shape(); }
+  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
+  std::vector<LayerBuffer> buffers() override;
+  void SetTraining(bool training) override;
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  // One of the four, with its place among the block's parameters.
+  struct Part {
+    const char* name;
+    Layer* layer;
+    size_t first;
+  };
+
+  // fn(floats of the image in, floats of the image out, count) for each stretch of channels that the shortcut joins.
+  template <class Fn>
+  void ForEachStretch(int rows, const Fn& fn) const;
+
+  onednn::SessionPtr session_;
+  ImageShape in_;
+  int stride_;
+  Conv2d conv1_;
+  BatchNorm2d bn1_;
+  Conv2d conv2_;
+  BatchNorm2d bn2_;
+  std::vector<Part> parts_;
+  std::vector<ParameterSpec> parameters_;
+  hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // of all but bn2
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_RESIDUAL_H_

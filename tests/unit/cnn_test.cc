@@ -1,0 +1,494 @@
+// The layers of convolutional models: against plain loops in double precision, and their gradients against central
+// differences of those.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "examples/nn/batch_norm.h"
+#include "examples/nn/cnn.h"
+#include "examples/nn/conv2d.h"
+#include "examples/nn/kernels.h"
+#include "examples/nn/loss.h"
+#include "examples/nn/pooling.h"
+#include "examples/nn/residual.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using ddp::testing::Approx;
+using nn::Activation;
+using nn::ImageShape;
+using nn::Layout;
+using Numbers = std::vector<double>;
+
+std::vector<float> RandomFloats(size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> floats(count);
+  for (float& x : floats) x = uniform(random);
+  return floats;
+}
+
+nn::onednn::SessionPtr NewSession() {
+  nn::SetThreads(1);
+  return std::make_shared<nn::onednn::Session>();
+}
+
+Numbers ToDouble(const std::vector<float>& floats) { return {floats.begin(), floats.end()}; }
+
+size_t Count(const ImageShape& s) { return static_cast<size_t>(s.channels * s.height * s.width); }
+
+// --- The references: plain images, one after the other.
+
+Numbers Convolve(const Numbers& x, int rows, const ImageShape& in, const Numbers& weight, const Numbers& bias,
+                 int outputs, int kernel, int stride, int padding) {
+  const int height = (in.height + 2 * padding - kernel) / stride + 1;
+  const int width = (in.width + 2 * padding - kernel) / stride + 1;
+  Numbers y;
+  for (int n = 0; n < rows; ++n) {
+    for (int o = 0; o < outputs; ++o) {
+      for (int i = 0; i < height * width; ++i) {
+        double sum = bias.empty() ? 0 : bias[static_cast<size_t>(o)];
+        for (int c = 0; c < in.channels; ++c) {
+          for (int k = 0; k < kernel * kernel; ++k) {
+            const int row = i / width * stride + k / kernel - padding,
+                      column = i % width * stride + k % kernel - padding;
+            if (row < 0 || row >= in.height || column < 0 || column >= in.width) continue;
+            sum += weight[static_cast<size_t>((o * in.channels + c) * kernel * kernel + k)] *
+                   x[static_cast<size_t>(((n * in.channels + c) * in.height + row) * in.width + column)];
+          }
+        }
+        y.push_back(sum);
+      }
+    }
+  }
+  return y;
+}
+
+Numbers Rectify(Numbers y) {
+  for (double& v : y) v = std::max(v, 0.0);
+  return y;
+}
+
+Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const Numbers& scale, const Numbers& shift) {
+  const auto plane = static_cast<size_t>(s.height * s.width), channels = static_cast<size_t>(s.channels);
+  Numbers y(x.size());
+  for (size_t c = 0; c < channels; ++c) {
+    double sum = 0, squares = 0;
+    const auto each = [&](const std::function<void(size_t)>& fn) {
+      for (size_t n = 0; n < static_cast<size_t>(rows); ++n) {
+        for (size_t i = 0; i < plane; ++i) fn((n * channels + c) * plane + i);
+      }
+    };
+    const double count = static_cast<double>(rows) * static_cast<double>(plane);
+    each([&](size_t i) { sum += x[i]; });
+    each([&](size_t i) { squares += (x[i] - sum / count) * (x[i] - sum / count); });
+    each([&](size_t i) { y[i] = (x[i] - sum / count) / std::sqrt(squares / count + 1e-5) * scale[c] + shift[c]; });
+  }
+  return y;
+}
+
+Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int kernel_height, int kernel_width, bool max) {
+  const int height = in.height / kernel_height, width = in.width / kernel_width;
+  Numbers y;
+  for (int p = 0; p < rows * in.channels; ++p) {
+    for (int i = 0; i < height * width; ++i) {
+      double largest = -1e300, sum = 0;
+      for (int k = 0; k < kernel_height * kernel_width; ++k) {
+        const int row = i / width * kernel_height + k / kernel_width,
+                  column = i % width * kernel_width + k % kernel_width;
+        const double v = x[static_cast<size_t>((p * in.height + row) * in.width + column)];
+        largest = std::max(largest, v);
+        sum += v;
+      }
+      y.push_back(max ? largest : sum / (kernel_height * kernel_width));
+    }
+  }
+  return y;
+}
+
+Numbers ShortcutA(const Numbers& x, int rows, const ImageShape& in, const ImageShape& out, int stride) {
+  Numbers y;
+  for (int n = 0; n < rows; ++n) {
+    for (int c = 0; c < out.channels; ++c) {
+      for (int i = 0; i < out.height * out.width; ++i) {
+        const int at = ((n * in.channels + c) * in.height + i / out.width * stride) * in.width + i % out.width * stride;
+        y.push_back(c < in.channels ? x[static_cast<size_t>(at)] : 0);
+      }
+    }
+  }
+  return y;
+}
+
+// --- Layers and what they are compared with.
+
+struct Case {
+  nn::onednn::SessionPtr session;
+  nn::Layer* layer;
+  ImageShape in, out;
+  Layout in_layout = Layout::kNative, out_layout = Layout::kNative;
+  std::function<Numbers(const Numbers& x, const std::vector<Numbers>& parameters, int rows)> reference;
+};
+
+std::vector<float> Reordered(const Case& c, const std::vector<float>& x, const ImageShape& shape, int rows, Layout from,
+                             Layout to) {
+  std::vector<float> y(static_cast<size_t>(rows) * c.session->Floats(shape, to), NAN);
+  nn::onednn::Relayout(c.session, shape, rows, from, to).Run(x.data(), y.data());
+  return y;
+}
+
+double Dot(const Numbers& y, const std::vector<float>& weights) {
+  double sum = 0;
+  for (size_t i = 0; i < y.size(); ++i) sum += y[i] * static_cast<double>(weights[i]);
+  return sum;
+}
+
+double WorstDifference(const Numbers& expected, const std::vector<float>& actual) {
+  REQUIRE(expected.size() == actual.size());
+  double worst = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = std::abs(expected[i] - static_cast<double>(actual[i]));
+    if (!(error <= worst)) worst = error;  // a NaN sticks
+  }
+  return worst;
+}
+
+// The largest difference between `grads` and the slopes of `value` along the numbers of `at`, which it reads: of all of
+// them, or some hundred spread over many.
+double WorstSlope(Numbers& at, const std::vector<float>& grads, const std::function<double()>& value) {
+  constexpr double kStep = 1e-5;
+  constexpr size_t kMost = 200;
+  REQUIRE(at.size() == grads.size());
+  double worst = 0;
+  for (size_t i = 0; i < at.size(); i += at.size() / kMost + 1) {
+    const double middle = at[i];
+    at[i] = middle + kStep;
+    const double above = value();
+    at[i] = middle - kStep;
+    const double error = std::abs((above - value()) / (2 * kStep) - static_cast<double>(grads[i]));
+    if (!(error <= worst)) worst = error;  // a NaN sticks
+    at[i] = middle;
+  }
+  return worst;
+}
+
+void CheckLayer(const Case& c, int rows, double tolerance = 2e-5) {
+  nn::Layer& layer = *c.layer;
+  CHECK(layer.input_size() == static_cast<int>(c.session->Floats(c.in, c.in_layout)));
+  REQUIRE(layer.output_size() == static_cast<int>(c.session->Floats(c.out, c.out_layout)));
+  std::vector<std::vector<float>> values, grads, first_grads;
+  std::vector<float*> value_pointers, grad_pointers;
+  for (const nn::ParameterSpec& spec : layer.parameters()) {
+    values.push_back(RandomFloats(spec.count(), static_cast<uint32_t>(7 + values.size())));
+    grads.emplace_back(spec.count(), NAN);
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    value_pointers.push_back(values[i].data());
+    grad_pointers.push_back(grads[i].data());
+  }
+  layer.Bind(value_pointers, grad_pointers);
+
+  const auto n = static_cast<size_t>(rows);
+  const std::vector<float> plain_x = RandomFloats(n * Count(c.in), 3), plain_dy = RandomFloats(n * Count(c.out), 4);
+  const std::vector<float> x = Reordered(c, plain_x, c.in, rows, Layout::kPlain, c.in_layout);
+  std::vector<float> y(n * static_cast<size_t>(layer.output_size()), NAN), dx(x.size(), NAN);
+  layer.Forward(x.data(), y.data(), rows);
+
+  Numbers at = ToDouble(plain_x);
+  std::vector<Numbers> parameters;
+  for (const auto& value : values) parameters.push_back(ToDouble(value));
+  CHECK(WorstDifference(c.reference(at, parameters, rows), Reordered(c, y, c.out, rows, c.out_layout, Layout::kPlain)) <
+        tolerance);
+
+  std::vector<size_t> ready;
+  const auto backward = [&](bool accumulate) {
+    std::vector<float> dy = Reordered(c, plain_dy, c.out, rows, Layout::kPlain, c.out_layout);
+    layer.Backward(x.data(), y.data(), dy.data(), dx.data(), rows, accumulate, [&](size_t i) { ready.push_back(i); });
+  };
+  backward(false);
+  std::sort(ready.begin(), ready.end());
+  REQUIRE(ready.size() == values.size());
+  for (size_t i = 0; i < ready.size(); ++i) CHECK(ready[i] == i);
+
+  const auto value = [&] { return Dot(c.reference(at, parameters, rows), plain_dy); };
+  CHECK(WorstSlope(at, Reordered(c, dx, c.in, rows, c.in_layout, Layout::kPlain), value) < 10 * tolerance);
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    INFO(layer.parameters()[p].name);
+    CHECK(WorstSlope(parameters[p], grads[p], value) < 20 * tolerance);
+  }
+  first_grads = grads;
+  backward(true);
+  for (size_t p = 0; p < grads.size(); ++p) {
+    Numbers twice = ToDouble(first_grads[p]);
+    for (double& g : twice) g *= 2;
+    CHECK(WorstDifference(twice, grads[p]) < 20 * tolerance);
+  }
+}
+
+TEST_CASE("Convolutions: kernels, strides, borders, with and without bias and ReLU") {
+  const auto session = NewSession();
+  struct Options {
+    ImageShape in;
+    int outputs, kernel, stride, padding;
+    bool bias;
+    Activation activation;
+    Layout layout;
+  };
+  for (const Options& o : {Options{{1, 7, 6}, 16, 3, 1, 0, true, Activation::kRelu, Layout::kPlain},
+                           Options{{3, 6, 6}, 16, 3, 1, 1, false, Activation::kNone, Layout::kPlain},
+                           Options{{16, 5, 4}, 32, 3, 2, 1, false, Activation::kNone, Layout::kNative},
+                           Options{{5, 5, 5}, 7, 3, 1, 1, true, Activation::kRelu, Layout::kNative},
+                           Options{{4, 6, 5}, 3, 5, 1, 2, true, Activation::kNone, Layout::kNative},
+                           Options{{6, 4, 4}, 8, 1, 2, 0, true, Activation::kNone, Layout::kNative}}) {
+    INFO(o.in.channels << " to " << o.outputs << " channels, kernel " << o.kernel << ", stride " << o.stride);
+    nn::Conv2d layer(session,
+                     {.in = o.in,
+                      .outputs = o.outputs,
+                      .kernel = o.kernel,
+                      .stride = o.stride,
+                      .padding = o.padding,
+                      .bias = o.bias,
+                      .activation = o.activation,
+                      .in_layout = o.layout},
+                     3);
+    const auto reference = [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+      Numbers y = Convolve(x, rows, o.in, p[0], o.bias ? p[1] : Numbers(), o.outputs, o.kernel, o.stride, o.padding);
+      return o.activation == Activation::kRelu ? Rectify(y) : y;
+    };
+    const Case c = {session, &layer, o.in, layer.output_shape(), o.layout, Layout::kNative, reference};
+    CheckLayer(c, 3);
+    CheckLayer(c, 1);
+  }
+}
+
+TEST_CASE("A convolution of many channels, where Winograd's algorithm is taken if there is one") {
+  const auto session = NewSession();
+  const ImageShape in = {32, 6, 6};
+  nn::Conv2d layer(session, {.in = in, .outputs = 32, .padding = 1}, 1);
+  // Rounded more than the direct one.
+  CheckLayer({session, &layer, in, layer.output_shape(), Layout::kNative, Layout::kNative,
+              [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+                return Convolve(x, rows, in, p[0], p[1], 32, 3, 1, 1);
+              }},
+             1, 2e-4);
+}
+
+TEST_CASE("Batch normalisation, with and without ReLU, and its running statistics") {
+  const auto session = NewSession();
+  for (const int channels : {16, 5}) {
+    const ImageShape shape = {channels, 4, 3};
+    for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
+      nn::BatchNorm2d layer(session, shape, activation, 4);
+      const Case c = {session,
+                      &layer,
+                      shape,
+                      shape,
+                      Layout::kNative,
+                      Layout::kNative,
+                      [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+                        const Numbers y = Normalize(x, rows, shape, p[0], p[1]);
+                        return activation == Activation::kRelu ? Rectify(y) : y;
+                      }};
+      CheckLayer(c, 4, 5e-5);
+      CheckLayer(c, 2, 5e-5);
+    }
+  }
+
+  // One channel: 1 2 3 4 have mean 2.5 and unbiased variance 5/3.
+  nn::BatchNorm2d layer(session, {1, 1, 4}, Activation::kNone, 1);
+  std::vector<float> weight = {2}, bias = {10}, weight_grad(1), bias_grad(1);
+  const std::vector<float*> values = {weight.data(), bias.data()}, grads = {weight_grad.data(), bias_grad.data()};
+  layer.Bind(values, grads);
+  const auto buffers = layer.buffers();
+  REQUIRE(buffers.size() == 2);
+  CHECK(buffers[0].name == "running_mean");
+  CHECK(buffers[1].name == "running_var");
+  const Case c = {session, &layer, {1, 1, 4}, {1, 1, 4}, Layout::kNative, Layout::kNative, nullptr};
+  const std::vector<float> x = Reordered(c, {1, 2, 3, 4}, c.in, 1, Layout::kPlain, Layout::kNative);
+  std::vector<float> y(x.size());
+  layer.Forward(x.data(), y.data(), 1);
+  CHECK(buffers[0].data[0] == Approx(0.25));
+  CHECK(buffers[1].data[0] == Approx(0.9 + 0.1 * 5 / 3));
+  layer.SetTraining(false);
+  layer.Forward(x.data(), y.data(), 1);
+  const std::vector<float> plain = Reordered(c, y, c.out, 1, Layout::kNative, Layout::kPlain);
+  CHECK(plain[3] == Approx((4 - 0.25) / std::sqrt(0.9 + 0.5 / 3 + 1e-5) * 2 + 10));
+  CHECK(buffers[0].data[0] == Approx(0.25));  // evaluation leaves them
+}
+
+TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
+  const auto session = NewSession();
+  for (const ImageShape& in : {ImageShape{16, 6, 4}, ImageShape{3, 7, 5}}) {
+    for (const bool max : {true, false}) {
+      for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
+        nn::Pool2d layer(session, max ? nn::onednn::PoolKind::kMax : nn::onednn::PoolKind::kAverage, in, 2, activation,
+                         3);
+        const Case c = {session,
+                        &layer,
+                        in,
+                        layer.output_shape(),
+                        Layout::kNative,
+                        Layout::kNative,
+                        [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
+                          const Numbers y = PoolImages(x, rows, in, 2, 2, max);
+                          return activation == Activation::kRelu ? Rectify(y) : y;
+                        }};
+        CheckLayer(c, 3);
+        CheckLayer(c, 2);
+      }
+    }
+    const auto global = nn::Pool2d::Global(session, in, 2);
+    CHECK(global->output_shape() == ImageShape{in.channels, 1, 1});
+    CheckLayer({session, global.get(), in, global->output_shape(), Layout::kNative, Layout::kNative,
+                [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
+                  return PoolImages(x, rows, in, in.height, in.width, false);
+                }},
+               2);
+  }
+}
+
+TEST_CASE("Flattening yields PyTorch's order") {
+  const auto session = NewSession();
+  for (const ImageShape& in : {ImageShape{32, 2, 3}, ImageShape{5, 3, 2}}) {
+    nn::Flatten layer(session, in, 3);
+    CheckLayer({session, &layer, in, in, Layout::kNative, Layout::kPlain,
+                [](const Numbers& x, const std::vector<Numbers>&, int) { return x; }},
+               3);
+  }
+}
+
+TEST_CASE("Residual blocks: with an identity, with a stride, with more channels") {
+  const auto session = NewSession();
+  struct Options {
+    ImageShape in;
+    int outputs, stride;
+  };
+  for (const Options& o : {Options{{4, 4, 4}, 4, 1}, Options{{3, 5, 4}, 6, 2}, Options{{16, 4, 4}, 20, 2}}) {
+    nn::BasicBlock layer(session, o.in, o.outputs, o.stride, 2);
+    const ImageShape out = layer.output_shape();
+    CHECK(out ==
+          ImageShape{o.outputs, (o.in.height + o.stride - 1) / o.stride, (o.in.width + o.stride - 1) / o.stride});
+    std::vector<std::string> names;
+    for (const nn::ParameterSpec& spec : layer.parameters()) names.push_back(spec.name);
+    CHECK(names ==
+          std::vector<std::string>{"conv1.weight", "bn1.weight", "bn1.bias", "conv2.weight", "bn2.weight", "bn2.bias"});
+    CHECK(layer.buffers()[3].name == "bn2.running_var");
+    CheckLayer({session, &layer, o.in, out, Layout::kNative, Layout::kNative,
+                [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+                  Numbers y = Convolve(x, rows, o.in, p[0], {}, o.outputs, 3, o.stride, 1);
+                  y = Rectify(Normalize(y, rows, out, p[1], p[2]));
+                  y = Normalize(Convolve(y, rows, out, p[3], {}, o.outputs, 3, 1, 1), rows, out, p[4], p[5]);
+                  const Numbers shortcut = ShortcutA(x, rows, o.in, out, o.stride);
+                  for (size_t i = 0; i < y.size(); ++i) y[i] += shortcut[i];
+                  return Rectify(y);
+                }},
+               2, 2e-4);
+  }
+}
+
+TEST_CASE("Dropout drops its share, keeps the mean, and drops the same in backward") {
+  nn::Dropout layer(1000, 0.25, 5);
+  const std::vector<float> x(20000, 3.0f);
+  std::vector<float> y(20000, NAN), again(20000), dx(20000), dy(20000, 1.0f);
+  layer.Forward(x.data(), y.data(), 20);
+  CHECK(std::count(y.begin(), y.end(), 0.0f) == Approx(5000).epsilon(0.05));
+  CHECK(std::count(y.begin(), y.end(), 4.0f) == 20000 - std::count(y.begin(), y.end(), 0.0f));
+  layer.Backward(x.data(), y.data(), dy.data(), dx.data(), 20, false, [](size_t) {});
+  for (size_t i = 0; i < dx.size(); ++i) CHECK(dx[i] == y[i] / 3);
+  layer.Forward(x.data(), again.data(), 20);
+  CHECK(again != y);
+  nn::Dropout same(1000, 0.25, 5), other(1000, 0.25, 6);
+  same.Forward(x.data(), again.data(), 20);
+  CHECK(again == y);
+  other.Forward(x.data(), again.data(), 20);
+  CHECK(again != y);
+  layer.SetTraining(false);
+  layer.Forward(x.data(), y.data(), 20);
+  CHECK(y == x);
+}
+
+TEST_CASE("Models have the parameters of PyTorch's, and the same number of them") {
+  const auto names = [](const nn::Model& model) {
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const nn::ParameterSpec& spec : model.parameters()) shapes[spec.name] = spec.shape;
+    return shapes;
+  };
+  const auto count = [](const nn::Model& model) {
+    size_t sum = 0;
+    for (const nn::ParameterSpec& spec : model.parameters()) sum += spec.count();
+    return sum;
+  };
+  const auto lenet = nn::MakeLenet({1, 28, 28}, 10, 2);
+  CHECK(count(*lenet) == 1199882);
+  CHECK(names(*lenet).at("2.weight") == std::vector<int64_t>{64, 32, 3, 3});
+  CHECK(names(*lenet).at("6.weight") == std::vector<int64_t>{128, 9216});
+  CHECK(names(*lenet).size() == 8);
+  CHECK(lenet->buffers().empty());
+
+  const auto resnet = nn::MakeResnet20({3, 32, 32}, 10, 2);
+  CHECK(count(*resnet) == 269722);
+  CHECK(resnet->parameters().size() == 59);
+  CHECK(names(*resnet).at("6.conv1.weight") == std::vector<int64_t>{32, 16, 3, 3});
+  CHECK(names(*resnet).at("11.bn2.bias") == std::vector<int64_t>{64});
+  CHECK(names(*resnet).at("14.weight") == std::vector<int64_t>{10, 64});
+  REQUIRE(resnet->buffers().size() == 38);
+  CHECK(resnet->buffers()[2].name == "3.bn1.running_mean");
+}
+
+TEST_CASE("Models learn a handful of images, whatever their size, in batches of two sizes") {
+  nn::SetThreads(1);
+  for (const bool residual : {false, true}) {
+    const ImageShape images = residual ? ImageShape{3, 9, 7} : ImageShape{1, 7, 8};
+    const auto model = residual ? nn::MakeResnet20(images, 4, 8) : nn::MakeLenet(images, 4, 8);
+    std::vector<std::vector<float>> values, grads;
+    std::vector<float*> value_pointers, grad_pointers;
+    for (const nn::ParameterSpec& spec : model->parameters()) {
+      values.emplace_back(spec.count());
+      grads.emplace_back(spec.count());
+      value_pointers.push_back(values.back().data());
+      grad_pointers.push_back(grads.back().data());
+    }
+    model->Bind(value_pointers, grad_pointers);
+    model->Initialize(1);
+    const std::vector<float> x = RandomFloats(8 * Count(images), 9);
+    const std::vector<int32_t> labels = {0, 1, 2, 3, 3, 2, 1, 0};
+    for (int step = 0; step < 100; ++step) {
+      const int rows = step % 10 == 9 ? 6 : 8;
+      const auto logits = model->Forward(x.data(), rows);
+      nn::SoftmaxCrossEntropy(logits, absl::MakeSpan(labels).first(static_cast<size_t>(rows)), model->output_grad());
+      model->Backward([](size_t) {});
+      for (size_t p = 0; p < values.size(); ++p) {
+        for (size_t i = 0; i < values[p].size(); ++i) values[p][i] -= 0.1f * grads[p][i];
+      }
+    }
+    CHECK(nn::CountCorrect(model->Forward(x.data(), 8), labels) == 8);
+  }
+}
+
+TEST_CASE("Element-wise passes, for every length to the end of two vectors and more") {
+  for (size_t count = 1; count < 70; ++count) {
+    const std::vector<float> x = RandomFloats(count, 1), y = RandomFloats(count, 2);
+    std::vector<float> relu = y, sum = y, relu_sum = y, masked = x;
+    nn::Relu(relu.data(), count);
+    nn::Add(x.data(), sum.data(), count);
+    nn::AddRelu(x.data(), relu_sum.data(), count);
+    nn::MaskPositive(y.data(), masked.data(), count);
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; ++i) {
+      wrong += relu[i] != std::max(y[i], 0.0f);
+      wrong += sum[i] != x[i] + y[i];
+      wrong += relu_sum[i] != std::max(x[i] + y[i], 0.0f);
+      wrong += masked[i] != (y[i] > 0 ? x[i] : 0.0f);
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+}  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "examples/data/cifar.h"
 #include "examples/data/random.h"
 
 namespace examples {
@@ -57,6 +58,7 @@ void CopyWindow(const uint8_t* from, int height, int width, const Window& window
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& source) {
   if (source.empty() || source == "digits") return EmbeddedDigits();
+  if (const std::string cifar = FindCifarFolder(source); !cifar.empty()) return LoadCifarFolder(cifar);
   return LoadIdxFolder(source);
 }
 

@@ -37,8 +37,9 @@ struct Dataset {
   int features() const { return channels * height * width; }
 };
 
-// `source` is a folder with MNIST's four IDX files (each plain or .gz), or empty or "digits" for the embedded data set.
-// An error names the file, what is wrong with it, and the remedy.
+// `source` is a folder with MNIST's four IDX files (each plain or .gz), or with CIFAR-10's six binary files (or one
+// that they were unpacked in), or empty or "digits" for the embedded data set. An error names the file, what is wrong
+// with it, and the remedy.
 absl::StatusOr<Dataset> LoadDataset(const std::string& source);
 
 // The UCI optical digits that are built into the program: 1,437 images for training, 360 for testing.

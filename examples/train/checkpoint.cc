@@ -29,6 +29,7 @@ template <typename T>
 struct Field {
   const char* name;
   T Progress::*member;
+  bool optional = false;  // left out where it is 0
 };
 constexpr Field<int64_t> kCounts[] = {
     {"step", &Progress::step},
@@ -39,19 +40,22 @@ constexpr Field<int64_t> kCounts[] = {
     {"optimizer_steps", &Progress::optimizer_steps},
     {"drop_last", &Progress::drop_last},
     {"loss_steps", &Progress::loss_steps},
+    {"growth_tracker", &Progress::growth_tracker, true},
 };
 constexpr Field<double> kReals[] = {
-    {"loss_sum", &Progress::loss_sum},
-    {"lr", &Progress::lr},
-    {"momentum", &Progress::momentum},
-    {"weight_decay", &Progress::weight_decay},
+    {"loss_sum", &Progress::loss_sum},           {"lr", &Progress::lr},
+    {"momentum", &Progress::momentum},           {"weight_decay", &Progress::weight_decay},
+    {"loss_scale", &Progress::loss_scale, true},
 };
 
 std::string EncodeHeader(const std::string& optimizer, const Progress& progress, absl::Span<const Tensor> tensors) {
   json header;
   header["optimizer"] = optimizer;
-  for (const auto& field : kCounts) header["progress"][field.name] = progress.*field.member;
-  for (const auto& field : kReals) header["progress"][field.name] = progress.*field.member;
+  const auto write = [&](const auto& field) {
+    if (!field.optional || progress.*field.member != 0) header["progress"][field.name] = progress.*field.member;
+  };
+  for (const auto& field : kCounts) write(field);
+  for (const auto& field : kReals) write(field);
   header["tensors"] = json::array();
   for (const Tensor& tensor : tensors) header["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}});
   return header.dump();
@@ -110,8 +114,12 @@ absl::StatusOr<Progress> ReadHeader(const json& header, const std::string& optim
   if (absl::Status status = CompareTensors(List(header.at("tensors")), tensors); !status.ok()) return status;
   Progress progress;
   const json& numbers = header.at("progress");
-  for (const auto& field : kReals) progress.*field.member = RealNumber(numbers.at(field.name));
+  const auto missing = [&](const auto& field) { return field.optional && !numbers.contains(field.name); };
+  for (const auto& field : kReals) {
+    if (!missing(field)) progress.*field.member = RealNumber(numbers.at(field.name));
+  }
   for (const auto& field : kCounts) {
+    if (missing(field)) continue;
     const int64_t number = WholeNumber(numbers.at(field.name));
     // Any 64 bits are a seed.
     if (number < 0 && field.member != &Progress::seed) return Damaged(absl::StrCat("its ", field.name, " is ", number));

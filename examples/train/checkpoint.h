@@ -34,9 +34,12 @@ struct Progress {
   int64_t drop_last = 0;   // 1: an epoch leaves out the samples that do not fill its last batch
   int64_t loss_steps = 0;  // of the current epoch so far, counted on each rank
   double loss_sum = 0;     // of those steps
-  double lr = 0;           // the learning rate of the next step
+  double lr = 0;           // before the schedule
   double momentum = 0;
   double weight_decay = 0;
+  // Of the gradient scaler. A file of a training without one (0) does not name them.
+  double loss_scale = 0;
+  int64_t growth_tracker = 0;
 
   friend bool operator==(const Progress&, const Progress&) = default;
 };

@@ -14,7 +14,8 @@
 #include "absl/strings/strip.h"
 
 ABSL_FLAG(std::string, data, "digits",
-          "folder with MNIST's four IDX files, plain or .gz; \"digits\": the 1,797 images built into the program");
+          "folder with MNIST's four IDX files, plain or .gz, or with CIFAR-10's six binary files; \"digits\": the "
+          "1,797 images built into the program");
 ABSL_FLAG(bool, synthetic, false,
           "instead of --data: images of random pixels, as large as the model is made for, to measure how fast it is");
 ABSL_FLAG(bool, augment, false,
@@ -42,6 +43,10 @@ ABSL_FLAG(double, lr_gamma, 0.1, "see --lr_step");
 ABSL_FLAG(double, momentum, 0.9, "of sgd");
 ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
 ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
+ABSL_FLAG(
+    bool, grad_scaler, false,
+    "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
+    "training would end otherwise");
 ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over all classes");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
@@ -57,6 +62,10 @@ ABSL_FLAG(bool, deterministic, false,
 ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch, at the end, and when a signal asks to stop");
 ABSL_FLAG(int64_t, save_every, 0, "write the checkpoint of --save after every so many steps too; 0: only as it says");
 ABSL_FLAG(std::string, resume, "", "checkpoint to go on from; the other flags as they were when it was saved");
+ABSL_FLAG(
+    std::string, init_weights, "",
+    "safetensors file with the initial weights, by the names of PyTorch's state_dict; else they follow from --seed");
+ABSL_FLAG(std::string, export_weights, "", "safetensors file to write the weights to when training is complete");
 ABSL_FLAG(int64_t, warmup, 20, "first steps of this run that are left out of the measured times");
 ABSL_FLAG(std::string, trace, "",
           "file to write a timeline of all ranks to, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
@@ -67,11 +76,11 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",      "synthetic", "augment",      "epochs",      "steps",           "batch",     "accumulate",
-    "drop_last", "optimizer", "lr",           "lr_scale",    "schedule",        "lr_warmup", "lr_step",
-    "lr_gamma",  "momentum",  "weight_decay", "clip_norm",   "label_smoothing", "seed",      "threads",
-    "backend",   "bucket_mb", "no_ddp",       "no_sync",     "deterministic",   "save",      "save_every",
-    "resume",    "warmup",    "trace",        "summary_json"};
+    "data",       "synthetic", "augment",      "epochs",         "steps",           "batch",         "accumulate",
+    "drop_last",  "optimizer", "lr",           "lr_scale",       "schedule",        "lr_warmup",     "lr_step",
+    "lr_gamma",   "momentum",  "weight_decay", "clip_norm",      "label_smoothing", "grad_scaler",   "seed",
+    "threads",    "backend",   "bucket_mb",    "no_ddp",         "no_sync",         "deterministic", "save",
+    "save_every", "resume",    "init_weights", "export_weights", "warmup",          "trace",         "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -120,6 +129,9 @@ absl::Status Check(const TrainFlags& flags) {
   }
   if (flags.synthetic && flags.data != "digits") {
     return absl::InvalidArgumentError("--synthetic takes no --data: leave one out");
+  }
+  if (!flags.init_weights.empty() && !flags.resume.empty()) {
+    return absl::InvalidArgumentError("--init_weights does not go with --resume, which brings weights: leave one out");
   }
   if (flags.no_sync && !flags.save.empty()) {
     return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
@@ -179,6 +191,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
                     .gamma = absl::GetFlag(FLAGS_lr_gamma)};
   flags.lr_step = absl::GetFlag(FLAGS_lr_step);
   flags.clip_norm = absl::GetFlag(FLAGS_clip_norm);
+  flags.grad_scaler = absl::GetFlag(FLAGS_grad_scaler);
   flags.label_smoothing = absl::GetFlag(FLAGS_label_smoothing);
   flags.bucket_mb = absl::GetFlag(FLAGS_bucket_mb);
   flags.momentum = absl::GetFlag(FLAGS_momentum);
@@ -192,6 +205,8 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.save = absl::GetFlag(FLAGS_save);
   flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.init_weights = absl::GetFlag(FLAGS_init_weights);
+  flags.export_weights = absl::GetFlag(FLAGS_export_weights);
   flags.warmup = absl::GetFlag(FLAGS_warmup);
   flags.trace = absl::GetFlag(FLAGS_trace);
   flags.summary_json = absl::GetFlag(FLAGS_summary_json);

@@ -36,6 +36,7 @@ struct TrainFlags {
   double weight_decay = 0;
   double clip_norm = 0;  // 0: gradients are not clipped
   double label_smoothing = 0;
+  bool grad_scaler = false;
   uint64_t seed = 1;
   int threads = 1;
   std::string backend = "auto";
@@ -46,6 +47,8 @@ struct TrainFlags {
   std::string save;
   int64_t save_every = 0;  // steps; 0: at the end of each epoch only
   std::string resume;
+  std::string init_weights;
+  std::string export_weights;
   int64_t warmup = 20;
   std::string trace;
   std::string summary_json;

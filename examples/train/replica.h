@@ -40,6 +40,7 @@ class Replica {
   // All parameters and all gradients, each one range in the same layout, for the optimizer.
   absl::Span<float> values() const { return values_; }
   absl::Span<const float> grads() const { return grads_; }
+  absl::Span<float> mutable_grads() { return grads_; }
 
   // Where parameter i lies in values(), or its gradient in grads().
   size_t offset(size_t i) const { return offsets_[i]; }

@@ -82,6 +82,7 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"overlap", summary.communication.overlap},
       {"measured_steps", summary.measured_steps},
       {"steps", summary.steps},
+      {"skipped_steps", summary.skipped_steps},
       {"epochs", summary.epochs},
       {"world_size", summary.world_size},
       {"backend", summary.backend},

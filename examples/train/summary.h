@@ -19,8 +19,9 @@ struct Summary {
   int batch = 0;
   int accumulate = 1;
   std::string optimizer;
-  int64_t epochs = 0;  // completed, those before --resume included
-  int64_t steps = 0;   // likewise
+  int64_t epochs = 0;         // completed, those before --resume included
+  int64_t steps = 0;          // likewise
+  int64_t skipped_steps = 0;  // of those, without an update, as gradients were not finite
 
   // The model.
   double test_accuracy = 0;  // 0 to 1

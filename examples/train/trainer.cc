@@ -79,6 +79,7 @@ absl::StatusOr<Summary> Trainer::Run() {
     if (absl::Status status = Evaluate(); !status.ok()) return status;
   }
   if (absl::Status status = FinishSaving(); !status.ok()) return status;
+  if (absl::Status status = ExportWeights(); !status.ok()) return status;
   return Summarize();
 }
 
@@ -108,7 +109,9 @@ absl::Status Trainer::Step(const Batch& batch) {
   double loss = 0;
   for (int micro = 0; micro < flags_.accumulate; ++micro) {
     if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
-    loss += Forward(batch, micro) / flags_.accumulate;
+    const absl::StatusOr<double> part = Forward(batch, micro);
+    if (!part.ok()) return part.status();
+    loss += *part / flags_.accumulate;
     if (micro + 1 == flags_.accumulate) {
       news_ = News(loss);
       if (notice_.has_value()) {
@@ -117,8 +120,10 @@ absl::Status Trainer::Step(const Batch& batch) {
     }
     if (absl::Status status = Backward(micro); !status.ok()) return status;
   }
-  loss_sum_ += loss;
-  ++loss_steps_;
+  if (std::isfinite(loss)) {
+    loss_sum_ += loss;
+    ++loss_steps_;
+  }
   if (summary_.first_losses.size() < kFirstLosses) summary_.first_losses.push_back(loss);
   if (notice_.has_value()) {
     const absl::StatusOr<int32_t> news = notice_->End();
@@ -130,20 +135,26 @@ absl::Status Trainer::Step(const Batch& batch) {
 }
 
 // The mean loss of one micro-batch.
-double Trainer::Forward(const Batch& batch, int micro) {
+absl::StatusOr<double> Trainer::Forward(const Batch& batch, int micro) {
   const ddp::TraceScope scope(group_, "forward");
   const auto rows = static_cast<size_t>(flags_.batch);
   const size_t first = static_cast<size_t>(micro) * rows;
   const float* pixels = batch.pixels + first * static_cast<size_t>(data_.features());
   const absl::Span<const float> logits = model_.Forward(pixels, flags_.batch);
-  return nn::SoftmaxCrossEntropy(logits, batch.labels.subspan(first, rows), model_.output_grad(),
-                                 {.label_smoothing = static_cast<float>(flags_.label_smoothing),
-                                  .grad_scale = 1.0f / static_cast<float>(flags_.accumulate)});
+  const absl::Span<float> output_grad = model_.output_grad();
+  const double loss = nn::SoftmaxCrossEntropy(logits, batch.labels.subspan(first, rows), output_grad,
+                                              {.label_smoothing = static_cast<float>(flags_.label_smoothing),
+                                               .grad_scale = 1.0f / static_cast<float>(flags_.accumulate)});
+  if (scaler_ != nullptr) {
+    const ddp::Buffer scaled = {output_grad.data(), output_grad.size(), ddp::DType::kFloat32, {}};
+    if (absl::Status status = scaler_->Scale({scaled}); !status.ok()) return status;
+  }
+  return loss;
 }
 
 // What this rank has to tell the others beside the gradients.
 int32_t Trainer::News(double loss) const {
-  if (!std::isfinite(loss)) return kNonFiniteLoss + group_.rank();
+  if (scaler_ == nullptr && !std::isfinite(loss)) return kNonFiniteLoss + group_.rank();
   return writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
 }
 
@@ -161,12 +172,23 @@ absl::Status Trainer::Backward(int micro) {
 
 absl::Status Trainer::Update() {
   const ddp::TraceScope scope(group_, "optimizer");
+  optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
+  if (scaler_ != nullptr) return UpdateScaled();
   if (flags_.clip_norm > 0) {
     if (absl::Status status = replica_->ClipGradNorm(flags_.clip_norm); !status.ok()) return status;
   }
-  optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
   optimizer_->Step(replica_->values(), replica_->grads());
   return absl::OkStatus();
+}
+
+// Averaged gradients are the same on all ranks, and so is what the scaler finds in them.
+absl::Status Trainer::UpdateScaled() {
+  if (flags_.clip_norm > 0) {
+    if (absl::Status status = scaler_->Unscale(*scaled_optimizer_); !status.ok()) return status;
+    if (absl::Status status = replica_->ClipGradNorm(flags_.clip_norm); !status.ok()) return status;
+  }
+  if (absl::Status status = scaler_->Step(*scaled_optimizer_); !status.ok()) return status;
+  return scaler_->Update();
 }
 
 void Trainer::Advance() {
@@ -244,6 +266,7 @@ absl::StatusOr<Summary> Trainer::Summarize() {
   summary_.optimizer = flags_.optimizer;
   summary_.epochs = progress_.epoch;
   summary_.steps = progress_.step;
+  summary_.skipped_steps = progress_.step - optimizer_->steps();
   summary_.parameters_sha256 = replica_->ParametersSha256();
   summary_.communication = replica_->statistics();
   Measure(step_ns_, exposed_ns_, flags_.warmup, summary_);

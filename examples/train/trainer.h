@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ddp/grad_scaler.h"
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
 #include "examples/nn/model.h"
@@ -20,6 +21,7 @@
 #include "examples/train/checkpoint_writer.h"
 #include "examples/train/console.h"
 #include "examples/train/flags.h"
+#include "examples/train/flat_optimizer.h"
 #include "examples/train/replica.h"
 #include "examples/train/summary.h"
 #include "hwy/aligned_allocator.h"
@@ -51,22 +53,27 @@ class Trainer {
   Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console);
 
   absl::Status Start();
+  absl::Status StartScaler();
   void PlanSteps();
   absl::Status Resume();
+  absl::Status Load();
   absl::Status CheckResumed() const;
   absl::Status CheckSaveable() const;
   absl::Status BroadcastState();
+  std::vector<Tensor> Weights() const;
   std::vector<Tensor> Tensors() const;
+  absl::Status ExportWeights();
 
   // The learning rate before the schedule.
   double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_.size() : 1); }
   bool Finished() const;
   absl::Status RunEpoch();
   absl::Status Step(const Batch& batch);
-  double Forward(const Batch& batch, int micro);
+  absl::StatusOr<double> Forward(const Batch& batch, int micro);
   int32_t News(double loss) const;
   absl::Status Backward(int micro);
   absl::Status Update();
+  absl::Status UpdateScaled();
   void Advance();
   absl::Status AfterStep();
   absl::Status Stop(int signal);
@@ -85,6 +92,9 @@ class Trainer {
   BatchLoader loader_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
+  // Both with flags.grad_scaler only.
+  std::unique_ptr<FlatOptimizer> scaled_optimizer_;
+  std::unique_ptr<ddp::GradScaler> scaler_;
   Progress progress_;
   int64_t last_step_ = 0;  // the number of steps at which training ends
   Schedule schedule_;

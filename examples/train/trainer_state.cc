@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "examples/data/file.h"
+#include "examples/train/safetensors.h"
 #include "examples/train/trainer.h"
 
 namespace examples {
@@ -59,6 +60,7 @@ absl::Status Trainer::Start() {
   model_.Initialize(flags_.seed);
   if (absl::Status status = Resume(); !status.ok()) return status;
   if (absl::Status status = BroadcastState(); !status.ok()) return status;
+  if (absl::Status status = StartScaler(); !status.ok()) return status;
   if (flags_.lr.has_value()) progress_.lr = *flags_.lr;
   if (group_.rank() == 0 && !flags_.save.empty()) {
     writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer);
@@ -70,6 +72,20 @@ absl::Status Trainer::Start() {
   }
   PlanSteps();
   return absl::OkStatus();
+}
+
+absl::Status Trainer::StartScaler() {
+  if (!flags_.grad_scaler) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<ddp::GradScaler>> scaler = ddp::GradScaler::Create();
+  if (!scaler.ok()) return scaler.status();
+  scaler_ = *std::move(scaler);
+  scaled_optimizer_ = std::make_unique<FlatOptimizer>(*optimizer_, replica_->values(), replica_->mutable_grads());
+  if (progress_.loss_scale == 0) return absl::OkStatus();
+  absl::StatusOr<ddp::GradScalerState> state = scaler_->State();
+  if (!state.ok()) return state.status();
+  state->scale = static_cast<float>(progress_.loss_scale);
+  state->growth_tracker = static_cast<int32_t>(progress_.growth_tracker);
+  return scaler_->Load(*state);
 }
 
 void Trainer::PlanSteps() {
@@ -85,27 +101,34 @@ void Trainer::PlanSteps() {
   exposed_ns_.reserve(static_cast<size_t>(steps));
 }
 
-// Rank 0 reads the checkpoint; the others need not even see the file.
-absl::Status Trainer::Resume() {
-  absl::Status status;
-  if (group_.rank() == 0 && !flags_.resume.empty()) {
+// Rank 0 reads the checkpoint, or the weights; the others need not even see the file.
+absl::Status Trainer::Resume() { return AgreeOn(group_, group_.rank() == 0 ? Load() : absl::OkStatus()); }
+
+absl::Status Trainer::Load() {
+  if (!flags_.resume.empty()) {
     RemoveUnfinished(flags_.resume);
     const absl::StatusOr<Progress> saved = LoadCheckpoint(flags_.resume, flags_.optimizer, Tensors());
-    status = saved.status();
-    if (saved.ok()) {
-      progress_ = *saved;
-      status = CheckResumed();
-    }
+    if (!saved.ok()) return saved.status();
+    progress_ = *saved;
+    if (absl::Status status = CheckResumed(); !status.ok()) return status;
   }
-  if (group_.rank() == 0 && status.ok() && !flags_.save.empty()) status = CheckSaveable();
-  return AgreeOn(group_, status);
+  if (!flags_.init_weights.empty()) {
+    if (absl::Status status = LoadSafetensors(flags_.init_weights, Weights()); !status.ok()) return status;
+  }
+  return CheckSaveable();
 }
 
 // A folder that cannot be written to is better found now than after an epoch.
 absl::Status Trainer::CheckSaveable() const {
-  const absl::Status status = AtomicFile::Create(flags_.save).status();
-  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
-  return absl::Status(status.code(), absl::StrCat(status.message(), "; give --save a file that can be written"));
+  for (const auto& [flag, path] :
+       {std::pair("--save", &flags_.save), std::pair("--export_weights", &flags_.export_weights)}) {
+    if (path->empty()) continue;
+    const absl::Status status = AtomicFile::Create(*path).status();
+    if (status.ok()) continue;
+    if (absl::IsFailedPrecondition(status)) return status;
+    return absl::Status(status.code(), absl::StrCat(status.message(), "; give ", flag, " a file that can be written"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::CheckResumed() const {
@@ -127,6 +150,9 @@ absl::Status Trainer::CheckResumed() const {
       return refuse("it was saved with --", flag, "=", saved, ", this run has --", flag, "=", given,
                     "; give what it was saved with");
     }
+  }
+  if (progress_.loss_scale > 0 && !flags_.grad_scaler) {
+    return refuse("it was saved with a gradient scaler; give --grad_scaler");
   }
   if (progress_.epoch_samples % global_batch != 0) {
     return refuse("it was saved after ", progress_.epoch_samples, " samples of an epoch, which is no whole number of ",
@@ -152,19 +178,42 @@ absl::Status Trainer::BroadcastState() {
   return absl::OkStatus();
 }
 
-// Parameter by parameter, so that a checkpoint depends neither on the memory's layout nor on the number of ranks.
-std::vector<Tensor> Trainer::Tensors() const {
+// Parameters and buffers.
+std::vector<Tensor> Trainer::Weights() const {
   std::vector<Tensor> tensors;
   for (size_t i = 0; i < model_.parameters().size(); ++i) {
     const nn::ParameterSpec& spec = model_.parameters()[i];
-    const auto part = [&](absl::Span<float> all) { return all.subspan(replica_->offset(i), spec.count()); };
-    tensors.push_back({spec.name, spec.shape, part(replica_->values())});
-    for (const nn::NamedState& state : optimizer_->state()) {
-      tensors.push_back({absl::StrCat(spec.name, "/", state.name), spec.shape, part(state.data)});
-    }
+    tensors.push_back({spec.name, spec.shape, replica_->values().subspan(replica_->offset(i), spec.count())});
   }
   for (const nn::LayerBuffer& buffer : model_.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.data});
   return tensors;
+}
+
+// Parameter by parameter, so that a checkpoint depends neither on the memory's layout nor on the number of ranks. Each
+// is followed by the optimizer's state for it.
+std::vector<Tensor> Trainer::Tensors() const {
+  std::vector<Tensor> tensors;
+  for (Tensor& tensor : Weights()) {
+    const size_t i = tensors.size() / (1 + optimizer_->state().size());
+    tensors.push_back(std::move(tensor));
+    if (i >= model_.parameters().size()) continue;
+    const nn::ParameterSpec& spec = model_.parameters()[i];
+    for (const nn::NamedState& state : optimizer_->state()) {
+      tensors.push_back({absl::StrCat(spec.name, "/", state.name), spec.shape,
+                         state.data.subspan(replica_->offset(i), spec.count())});
+    }
+  }
+  return tensors;
+}
+
+// By rank 0, whose buffers all ranks train on with.
+absl::Status Trainer::ExportWeights() {
+  if (flags_.export_weights.empty()) return absl::OkStatus();
+  absl::Status status;
+  if (group_.rank() == 0) {
+    status = SaveSafetensors(flags_.export_weights, Weights(), progress_.step * flags_.accumulate);
+  }
+  return AgreeOn(group_, status);
 }
 
 // Begins to write the checkpoint.
@@ -178,6 +227,12 @@ absl::Status Trainer::Save() {
     progress_.loss_steps = static_cast<int64_t>(sums[1]);
   }
   progress_.optimizer_steps = optimizer_->steps();
+  if (scaler_ != nullptr) {
+    const absl::StatusOr<ddp::GradScalerState> state = scaler_->State();
+    if (!state.ok()) return state.status();
+    progress_.loss_scale = static_cast<double>(state->scale);
+    progress_.growth_tracker = state->growth_tracker;
+  }
   if (writer_ != nullptr) writer_->Start(progress_, Tensors());
   return absl::OkStatus();
 }

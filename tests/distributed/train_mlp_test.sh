@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# The program train_mlp as its users meet it.
+# The programs train_mlp and train_cnn as their users meet them.
 #
-#   train_mlp_test.sh CASE TRAIN_MLP [MPIRUN...]
+#   train_mlp_test.sh CASE PROGRAM [MPIRUN...]
 #
-# MPIRUN is a command line that the number of ranks is added to; without it, only the cases help and one_rank can be run.
+# PROGRAM is train_cnn for the cases that begin with cnn_, else train_mlp. MPIRUN is a command line that the number of ranks is
+# added to; without it, only the cases help, one_rank, cnn_help and cnn_one_rank can be run.
 set -u
 
 case_name=$1
 train_mlp=$2
+program=$(basename "$train_mlp")
 shift 2
 mpirun=("$@")
 folder=$(mktemp -d) || exit 1
@@ -49,8 +51,8 @@ fails() {
   before=$(ls -A)
   run "$@"
   ((code != 0)) || fail "succeeded: $*"
-  [[ $(grep -c '^train_mlp: ' err) == 1 ]] || fail "not one line of error: $*"
-  grep '^train_mlp: ' err | grep -qF -- "$text" || fail "no '$text' from: $*"
+  [[ $(grep -c "^$program: " err) == 1 ]] || fail "not one line of error: $*"
+  grep "^$program: " err | grep -qF -- "$text" || fail "no '$text' from: $*"
   [[ $(ls -A) == "$before" ]] || fail "left files behind: $*: $(ls -A)"
 }
 
@@ -236,6 +238,77 @@ case $case_name in
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
     fails "rank 1 has --batch=32, rank 0 has --batch=64; give all ranks the same flags" apart --batch=32
     fails "rank 1: unknown flag --epoch" apart --epoch=3
+    ;;
+
+  cnn_help)
+    succeeds 1 --help
+    for flag in model data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
+      grep -q "^  --$flag=" out || fail "--$flag is not in --help"
+    done
+    fails "--model=alexnet is not known: it may be lenet, resnet20" 1 --model=alexnet
+    fails "unknown flag --hidden" 1 --hidden=3
+    ;;
+
+  cnn_one_rank)
+    succeeds 1 --epochs=5 --augment --label-smoothing=0.05 --summary-json=summary
+    holds "$(number test_accuracy summary) >= 0.95"
+    succeeds 1 --model=resnet20 --epochs=4 --schedule=cosine --lr-warmup=20 --lr=0.1 --weight-decay=0.0005 --summary-json=summary
+    holds "$(number test_accuracy summary) >= 0.9"
+    succeeds 1 --synthetic --steps=3 --batch=8
+    grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
+    succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1
+    grep -q "test images of 32x32 in 3 channels$" out || fail "synthetic images for resnet20"
+    ;;
+
+  cnn_ranks)
+    # Any grouping of the same global batch trains alike; with batch norm in batches of the same size, to the bit.
+    succeeds 1 --batch=64 --steps=40 --summary_json=one
+    succeeds 2 --batch=16 --accumulate=2 --steps=40 --summary_json=two
+    holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
+    flags=(--model=resnet20 --batch=16 --deterministic --augment)
+    succeeds 2 "${flags[@]}" --steps=60 --summary_json=whole
+    succeeds 2 "${flags[@]}" --steps=60 --summary_json=again --bucket-mb=0.1
+    [[ $(number parameters_sha256 whole) == $(number parameters_sha256 again) ]] || fail "runs differ"
+    # Running statistics are a part of the checkpoint.
+    succeeds 2 "${flags[@]}" --steps=25 --save=checkpoint
+    succeeds 2 "${flags[@]}" --steps=60 --resume=checkpoint --summary_json=resumed
+    for key in parameters_sha256 test_accuracy; do
+      [[ $(number $key whole) == $(number $key resumed) ]] || fail "$key after resuming"
+    done
+    # So they are of exported weights: evaluated again, by any number of ranks, they answer as before.
+    succeeds 2 "${flags[@]}" --steps=60 --export-weights=weights --summary_json=whole
+    succeeds 1 "${flags[@]}" --steps=1 --lr=0 --init-weights=weights --export-weights=same --summary_json=loaded
+    [[ $(number parameters_sha256 whole) == $(number parameters_sha256 loaded) ]] || fail "--init-weights"
+    ;;
+
+  cnn_errors)
+    succeeds 1 --steps=2 --save=lenet.ckpt --export-weights=lenet.weights
+    fails "it was saved from another model: it holds 0.weight [32, 1, 3, 3] where 0.weight [16, 1, 3, 3] is expected" 2 \
+      --model=resnet20 --batch=32 --resume=lenet.ckpt
+    fails "its 0.weight is [32, 1, 3, 3] where [16, 1, 3, 3] is expected; give the weights of this --model" 2 \
+      --model=resnet20 --init-weights=lenet.weights
+    fails "cannot begin with --init_weights=/nowhere/w: cannot open" 2 --init-weights=/nowhere/w
+    head -c 5000 lenet.weights >short
+    fails "cannot begin with --init_weights=short: it is truncated or damaged" 2 --init-weights=short
+    fails "it is no safetensors file" 1 --init-weights=lenet.ckpt
+    fails "--init_weights does not go with --resume" 1 --init-weights=lenet.weights --resume=lenet.ckpt
+    fails "cannot create /nowhere/w.tmp" 2 --export-weights=/nowhere/w
+    fails "the training loss is not finite in step" 2 --lr=1000000
+    # CIFAR-10: six files of four images here.
+    mkdir cifar
+    for name in data_batch_{1,2,3,4,5} test_batch; do head -c $((4 * 3073)) /dev/zero >"cifar/$name.bin"; done
+    succeeds 2 --model=resnet20 --data=cifar --batch=4 --steps=2
+    grep -q "20 training and 4 test images of 32x32 in 3 channels" out || fail "CIFAR-10"
+    truncate -s -1 cifar/data_batch_2.bin
+    fails "cifar/data_batch_2.bin: it is truncated, or no binary file of CIFAR-10" 2 --model=resnet20 --data=cifar
+    head -c $((3 * 3073)) /dev/zero >cifar/data_batch_2.bin
+    fails "data_batch_1.bin has 4 images, data_batch_2.bin has 3" 2 --model=resnet20 --data=cifar
+    head -c $((4 * 3073)) /dev/zero | tr '\0' '\377' >cifar/data_batch_2.bin
+    fails "image 0 has the label 255" 2 --model=resnet20 --data=cifar
+    rm cifar/data_batch_2.bin
+    fails "no data_batch_2.bin in the folder cifar" 2 --model=resnet20 --data=cifar
+    # Ranks that are not alike.
+    fails "rank 1 has resnet20, rank 0 has lenet; give all ranks the same flags" apart --model=resnet20
     ;;
 
   *)

@@ -204,6 +204,68 @@ TEST_CASE("a loss that is not finite stops all ranks in that step, and says whic
   });
 }
 
+TEST_CASE("under a gradient scaler a step that is not finite is left out, and training goes on alike on all ranks") {
+  RunOnRanks([](Rank& rank) {
+    // Scaled by a power of two and back: the same but for what rounds to nothing.
+    TrainFlags flags = Flags(rank.size(), 40);
+    flags.grad_scaler = true;
+    TrainFlags plain = flags;
+    plain.grad_scaler = false;
+    const Trained scaled = Train(rank.group(), flags);
+    CheckClose(scaled, Train(rank.group(), plain), 1e-5);
+    RANK_CHECK_EQ(scaled.summary.skipped_steps, 0);
+
+    // One rank's bias is spoilt: no step is made from then on, and no rank's parameters change.
+    const SharedFolder folder(rank);
+    flags.steps = 5;
+    flags.clip_norm = 1;
+    flags.deterministic = false;  // which would find that the ranks differ
+    flags.save = folder.File("scaled");
+    const Dataset data = EmbeddedDigits();
+    Console console(false, false);
+    const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {32, 24}, data.classes, flags.batch);
+    absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(rank.group(), flags, data, *model, console);
+    RANK_CHECK_OK(trainer);
+    Replica& replica = (*trainer)->replica();
+    const size_t bias = replica.offset(model->parameters().size() - 1);
+    const float whole = replica.values()[bias];
+    if (rank.rank() == rank.size() - 1) replica.values()[bias] = NAN;
+    const std::vector<float> before(replica.values().begin(), replica.values().end());
+    const absl::StatusOr<Summary> summary = (*trainer)->Run();
+    RANK_CHECK_OK(summary);
+    RANK_CHECK_EQ(summary->skipped_steps, 5);
+    for (size_t i = 0; i < before.size(); ++i) {
+      RANK_CHECK(replica.values()[i] == before[i] || (i == bias && std::isnan(before[i])));
+    }
+    // The scale has come down to 65536 / 2^5, and is what a resumed training goes on with: it grows to no more in 20
+    // steps. Without a scaler it cannot be resumed.
+    rank.Meet();
+    if (rank.size() == 1) return;  // there the spoilt bias was saved
+    RANK_CHECK(std::isfinite(whole));
+    TrainFlags resumed = flags;
+    resumed.deterministic = true;
+    resumed.resume = flags.save;
+    resumed.save = folder.File("resumed");
+    resumed.steps = 25;
+    RANK_CHECK_EQ(Train(rank.group(), resumed).summary.skipped_steps, 5);
+    if (rank.rank() == 0) {
+      const std::string text = [&] {
+        const std::vector<uint8_t> bytes = RANK_VALUE(ReadFile(resumed.save));
+        return std::string(bytes.begin(), bytes.begin() + 2000);
+      }();
+      RANK_CHECK(text.find("\"loss_scale\":2048.0") != std::string::npos, text);
+      RANK_CHECK(text.find("\"growth_tracker\":20") != std::string::npos, text);
+    }
+    TrainFlags without = resumed;
+    without.grad_scaler = false;
+    without.resume = resumed.save;
+    const std::unique_ptr<nn::Model> other = nn::MakeMlp(data.features(), {32, 24}, data.classes, flags.batch);
+    RANK_CHECK_STATUS(Trainer::Create(rank.group(), without, data, *other, console).status(),
+                      absl::StatusCode::kFailedPrecondition, "give --grad_scaler");
+    rank.Meet();
+  });
+}
+
 TEST_CASE("one rank trains alike with and without DistributedDataParallel") {
   RunOnRanks([](Rank&) {
     TrainFlags flags = Flags(1, 20);

@@ -1,0 +1,41 @@
+// An optimizer of examples/nn as libddp's GradScaler sees one.
+#ifndef EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_
+#define EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "ddp/optimizer.h"
+#include "examples/nn/optimizer.h"
+
+namespace examples {
+
+// Steps over flat memory, unscaling as it reads, unless it is told to leave the step out. All arguments outlive it.
+class FlatOptimizer final : public ddp::Optimizer {
+ public:
+  FlatOptimizer(nn::Optimizer& optimizer, absl::Span<float> values, absl::Span<float> grads)
+      : optimizer_(optimizer),
+        values_(values),
+        grads_(grads),
+        buffer_{grads.data(), grads.size(), ddp::DType::kFloat32, {}} {}
+
+  ddp::Buffers grads() const override { return {&buffer_, 1}; }
+  bool fused() const override { return true; }
+
+  absl::Status Step(const ddp::StepOptions& options) override {
+    for (const uint32_t* skip : {options.found_inf, options.skip_step}) {
+      if (skip != nullptr && *skip != 0) return absl::OkStatus();
+    }
+    optimizer_.set_grad_scale(options.inv_scale == nullptr ? 1 : *options.inv_scale);
+    optimizer_.Step(values_, grads_);
+    return absl::OkStatus();
+  }
+
+ private:
+  nn::Optimizer& optimizer_;
+  absl::Span<float> values_, grads_;
+  ddp::Buffer buffer_;
+};
+
+}  // namespace examples
+
+#endif  // EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_

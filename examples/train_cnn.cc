@@ -1,0 +1,65 @@
+// Trains a convolutional network to tell images apart, on one rank or on many.
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "examples/nn/cnn.h"
+#include "examples/train/train_main.h"
+
+ABSL_FLAG(std::string, model, "lenet", "lenet (two convolutions, made for MNIST), resnet20 (made for CIFAR-10)");
+
+namespace {
+
+constexpr absl::string_view kIntroduction =
+    R"(train_cnn trains a convolutional network to tell images apart. Started on several ranks, each trains on its share
+of every batch, and their gradients are averaged while the backward pass is still running.
+
+  train_cnn                                     one rank, on the digits built into the program
+  mpirun -n 2 train_cnn --data=FOLDER           LeNet on MNIST: the four IDX files in FOLDER, plain or .gz
+  mpirun -n 2 train_cnn --model=resnet20 --data=FOLDER --augment --epochs=30 --schedule=cosine --lr=0.1 \
+      --weight-decay=1e-4 --batch=64            ResNet-20 on CIFAR-10: its six binary files in FOLDER
+  train_cnn --model=resnet20 --synthetic --steps=100
+                                                how fast it is, without data
+  train_cnn --batch=32 --accumulate=4           trains as train_cnn --batch=128 does, in less memory (LeNet)
+  train_cnn --save=cnn.ckpt --epochs=2          saves a checkpoint after each epoch ...
+  train_cnn --resume=cnn.ckpt --epochs=5        ... and goes on from there, up to the fifth
+
+scripts/fetch_data.sh says where the data is had. Flags are written --name=value or --name value; a dash in a name is as
+good as an underscore.
+)";
+
+nn::ImageShape ShapeOf(const examples::Dataset& data) { return {data.channels, data.height, data.width}; }
+
+absl::StatusOr<examples::ModelChoice> ReadModel() {
+  const std::string name = absl::GetFlag(FLAGS_model);
+  examples::ModelChoice choice;
+  choice.description = name;
+  if (name == "lenet") {
+    choice.check = [](const examples::Dataset& data) {
+      if (data.height >= nn::kLenetSmallestImage && data.width >= nn::kLenetSmallestImage) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrCat("--model=lenet takes images of at least ", nn::kLenetSmallestImage,
+                                                     " x ", nn::kLenetSmallestImage, " pixels, these have ",
+                                                     data.height, " x ", data.width, "; give --model=resnet20"));
+    };
+    choice.make = [](const examples::Dataset& data, int max_batch) {
+      return nn::MakeLenet(ShapeOf(data), data.classes, max_batch);
+    };
+  } else if (name == "resnet20") {
+    choice.channels = 3;
+    choice.height = choice.width = 32;
+    choice.make = [](const examples::Dataset& data, int max_batch) {
+      return nn::MakeResnet20(ShapeOf(data), data.classes, max_batch);
+    };
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("--model=", name, " is not known: it may be lenet, resnet20"));
+  }
+  return choice;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr absl::string_view kOwnFlags[] = {"model"};
+  return examples::TrainMain(argc, argv, {"train_cnn", kIntroduction, kOwnFlags, &ReadModel});
+}

@@ -60,6 +60,6 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr absl::string_view kOwnFlags[] = {"model"};
+  constexpr absl::string_view kOwnFlags[] = {"model", "amp"};
   return examples::TrainMain(argc, argv, {"train_cnn", kIntroduction, kOwnFlags, &ReadModel});
 }

@@ -13,6 +13,8 @@
 
 namespace nn {
 
+bool HasBfloat16() { return onednn::HasBfloat16(); }
+
 std::unique_ptr<Model> MakeLenet(const ImageShape& images, int classes, int max_batch) {
   NN_CHECK(images.height >= kLenetSmallestImage && images.width >= kLenetSmallestImage);
   const auto session = std::make_shared<onednn::Session>();

@@ -19,6 +19,9 @@ inline constexpr int kLenetSmallestImage = 6;
 // channels, AdaptiveAvgPool2d(1), Flatten, Linear(64, classes)). Images of any size.
 std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int max_batch);
 
+// Whether this processor has the arithmetic for ddp::Autocast with bfloat16.
+bool HasBfloat16();
+
 }  // namespace nn
 
 #endif  // EXAMPLES_NN_CNN_H_

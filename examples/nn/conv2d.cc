@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "ddp/autocast.h"
 #include "examples/nn/check.h"
 #include "examples/nn/kernels.h"
 
@@ -19,17 +20,18 @@ Conv2d::Conv2d(onednn::SessionPtr session, const Conv2dOptions& o, int max_batch
   const int64_t fan_in = int64_t{o.in.channels} * o.kernel * o.kernel;
   parameters_ = {{"weight", {o.outputs, o.in.channels, o.kernel, o.kernel}, fan_in}};
   if (o.bias) parameters_.push_back({"bias", {o.outputs}, fan_in});
-  ConvolutionFor(max_batch);
 }
 
 int Conv2d::input_size() const { return static_cast<int>(session_->Floats(shape_.in, shape_.in_layout)); }
 
 int Conv2d::output_size() const { return static_cast<int>(session_->Floats(shape_.out(), Layout::kNative)); }
 
-onednn::Convolution& Conv2d::ConvolutionFor(int rows) {
+onednn::Convolution& Conv2d::ConvolutionFor(int rows, bool bfloat16) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
-  return convolutions_.Get(rows, [&] {
-    return std::make_unique<onednn::Convolution>(session_, shape_, rows, has_bias_, activation_ == Activation::kRelu);
+  return (bfloat16 ? bfloat16_convolutions_ : convolutions_).Get(rows, [&] {
+    const onednn::ConvolutionOptions options = {
+        .bias = has_bias_, .relu = activation_ == Activation::kRelu, .bfloat16 = bfloat16};
+    return std::make_unique<onednn::Convolution>(session_, shape_, rows, options);
   });
 }
 
@@ -44,7 +46,9 @@ void Conv2d::Bind(absl::Span<float* const> values, absl::Span<float* const> grad
 
 void Conv2d::Forward(const float* x, float* y, int rows) {
   NN_CHECK(weight_ != nullptr);
-  ConvolutionFor(rows).Forward(x, weight_, bias_, y);
+  bfloat16_ = ddp::Autocast::TypeFor(ddp::AutocastOp::kConvolution, ddp::Device::Kind::kCpu, {ddp::DType::kFloat32}) ==
+              ddp::DType::kBFloat16;
+  ConvolutionFor(rows, bfloat16_).Forward(x, weight_, bias_, y);
 }
 
 void Conv2d::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
@@ -52,7 +56,7 @@ void Conv2d::Backward(const float* x, const float* y, float* dy, float* dx, int 
   if (activation_ == Activation::kRelu) {
     MaskPositive(y, dy, static_cast<size_t>(rows) * static_cast<size_t>(output_size()));
   }
-  onednn::Convolution& convolution = ConvolutionFor(rows);
+  onednn::Convolution& convolution = ConvolutionFor(rows, bfloat16_);
   convolution.BackwardWeight(x, dy, weight_grad_, bias_grad_, accumulate);
   if (has_bias_) grad_ready(1);
   grad_ready(0);

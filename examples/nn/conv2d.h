@@ -23,8 +23,10 @@ struct Conv2dOptions {
   Layout in_layout = Layout::kNative;  // plain for a model's input; the output is always native
 };
 
-// y = activation(x * W + b), with W "weight" [outputs, channels, kernel, kernel] and b "bias" [outputs], in float32 on
-// the CPU: torch.nn.Conv2d, with the activation fused into its last store.
+// y = activation(x * W + b), with W "weight" [outputs, channels, kernel, kernel] and b "bias" [outputs]:
+// torch.nn.Conv2d on the CPU, with the activation fused into its last store. Parameters and activations are float32.
+// Within a scope of ddp::Autocast for bfloat16 what is multiplied is rounded to that, in forward and in its backward;
+// it needs onednn::HasBfloat16().
 class Conv2d final : public Layer {
  public:
   Conv2d(onednn::SessionPtr session, const Conv2dOptions& options, int max_batch);
@@ -39,7 +41,7 @@ class Conv2d final : public Layer {
                 GradReadyFn grad_ready) override;
 
  private:
-  onednn::Convolution& ConvolutionFor(int rows);
+  onednn::Convolution& ConvolutionFor(int rows, bool bfloat16);
 
   onednn::SessionPtr session_;
   onednn::ConvolutionShape shape_;
@@ -47,7 +49,8 @@ class Conv2d final : public Layer {
   Activation activation_;
   int max_batch_;
   std::vector<ParameterSpec> parameters_;
-  PerRows<onednn::Convolution> convolutions_;
+  PerRows<onednn::Convolution> convolutions_, bfloat16_convolutions_;
+  bool bfloat16_ = false;  // the last Forward
   const float* weight_ = nullptr;
   const float* bias_ = nullptr;  // null without one
   float* weight_grad_ = nullptr;

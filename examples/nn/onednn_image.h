@@ -45,16 +45,27 @@ struct ConvolutionShape {
   ImageShape out() const;
 };
 
+// Whether this processor multiplies bfloat16 (from AVX-512 on).
+bool HasBfloat16();
+
+struct ConvolutionOptions {
+  bool bias = false;
+  bool relu = false;
+  // The factors of every product are rounded to bfloat16, and the products summed in float32: as autocast has it.
+  bool bfloat16 = false;
+};
+
 // y = x * weight + bias for one number of images; weight is plain, [outputs, channels, kernel, kernel].
 class Convolution {
  public:
-  Convolution(SessionPtr session, const ConvolutionShape& shape, int rows, bool bias, bool relu);
+  Convolution(SessionPtr session, const ConvolutionShape& shape, int rows, const ConvolutionOptions& options);
   ~Convolution();
 
   // max(0, .) with relu. `bias` is null without one.
   void Forward(const float* x, const float* weight, const float* bias, float* y);
 
-  // From the gradient dy before the ReLU. With `accumulate` the results are added to what is there.
+  // From the gradient dy before the ReLU, of the last Forward; first by the weight, then by the input, or not. With
+  // `accumulate` the results are added to what is there.
   void BackwardWeight(const float* x, const float* dy, float* dweight, float* dbias, bool accumulate);
   void BackwardInput(const float* dy, const float* weight, float* dx);
 

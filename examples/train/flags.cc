@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "examples/nn/cnn.h"
 
 ABSL_FLAG(std::string, data, "digits",
           "folder with MNIST's four IDX files, plain or .gz, or with CIFAR-10's six binary files; \"digits\": the "
@@ -43,6 +44,8 @@ ABSL_FLAG(double, lr_gamma, 0.1, "see --lr_step");
 ABSL_FLAG(double, momentum, 0.9, "of sgd");
 ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
 ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
+// Of trainers whose layers heed it: one of their own flags.
+ABSL_FLAG(std::string, amp, "off", "off, bf16: convolutions multiply in bfloat16, and all else stays in float32");
 ABSL_FLAG(
     bool, grad_scaler, false,
     "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
@@ -127,6 +130,13 @@ absl::Status Check(const TrainFlags& flags) {
        }) {
     if (!status.ok()) return status;
   }
+  if (flags.amp == "fp16") {
+    return absl::InvalidArgumentError("--amp=fp16 is for GPUs: on the CPU it may be off, bf16");
+  }
+  if (absl::Status status = CheckOneOf("amp", flags.amp, {"off", "bf16"}); !status.ok()) return status;
+  if (flags.amp == "bf16" && !nn::HasBfloat16()) {
+    return absl::InvalidArgumentError("--amp=bf16 needs a processor with AVX-512, which this is not: leave it out");
+  }
   if (flags.synthetic && flags.data != "digits") {
     return absl::InvalidArgumentError("--synthetic takes no --data: leave one out");
   }
@@ -191,6 +201,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
                     .gamma = absl::GetFlag(FLAGS_lr_gamma)};
   flags.lr_step = absl::GetFlag(FLAGS_lr_step);
   flags.clip_norm = absl::GetFlag(FLAGS_clip_norm);
+  flags.amp = absl::GetFlag(FLAGS_amp);
   flags.grad_scaler = absl::GetFlag(FLAGS_grad_scaler);
   flags.label_smoothing = absl::GetFlag(FLAGS_label_smoothing);
   flags.bucket_mb = absl::GetFlag(FLAGS_bucket_mb);

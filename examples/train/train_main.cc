@@ -55,7 +55,7 @@ std::string Fingerprint(const Settings& settings) {
                       "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
                       "\n--lr_step=", f.lr_step, "\n--lr_gamma=", f.schedule.gamma, "\n--momentum=", f.momentum,
                       "\n--weight_decay=", f.weight_decay, "\n--clip_norm=", f.clip_norm,
-                      "\n--label_smoothing=", f.label_smoothing, "\n--grad_scaler=", f.grad_scaler,
+                      "\n--label_smoothing=", f.label_smoothing, "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler,
                       "\n--bucket_mb=", Given(f.bucket_mb), "\n--seed=", f.seed, "\n--no_ddp=", f.no_ddp,
                       "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
                       "\n--save_every=", f.save_every, "\n--resume=", f.resume, "\n--init_weights=", f.init_weights,

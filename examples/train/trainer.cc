@@ -137,6 +137,7 @@ absl::Status Trainer::Step(const Batch& batch) {
 // The mean loss of one micro-batch.
 absl::StatusOr<double> Trainer::Forward(const Batch& batch, int micro) {
   const ddp::TraceScope scope(group_, "forward");
+  const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
   const auto rows = static_cast<size_t>(flags_.batch);
   const size_t first = static_cast<size_t>(micro) * rows;
   const float* pixels = batch.pixels + first * static_cast<size_t>(data_.features());
@@ -230,6 +231,7 @@ absl::Status Trainer::Evaluate() {
   const size_t batch = static_cast<size_t>(flags_.batch);
   if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
   model_.SetTraining(false);
+  const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
   for (size_t first = 0; first < evaluation_share_.size(); first += batch) {
     const auto samples = absl::MakeConstSpan(evaluation_share_).subspan(first, batch);
     GatherBatch(data_, data_.test, samples, {}, pixels_.get(), labels_.data());

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ddp/autocast.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
@@ -66,6 +67,7 @@ class Trainer {
 
   // The learning rate before the schedule.
   double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_.size() : 1); }
+  ddp::DType AutocastType() const { return flags_.amp == "bf16" ? ddp::DType::kBFloat16 : ddp::DType::kFloat32; }
   bool Finished() const;
   absl::Status RunEpoch();
   absl::Status Step(const Batch& batch);

@@ -242,7 +242,7 @@ case $case_name in
 
   cnn_help)
     succeeds 1 --help
-    for flag in model data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
+    for flag in model amp data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
     fails "--model=alexnet is not known: it may be lenet, resnet20" 1 --model=alexnet
@@ -254,6 +254,17 @@ case $case_name in
     holds "$(number test_accuracy summary) >= 0.95"
     succeeds 1 --model=resnet20 --epochs=4 --schedule=cosine --lr-warmup=20 --lr=0.1 --weight-decay=0.0005 --summary-json=summary
     holds "$(number test_accuracy summary) >= 0.9"
+    # In bfloat16 where the processor can, and in no more than a line where not.
+    if grep -q avx512bw /proc/cpuinfo; then
+      succeeds 1 --epochs=5 --amp=bf16 --summary-json=summary
+      holds "$(number test_accuracy summary) >= 0.95"
+      succeeds 1 --epochs=5 --summary-json=float
+      [[ $(number parameters_sha256 summary) != $(number parameters_sha256 float) ]] || fail "--amp=bf16 changes nothing"
+    else
+      fails "--amp=bf16 needs a processor with AVX-512" 1 --amp=bf16
+    fi
+    fails "--amp=fp16 is for GPUs: on the CPU it may be off, bf16" 1 --amp=fp16
+    fails "--amp=int8 is not known: it may be off, bf16" 1 --amp=int8
     succeeds 1 --synthetic --steps=3 --batch=8
     grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
     succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "ddp/autocast.h"
 #include "examples/nn/batch_norm.h"
 #include "examples/nn/cnn.h"
 #include "examples/nn/conv2d.h"
@@ -19,6 +20,7 @@
 #include "examples/nn/pooling.h"
 #include "examples/nn/residual.h"
 #include "tests/support/catch.h"
+#include "tests/unit/cnn_reference.h"
 
 namespace {
 
@@ -26,7 +28,12 @@ using ddp::testing::Approx;
 using nn::Activation;
 using nn::ImageShape;
 using nn::Layout;
-using Numbers = std::vector<double>;
+using nn::testing::Convolve;
+using nn::testing::Normalize;
+using nn::testing::Numbers;
+using nn::testing::PoolImages;
+using nn::testing::Rectify;
+using nn::testing::ShortcutA;
 
 std::vector<float> RandomFloats(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -44,88 +51,6 @@ nn::onednn::SessionPtr NewSession() {
 Numbers ToDouble(const std::vector<float>& floats) { return {floats.begin(), floats.end()}; }
 
 size_t Count(const ImageShape& s) { return static_cast<size_t>(s.channels * s.height * s.width); }
-
-// --- The references: plain images, one after the other.
-
-Numbers Convolve(const Numbers& x, int rows, const ImageShape& in, const Numbers& weight, const Numbers& bias,
-                 int outputs, int kernel, int stride, int padding) {
-  const int height = (in.height + 2 * padding - kernel) / stride + 1;
-  const int width = (in.width + 2 * padding - kernel) / stride + 1;
-  Numbers y;
-  for (int n = 0; n < rows; ++n) {
-    for (int o = 0; o < outputs; ++o) {
-      for (int i = 0; i < height * width; ++i) {
-        double sum = bias.empty() ? 0 : bias[static_cast<size_t>(o)];
-        for (int c = 0; c < in.channels; ++c) {
-          for (int k = 0; k < kernel * kernel; ++k) {
-            const int row = i / width * stride + k / kernel - padding,
-                      column = i % width * stride + k % kernel - padding;
-            if (row < 0 || row >= in.height || column < 0 || column >= in.width) continue;
-            sum += weight[static_cast<size_t>((o * in.channels + c) * kernel * kernel + k)] *
-                   x[static_cast<size_t>(((n * in.channels + c) * in.height + row) * in.width + column)];
-          }
-        }
-        y.push_back(sum);
-      }
-    }
-  }
-  return y;
-}
-
-Numbers Rectify(Numbers y) {
-  for (double& v : y) v = std::max(v, 0.0);
-  return y;
-}
-
-Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const Numbers& scale, const Numbers& shift) {
-  const auto plane = static_cast<size_t>(s.height * s.width), channels = static_cast<size_t>(s.channels);
-  Numbers y(x.size());
-  for (size_t c = 0; c < channels; ++c) {
-    double sum = 0, squares = 0;
-    const auto each = [&](const std::function<void(size_t)>& fn) {
-      for (size_t n = 0; n < static_cast<size_t>(rows); ++n) {
-        for (size_t i = 0; i < plane; ++i) fn((n * channels + c) * plane + i);
-      }
-    };
-    const double count = static_cast<double>(rows) * static_cast<double>(plane);
-    each([&](size_t i) { sum += x[i]; });
-    each([&](size_t i) { squares += (x[i] - sum / count) * (x[i] - sum / count); });
-    each([&](size_t i) { y[i] = (x[i] - sum / count) / std::sqrt(squares / count + 1e-5) * scale[c] + shift[c]; });
-  }
-  return y;
-}
-
-Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int kernel_height, int kernel_width, bool max) {
-  const int height = in.height / kernel_height, width = in.width / kernel_width;
-  Numbers y;
-  for (int p = 0; p < rows * in.channels; ++p) {
-    for (int i = 0; i < height * width; ++i) {
-      double largest = -1e300, sum = 0;
-      for (int k = 0; k < kernel_height * kernel_width; ++k) {
-        const int row = i / width * kernel_height + k / kernel_width,
-                  column = i % width * kernel_width + k % kernel_width;
-        const double v = x[static_cast<size_t>((p * in.height + row) * in.width + column)];
-        largest = std::max(largest, v);
-        sum += v;
-      }
-      y.push_back(max ? largest : sum / (kernel_height * kernel_width));
-    }
-  }
-  return y;
-}
-
-Numbers ShortcutA(const Numbers& x, int rows, const ImageShape& in, const ImageShape& out, int stride) {
-  Numbers y;
-  for (int n = 0; n < rows; ++n) {
-    for (int c = 0; c < out.channels; ++c) {
-      for (int i = 0; i < out.height * out.width; ++i) {
-        const int at = ((n * in.channels + c) * in.height + i / out.width * stride) * in.width + i % out.width * stride;
-        y.push_back(c < in.channels ? x[static_cast<size_t>(at)] : 0);
-      }
-    }
-  }
-  return y;
-}
 
 // --- Layers and what they are compared with.
 
@@ -278,6 +203,34 @@ TEST_CASE("A convolution of many channels, where Winograd's algorithm is taken i
                 return Convolve(x, rows, in, p[0], p[1], 32, 3, 1, 1);
               }},
              1, 2e-4);
+}
+
+TEST_CASE("Within autocast convolutions multiply in bfloat16, backward too, where the processor can") {
+  if (!nn::HasBfloat16()) return;
+  const auto session = NewSession();
+  for (const ImageShape& in : {ImageShape{1, 7, 6}, ImageShape{32, 6, 6}}) {
+    const Layout layout = in.channels == 1 ? Layout::kPlain : Layout::kNative;
+    nn::Conv2d layer(session, {.in = in, .outputs = 16, .padding = 1, .in_layout = layout}, 2);
+    const Case c = {session,
+                    &layer,
+                    in,
+                    layer.output_shape(),
+                    layout,
+                    Layout::kNative,
+                    [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+                      return Convolve(x, rows, in, p[0], p[1], 16, 3, 1, 1);
+                    }};
+    CheckLayer(c, 2);
+    // Products of two numbers below 1 that are rounded to 8 bits each.
+    const ddp::Autocast autocast(ddp::Device::Kind::kCpu);
+    CheckLayer(c, 2, 0.05);
+    std::vector<float> weight(layer.parameters()[0].count(), 1 + 0x1p-10f), bias(16), dweight(weight.size()), dbias(16);
+    const std::vector<float*> values = {weight.data(), bias.data()}, grads = {dweight.data(), dbias.data()};
+    layer.Bind(values, grads);
+    std::vector<float> x(static_cast<size_t>(layer.input_size()), 1.0f), y(static_cast<size_t>(layer.output_size()));
+    layer.Forward(x.data(), y.data(), 1);
+    CHECK(y[0] == std::round(y[0]));  // the weights have lost their last bits
+  }
 }
 
 TEST_CASE("Batch normalisation, with and without ReLU, and its running statistics") {

@@ -125,10 +125,14 @@ class Bench {
       if (!allocation.ok()) return allocation.status();
       allocation_ = *std::move(allocation);
       data_ = static_cast<char*>(allocation_.data());
+      auto another = group_.Allocate(options_.end, context_.device());
+      if (!another.ok()) return another.status();
+      other_allocation_ = *std::move(another);
+      other_ = static_cast<char*>(other_allocation_.data());
     } else {
       BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&data_), options_.end));
+      BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&other_), options_.end));
     }
-    BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&other_), options_.end));
     if (!options_.raw) return absl::OkStatus();
     auto raw = RawNccl::Create(group_, options_.end, options_.registered);
     if (!raw.ok()) return raw.status();
@@ -156,7 +160,7 @@ class Bench {
     if (options_.graph) row.graph = TimeGraph(calls, [&](int i) { call(i == 0, i == calls - 1); });
     if (!failure.ok()) return failure;
     if (raw_ != nullptr) {
-      for (int kind = 0; kind < raw_->kinds(); ++kind) {
+      for (int kind = 0; kind < raw_->kinds(op); ++kind) {
         const auto raw_call = [&](int) { raw_->Call(kind, op, row.bytes, stream_); };
         const Times times = Time(calls, raw_call);
         if (kind == 0 || times.us < row.raw.us) row.raw = times;
@@ -276,7 +280,7 @@ class Bench {
   const size_t ranks_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  ddp::Allocation allocation_;
+  ddp::Allocation allocation_, other_allocation_;
   char *data_ = nullptr, *other_ = nullptr;
   std::unique_ptr<RawNccl> raw_;
 };

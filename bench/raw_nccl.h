@@ -20,8 +20,9 @@ class RawNccl {
   static absl::StatusOr<std::unique_ptr<RawNccl>> Create(ddp::ProcessGroup& group, size_t bytes, bool windows);
   ~RawNccl();
 
-  // 0: cudaMalloc's memory; 1: ncclMemAlloc's, registered in a symmetric window.
-  int kinds() const { return windowed_ == nullptr ? 1 : 2; }
+  // 0: cudaMalloc's memory; 1: ncclMemAlloc's, registered in a symmetric window. What is sent from registered memory
+  // has to be received in such, or NCCL hangs: all_to_all is called on the first kind only.
+  int kinds(const std::string& op) const { return windowed_ == nullptr || op == "all_to_all" ? 1 : 2; }
 
   // One call, in place where the operation has a place. Ends the program where NCCL fails.
   void Call(int kind, const std::string& op, size_t bytes, cudaStream_t stream);

@@ -70,8 +70,10 @@ int64_t EstimateClockOffset(absl::Span<const ClockRound> rounds, size_t rank, bo
 int64_t RankClock::ToRank0(int64_t ns) const {
   const auto span = static_cast<double>(end.at_ns - begin.at_ns);
   const auto drift = static_cast<double>(end.offset_ns - begin.offset_ns);
+  // In the time in which rank 0's clock goes on by `span` this one goes on by span + drift, of which so much has
+  // passed.
   const double passed = static_cast<double>(ns - begin.offset_ns - begin.at_ns);
-  const double offset = span <= 0 ? 0 : drift * passed / span;
+  const double offset = span <= 0 || span + drift <= 0 ? 0 : drift * passed / (span + drift);
   return ns - begin.offset_ns - static_cast<int64_t>(offset);
 }
 

@@ -21,7 +21,7 @@ constexpr int64_t kStayNs = 200'000;
 
 }  // namespace
 
-absl::Status Message::Wait(absl::Time deadline) { return Done() ? status_ : channels_->Wait(this, deadline); }
+absl::Status Message::Wait(absl::Time deadline) { return Done() ? status() : channels_->Wait(this, deadline); }
 
 std::string Message::Describe() const {
   return absl::StrCat(kind == Kind::kSend ? "send(to rank " : "recv(from rank ", peer, ", tag ", tag, ", ",

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/channel_block.h"
+#include "libddp/comm/counted_work.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/progress_thread.h"
 #include "libddp/comm/range_list.h"
@@ -42,23 +43,11 @@ struct MessageSpec {
 };
 
 // One Send or Recv that was not done at once. The mutex of its Channels guards everything but the atomics.
-class Message final : public internal::WorkState, public MessageSpec {
+class Message final : public CountedWork, public MessageSpec {
  public:
   Message(Channels* channels, MessageSpec spec) : MessageSpec(std::move(spec)), channels_(channels) {}
 
-  bool Done() const override { return done_.load(std::memory_order_acquire); }
   absl::Status Wait(absl::Time deadline) override;
-  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-
-  void Finish(absl::Status status) {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-  }
-  const absl::Status& status() const { return status_; }
   std::string Describe() const;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
 
   uint64_t number = 0;     // kSend: in its channel
@@ -70,9 +59,6 @@ class Message final : public internal::WorkState, public MessageSpec {
   ~Message() override = default;
 
   Channels* const channels_;
-  std::atomic<int> refs_{2};  // the Channels', and the Work that Send or Recv returns
-  std::atomic<bool> done_{false};
-  absl::Status status_;
 };
 
 // Thread-safe.

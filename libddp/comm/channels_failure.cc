@@ -16,8 +16,6 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kLookEveryNs = 1'000'000;
-constexpr int64_t kGraceNs = 200'000'000;
 // When the library takes over a message that nobody has asked for, so that its sender may go on.
 constexpr int64_t kReliefNs = 50'000'000;
 // How long the end of a group waits for peers to take its last replies.
@@ -138,7 +136,7 @@ void Channels::CheckPeers(int64_t waited_ns) {
     if (!failure_.ok()) return;
     const std::vector<Message*> pending = Pending();
     const auto waiting = std::find_if(pending.begin(), pending.end(), [&](const Message* m) { return m->peer == r; });
-    if (waiting == pending.end() && (left || waited_ns < kGraceNs)) continue;
+    if (waiting == pending.end() && (left || waited_ns < kDeathGraceNs)) continue;
     FailLocked(WithFailedRanks(
         absl::UnavailableError(
             died ? absl::StrCat("rank ", r, " (process ", engine_.options().peers.pid(r),

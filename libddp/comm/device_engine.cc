@@ -16,9 +16,6 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kLookEveryNs = 1'000'000;
-// An operation that a dead peer had enqueued before it died may still end well: that shows in time.
-constexpr int64_t kDeathGraceNs = 200'000'000;
 // Peers that call something else are found out where they leave this rank waiting.
 constexpr int64_t kDisagreementGraceNs = 5'000'000;
 // How long a group that is destroyed waits for what its caller did not wait for.

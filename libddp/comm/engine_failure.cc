@@ -14,9 +14,6 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kLookEveryNs = 1'000'000;
-constexpr int64_t kGraceNs = 200'000'000;
-
 // Into an array of characters, cut off before the last separator that fits.
 void CopyText(absl::string_view text, absl::string_view separator, absl::Span<char> to) {
   if (text.size() >= to.size()) {
@@ -138,7 +135,7 @@ void Engine::CheckPeers(int64_t waited_ns) {
     if (left && waiting == queue_.end()) continue;
     // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in
     // time.
-    if (died && waiting == queue_.end() && waited_ns < kGraceNs) continue;
+    if (died && waiting == queue_.end() && waited_ns < kDeathGraceNs) continue;
     FailAndTell(WithFailedRanks(
         absl::UnavailableError(
             died ? absl::StrCat("rank ", options_.NameOf(r), " (process ", options_.peers.pid(r),

@@ -15,7 +15,6 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kLookEveryNs = 1'000'000;
 // How long a rank that leaves a group waits until the others have been told.
 constexpr int64_t kLeaveNs = 1'000'000'000;
 

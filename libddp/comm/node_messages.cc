@@ -35,7 +35,7 @@ absl::Status NodeMessage::Wait(absl::Time deadline) {
         !s.ok())
       return s;
   }
-  return status_;
+  return status();
 }
 
 std::string NodeMessage::Describe() const {
@@ -170,7 +170,7 @@ bool NodeMessages::Advance() {
     }
     if (!parcel.arrived || parcel.owner == nullptr) continue;
     parcel.owner->data.CopyIn(0, parcel.data.get(), parcel.envelope.bytes());
-    parcel.owner->Finish(absl::OkStatus());
+    parcel.owner->End(absl::OkStatus());
     --pending_;
     incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(i--));
     progressed = true;
@@ -179,7 +179,7 @@ bool NodeMessages::Advance() {
     Parcel& parcel = *outgoing_[i];
     if (!AllDone(parcel.transfers) || (parcel.owner != nullptr && !parcel.arrived)) continue;
     if (parcel.owner != nullptr) {
-      parcel.owner->Finish(absl::OkStatus());
+      parcel.owner->End(absl::OkStatus());
       --pending_;
     }
     outgoing_.erase(outgoing_.begin() + static_cast<ptrdiff_t>(i--));
@@ -238,7 +238,7 @@ absl::Status NodeMessages::TimedOut(const NodeMessage& message) const {
 }
 
 void NodeMessages::End(const absl::Status& why) {
-  for (NodeMessage* message : Unfinished()) message->Finish(why);
+  for (NodeMessage* message : Unfinished()) message->End(why);
   expected_.clear();
   for (auto* parcels : {&outgoing_, &incoming_}) {
     for (const ParcelPtr& parcel : *parcels) parcel->owner = nullptr;

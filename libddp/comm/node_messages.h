@@ -7,7 +7,6 @@
 #ifndef LIBDDP_COMM_NODE_MESSAGES_H_
 #define LIBDDP_COMM_NODE_MESSAGES_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/counted_work.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/launch/wire.h"
 
@@ -37,23 +37,15 @@ struct NodeMessageSpec {
 };
 
 // One Send or Recv that was not done at once.
-class NodeMessage final : public internal::WorkState, public NodeMessageSpec {
+class NodeMessage final : public CountedWork, public NodeMessageSpec {
  public:
   NodeMessage(NodePipeline* pipeline, bool send, NodeMessageSpec spec)
       : NodeMessageSpec(std::move(spec)), is_send(send), pipeline_(pipeline) {}
 
-  bool Done() const override { return done_.load(std::memory_order_acquire); }
   absl::Status Wait(absl::Time deadline) override;
-  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-
-  // Gives up the reference of NodeMessages.
-  void Finish(absl::Status status) {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
+  // Finish, and gives up the reference of NodeMessages.
+  void End(absl::Status status) {
+    Finish(std::move(status));
     Unref();
   }
   std::string Describe() const;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
@@ -65,9 +57,6 @@ class NodeMessage final : public internal::WorkState, public NodeMessageSpec {
   ~NodeMessage() override = default;
 
   NodePipeline* const pipeline_;
-  std::atomic<int> refs_{2};  // NodeMessages', and the Work that is returned
-  std::atomic<bool> done_{false};
-  absl::Status status_;
 };
 
 // All is called with the pipeline's drive mutex held.

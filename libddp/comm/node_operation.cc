@@ -35,7 +35,7 @@ absl::Status NodeOperation::Wait(absl::Time deadline) {
         !s.ok())
       return s;
   }
-  return status_;
+  return status();
 }
 
 std::string NodeOperation::Describe() const {

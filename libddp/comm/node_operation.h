@@ -2,7 +2,6 @@
 #ifndef LIBDDP_COMM_NODE_OPERATION_H_
 #define LIBDDP_COMM_NODE_OPERATION_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +13,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/block_plan.h"
+#include "libddp/comm/counted_work.h"
 #include "libddp/comm/operation.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/device/cpu_reduce.h"
@@ -32,20 +32,13 @@ struct NodeHeader {
 };
 
 // Life: queued -> begun, chunk by chunk -> finished. The pipeline's mutex guards everything but the atomics.
-class NodeOperation final : public internal::WorkState {
+class NodeOperation final : public CountedWork {
  public:
   // The layout and the plan outlive the operation.
   NodeOperation(NodePipeline* pipeline, const OperationKey& key, const NodeLayout& layout, const BlockPlan& plan,
                 int rank);
 
-  // WorkState:
-  bool Done() const override { return done_.load(std::memory_order_acquire); }
   absl::Status Wait(absl::Time deadline) override;
-  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
 
   // --- set before the launch ---
   RangeList in, out;  // this rank's data
@@ -114,12 +107,6 @@ class NodeOperation final : public internal::WorkState {
   size_t SlicePlace(int block) const;
   size_t ResultPlace(int block) const;
 
-  void Finish(absl::Status status) {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-  }
-  const absl::Status& status() const { return status_; }
-
  private:
   ~NodeOperation() override = default;
 
@@ -134,9 +121,6 @@ class NodeOperation final : public internal::WorkState {
   const int rank_;
   size_t room_ = 0;
   size_t chunks_ = 1;
-  std::atomic<int> refs_{2};  // the pipeline's, and the Work that is returned
-  std::atomic<bool> done_{false};
-  absl::Status status_;
 };
 
 // Scratch memory of one chunk.

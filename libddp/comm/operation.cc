@@ -58,7 +58,7 @@ int Operation::PartOf(size_t element) const {
   return static_cast<int>(std::upper_bound(begins.begin(), begins.end(), element) - begins.begin()) - 1;
 }
 
-absl::Status Operation::Wait(absl::Time deadline) { return Done() ? status_ : engine_->Wait(this, deadline); }
+absl::Status Operation::Wait(absl::Time deadline) { return Done() ? status() : engine_->Wait(this, deadline); }
 
 // --- inline ---------------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,10 @@
 #ifndef LIBDDP_COMM_OPERATION_H_
 #define LIBDDP_COMM_OPERATION_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -16,6 +14,7 @@
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 #include "libddp/comm/control_block.h"
+#include "libddp/comm/counted_work.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/device/cpu_reduce.h"
 
@@ -41,7 +40,7 @@ struct OperationKey {
 // Life: queued -> announced to the peers -> ready (all ranks have announced it, and agree) -> finished -> retired. The
 // engine's mutex guards everything but the atomics; while `workers` is above 0 threads are inside RunChunks or
 // RunRounds without it.
-class Operation final : public internal::WorkState {
+class Operation final : public CountedWork {
  public:
   enum class Mode {
     kInline,  // a little private data, which travels with the announcement; each rank finishes by itself
@@ -51,15 +50,7 @@ class Operation final : public internal::WorkState {
 
   Operation(Engine* engine, const OperationKey& key) : engine_(engine), key_(key) {}
 
-  // WorkState:
-  bool Done() const override { return done_.load(std::memory_order_acquire); }
   absl::Status Wait(absl::Time deadline) override;
-  absl::Status BlockStream(Stream) override { return Wait(absl::InfiniteFuture()); }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    // The last owner need not count down.
-    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
 
   // --- set before the launch ---
   RangeList in, out;  // this rank's data
@@ -100,13 +91,6 @@ class Operation final : public internal::WorkState {
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }
   size_t in_bytes(int rank) const;  // of that rank's `in`
-
-  // Sets the outcome; from here on the buffers are the caller's again.
-  void Finish(absl::Status status) {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-  }
-  const absl::Status& status() const { return status_; }
 
   // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
   void PutInline(const ControlBlock& control, int rank) const;
@@ -149,11 +133,8 @@ class Operation final : public internal::WorkState {
   const OperationKey key_;
   std::optional<OperationKey> called_;
   size_t called_count_ = 0;
-  size_t slice_ = 0;          // kDirect: elements of a slice, but for a shorter last one and the root's
-  size_t chunk_ = 0;          // kDirect: elements of a chunk, but for a slice's last one
-  std::atomic<int> refs_{2};  // the engine's queue, and the Work that Launch returns
-  std::atomic<bool> done_{false};
-  absl::Status status_;
+  size_t slice_ = 0;  // kDirect: elements of a slice, but for a shorter last one and the root's
+  size_t chunk_ = 0;  // kDirect: elements of a chunk, but for a slice's last one
 };
 
 }  // namespace ddp

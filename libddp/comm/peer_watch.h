@@ -4,11 +4,17 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
 
 namespace ddp {
+
+// Who waits looks after its peers about so often.
+inline constexpr int64_t kLookEveryNs = 1'000'000;
+// What a dead rank has announced may still end well without it, unless it took a part with it: that shows in this time.
+inline constexpr int64_t kDeathGraceNs = 200'000'000;
 
 // Not thread-safe.
 class PeerWatch {

@@ -1,0 +1,45 @@
+// What the operations and messages of all groups on CPU memory have in common as the state behind a Work.
+#ifndef LIBDDP_COMM_COUNTED_WORK_H_
+#define LIBDDP_COMM_COUNTED_WORK_H_
+
+#include <atomic>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+
+namespace ddp {
+
+// Counts its owners, of which there are two at first: who does the work, and the Work that is returned to the caller.
+class CountedWork : public internal::WorkState {
+ public:
+  bool Done() const final { return done_.load(std::memory_order_acquire); }
+  absl::Status BlockStream(Stream) final { return Wait(absl::InfiniteFuture()); }
+  void Ref() final { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() final {
+    // The last owner need not count down.
+    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  // Sets the outcome, once; from here on the buffers are the caller's again.
+  void Finish(absl::Status status) {
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+  }
+  // The outcome, where it is done.
+  const absl::Status& status() const { return status_; }
+
+ protected:
+  CountedWork() = default;
+  ~CountedWork() override = default;
+
+ private:
+  std::atomic<int> refs_{2};
+  std::atomic<bool> done_{false};
+  absl::Status status_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_COUNTED_WORK_H_

@@ -20,8 +20,10 @@ struct FlightIncident {
   absl::string_view what;                // one line
   bool failure = false;                  // else a stall: the group goes on
   int rank = 0;                          // who tells
-  std::vector<const FlightRing*> rings;  // by rank
-  std::vector<int> dead;                 // ranks whose process has ended
+  std::vector<const FlightRing*> rings;  // by rank; in a group of several nodes, by local rank of one of them
+  std::vector<int> dead;                 // ranks whose process has ended, numbered as the rings
+  int node = -1;                         // whose rings they are, or all ranks'
+  std::vector<int> names = {};           // what each ring's rank is called; empty: its number
 };
 
 // One per Context. Outlives its groups. Thread-safe.

@@ -36,7 +36,7 @@ Engine::~Engine() {
   KeepLateWritersOut().IgnoreError();
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
-      Note(*operation, FlightState::kFailed);
+      notes_.Entered(*operation, FlightState::kFailed);
       operation->Finish(absl::AbortedError(absl::StrCat("rank ", options_.NameOf(options_.rank),
                                                         ": the process group was destroyed with operations pending")));
     }
@@ -57,7 +57,7 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
     }
     operation->sequence = first_sequence_ + queue_.size();
     queue_.push_back(operation);
-    NoteQueued(*operation);
+    notes_.Queued(*operation);
     Announce();
   }
   progress_->Notify();
@@ -125,7 +125,7 @@ void Engine::AnnounceOne(Operation* operation) {
   }
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
-  Note(*operation, FlightState::kAnnounced);
+  notes_.Entered(*operation, FlightState::kAnnounced);
   if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
   // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
   // rest of an announcement.
@@ -262,7 +262,7 @@ void Engine::MakeReady(Operation* operation) {
     inlined &= placement == kInlined;
   }
   operation->ready = true;
-  Note(*operation, FlightState::kReady);
+  notes_.Entered(*operation, FlightState::kReady);
   if (inlined) {
     operation->mode = Operation::Mode::kInline;
     return;
@@ -397,7 +397,7 @@ bool Engine::RunChunks(Operation* operation, Share share, int limit) {
 // A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.
 void Engine::Worked(Operation* operation) {
   if (--operation->workers > 0 || failure_.ok() || operation->Done()) return;
-  Note(*operation, FlightState::kFailed);
+  notes_.Entered(*operation, FlightState::kFailed);
   operation->Finish(failure_);
 }
 
@@ -412,7 +412,7 @@ void Engine::FinishOk(Operation* operation) {
     }
     if (found) *operation->nonfinite = 1;
   }
-  Note(*operation, FlightState::kDone);
+  notes_.Entered(*operation, FlightState::kDone);
   operation->Finish(absl::OkStatus());
 }
 

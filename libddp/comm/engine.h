@@ -21,6 +21,7 @@
 #include "libddp/comm/allocation_table.h"
 #include "libddp/comm/context_observer.h"
 #include "libddp/comm/control_block.h"
+#include "libddp/comm/flight_notes.h"
 #include "libddp/comm/operation.h"
 #include "libddp/comm/peer_watch.h"
 #include "libddp/comm/progress_thread.h"
@@ -37,7 +38,7 @@ struct EngineOptions {
   bool oversubscribed = false;  // more ranks than processors: never spin
   absl::Duration timeout;
   absl::Duration stall_warning;         // zero: none
-  ContextObserver* observer = nullptr;  // may be null
+  ContextObserver* observer = nullptr;  // null for a part of a group, which keeps the flight recorder itself
   uint64_t group = 0;                   // tells this process's groups apart
   ControlBlock control;
   PeerWatch peers;
@@ -86,7 +87,7 @@ class Engine final : public ProgressThread::Client {
   void DoBesides(std::function<void()> besides) { besides_ = std::move(besides); }
 
   const EngineOptions& options() const { return options_; }
-  Observer* listener() const { return listener_; }
+  Observer* listener() const { return notes_.listener(); }
 
  private:
   enum class Share { kOwn, kAll };
@@ -121,14 +122,10 @@ class Engine final : public ProgressThread::Client {
     std::vector<int> ranks;
   };
   Laggards FindLaggards(const Operation& operation, int64_t waited_ns) const;
-  void NoteQueued(const Operation& operation);
-  void Note(const Operation& operation, FlightState state);
-  void TellListener(const Operation& operation, OperationEvent::State state) const;
   void TellStall(const Operation& oldest, int64_t waited_ns);
   void FailAndTell(const absl::Status& why);
   void TellFailure(absl::string_view what);
   FlightIncident Incident(bool failure, absl::string_view what) const;
-  int64_t FlightNowNs() const;
   const Operation* OldestPending() const;
   bool HasAnnounced(const Operation& operation, int rank) const;
   bool Needs(const Operation& operation, int peer) const;
@@ -136,8 +133,7 @@ class Engine final : public ProgressThread::Client {
 
   const EngineOptions options_;
   const ControlBlock& control_ = options_.control;
-  Observer* const listener_ = options_.observer == nullptr ? nullptr : options_.observer->listener();
-  FlightRing& flight_ = control_.flight(options_.rank);
+  const FlightNotes notes_{options_.observer, options_.group, control_.flight(options_.rank)};
   ProgressThread* const progress_;
   std::function<void()> besides_;
   bool peers_in_this_process_ = false, peers_in_other_processes_ = false;

@@ -68,7 +68,7 @@ void Engine::FailLocked(const absl::Status& why) {
   }
   for (Operation* operation : queue_) {
     if (operation->Done() || operation->workers > 0) continue;
-    Note(*operation, FlightState::kFailed);
+    notes_.Entered(*operation, FlightState::kFailed);
     operation->Finish(failure_);
   }
   if (options_.observer != nullptr) options_.observer->OnGroupFailed();

@@ -1,4 +1,4 @@
-// What the engine writes down of its operations, and whom it tells.
+// How the engine tells of stalls and failures.
 #include <time.h>
 
 #include <algorithm>
@@ -10,69 +10,10 @@
 #include "libddp/comm/engine.h"
 
 namespace ddp {
-namespace {
-
-// How long the finder of a failure waits for a lower rank to tell of it, and by how much later than the rank before it
-// each rank warns of a stall.
-constexpr int64_t kTellPatienceNs = 100'000'000;
-
-absl::string_view KindName(OperationKey::Kind kind) {
-  switch (kind) {
-    case OperationKey::Kind::kAllReduce:
-      return "all_reduce";
-    case OperationKey::Kind::kReduceScatter:
-      return "reduce_scatter";
-    case OperationKey::Kind::kAllGather:
-    case OperationKey::Kind::kAllGatherV:
-      return "all_gather";
-    case OperationKey::Kind::kAllToAll:
-      return "all_to_all";
-    case OperationKey::Kind::kBroadcast:
-      return "broadcast";
-    case OperationKey::Kind::kBarrier:
-      return "barrier";
-  }
-  return "operation";
-}
-
-}  // namespace
 
 std::string Operation::Describe() const {
   return absl::StrCat("operation ", sequence, ", ", called().Describe(called_count()),
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
-}
-
-// --- the flight recorder and the listener ---------------------------------------------------------------------------
-
-// A timeline wants exact times; without one they are not worth what they cost.
-int64_t Engine::FlightNowNs() const { return listener_ == nullptr ? CoarseNowNs() : NowNs(); }
-
-void Engine::NoteQueued(const Operation& operation) {
-  flight_.Queue(operation.sequence, operation.key().Pack(), operation.count, operation.bucket, FlightNowNs());
-  if (listener_ != nullptr) TellListener(operation, OperationEvent::State::kCalled);
-}
-
-void Engine::Note(const Operation& operation, FlightState state) {
-  flight_.Enter(operation.sequence, state, FlightNowNs());
-  if (listener_ == nullptr || state < FlightState::kDone) return;
-  TellListener(operation, state == FlightState::kDone ? OperationEvent::State::kDone : OperationEvent::State::kFailed);
-}
-
-void Engine::TellListener(const Operation& operation, OperationEvent::State state) const {
-  const auto time = [&](FlightState s) { return flight_.TimeOf(operation.sequence, s); };
-  OperationEvent event;
-  event.state = state;
-  event.kind = KindName(operation.key().kind);
-  event.dtype = operation.key().in;
-  event.group = options_.group;
-  event.sequence = operation.sequence;
-  event.count = operation.count;
-  event.bucket = operation.bucket;
-  event.called_ns = time(FlightState::kQueued);
-  event.announced_ns = time(FlightState::kAnnounced);
-  event.ready_ns = time(FlightState::kReady);
-  if (state != OperationEvent::State::kCalled) event.ended_ns = NowNs();
-  listener_->OnOperation(event);
 }
 
 const Operation* Engine::OldestPending() const {

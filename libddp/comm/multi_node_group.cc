@@ -90,9 +90,7 @@ class MultiNodeGroup final : public ProcessGroup {
   }
   absl::Status status() const override { return pipeline_.status(); }
   void Progress() override { pipeline_.Progress(); }
-  Observer* observer() const override {
-    return group_options_.observer == nullptr ? nullptr : group_options_.observer->listener();
-  }
+  Observer* observer() const override { return pipeline_.listener(); }
 
  private:
   NodeOperation* Make(const OperationKey& key, const BlockPlan& plan, Buffers in, Buffers out, size_t count) {
@@ -278,6 +276,8 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
   pids.reserve(ranks.size());
   for (const int r : ranks) pids.push_back(members.pids[static_cast<size_t>(r)]);
   const bool several = layout.nodes() > 1;
+  const uint64_t number = group.observer == nullptr ? 0 : group.observer->AddGroup();
+  // Of several nodes' group the engines are parts, of which nobody is told.
   const auto engine = [&](size_t offset, absl::Duration limit) {
     return EngineOptions{.rank = layout.local_of(members.rank),
                          .size = width,
@@ -285,7 +285,7 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
                          .timeout = limit,
                          .stall_warning = several ? absl::ZeroDuration() : group.stall_warning,
                          .observer = several ? nullptr : group.observer,
-                         .group = several || group.observer == nullptr ? 0 : group.observer->AddGroup(),
+                         .group = number,
                          .control = ControlBlock(segment->data() + offset, width),
                          .peers = PeerWatch(pids),
                          .names = ranks};
@@ -297,6 +297,9 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
                               .wire_ranks = members.wire_ranks,
                               .oversubscribed = members.oversubscribed,
                               .timeout = group.timeout,
+                              .stall_warning = group.stall_warning,
+                              .observer = group.observer,
+                              .group = number,
                               .reducing = engine(0, kReducingShare * group.timeout),
                               .spreading = engine(ControlBytes(width), kSpreadingShare * group.timeout),
                               .segment = segment,

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -39,6 +40,13 @@ absl::Status NodePipeline::status() const {
   return failure_;
 }
 
+// A failure that is found here.
+void NodePipeline::FailAndTell(const absl::Status& why, bool tell_nodes) {
+  if (!failure_.ok()) return;
+  TellFailure(why);
+  FailLocked(why, tell_nodes);
+}
+
 // The first cause on this node is that of all its ranks; over the wire it travels to the others.
 void NodePipeline::FailLocked(const absl::Status& why, bool tell) {
   if (!failure_.ok()) return;
@@ -57,6 +65,10 @@ void NodePipeline::EndPending() {
     if (!step->reducing.Done() || !step->spreading.Done()) return;
   }
   flight_.clear();
+  for (const NodeOperation* operation : queue_) {
+    if (!operation->Done()) notes_.Entered(*operation, FlightState::kFailed);
+  }
+  if (options_.observer != nullptr && !std::exchange(written_, true)) options_.observer->OnGroupFailed();
   for (NodeOperation* operation : queue_) {
     if (!operation->Done()) operation->Finish(failure_);
     ended_.push_back(operation);
@@ -92,9 +104,10 @@ void NodePipeline::LookAround(bool background) {
     // Where nothing is missing from other nodes, the engines should know more.
     const int64_t timeout_ns = absl::ToInt64Nanoseconds(options_.timeout), waited = now - oldest->noticed_ns;
     if (waited > timeout_ns && (waited > timeout_ns / 10 * 11 || !Missing(*oldest).empty())) s = TimedOut(*oldest);
+    if (s.ok()) TellStall(*oldest, waited);
   }
   if (s.ok()) return;
-  FailLocked(s);
+  FailAndTell(s);
   Tell(background);
   EndPending();
 }
@@ -168,9 +181,9 @@ void NodePipeline::HearNews() {
     finished_by_gone_[static_cast<size_t>(news.rank)] = news.finished;
     gone_[static_cast<size_t>(news.rank)] = {true, news.messages};
   } else {
-    FailLocked(
+    FailAndTell(
         WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(news.code), news.message), news.failed_ranks),
-        /*tell=*/false);
+        /*tell_nodes=*/false);
   }
   if (failure_.ok()) ListenForNews();
 }

@@ -56,6 +56,7 @@ class NodeOperation final : public CountedWork {
   // --- the pipeline's ---
   uint64_t sequence = 0;
   size_t begun = 0, finished = 0;  // chunks
+  bool met = false;                // all ranks of this node have come
   bool compared = false;           // all peers' headers have come, and agree
   std::vector<NodeHeader> headers;
   std::deque<Transfer> headers_in, headers_out;

@@ -74,6 +74,7 @@ absl::StatusOr<Work> NodePipeline::Launch(NodeOperation* operation) {
       return failure_;
     }
     operation->sequence = next_sequence_++;
+    notes_.Queued(*operation);
     launched_.push_back(operation);
     pending_.store(true, std::memory_order_release);
   }
@@ -258,6 +259,7 @@ void NodePipeline::Begin(NodeOperation* operation) {
   step.sends.clear();
   flight_.push_back(&step);
   if (step.chunk == 0) {
+    notes_.Entered(*operation, FlightState::kAnnounced);
     operation->header = {operation->sequence, operation->key().Pack(), operation->count, operation->parameters};
     operation->headers.resize(header_from_.size());
     for (size_t i = 0; i < header_from_.size(); ++i) {
@@ -284,10 +286,14 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
     case Stage::kReducing:
       if (!step->reducing.Done() || (earlier != nullptr && earlier->stage == Stage::kReducing)) return false;
       if (absl::Status s = step->reducing.Wait(absl::InfinitePast()); !s.ok()) {
-        FailLocked(s);
+        FailAndTell(s);
         return false;
       }
-      if (step->chunk == 0) Greet(step->operation);
+      if (step->chunk == 0) {
+        step->operation->met = true;
+        if (step->operation->compared) notes_.Entered(*step->operation, FlightState::kReady);
+        Greet(step->operation);
+      }
       SendSums(step);
       step->stage = Stage::kExchanging;
       Exchange(step, earlier);
@@ -297,7 +303,7 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
     case Stage::kSpreading:
       if (!step->spreading.Done() || !AllDone(step->sends)) return false;
       if (absl::Status s = step->spreading.Wait(absl::InfinitePast()); !s.ok()) {
-        FailLocked(s);
+        FailAndTell(s);
         return false;
       }
       CollectFlags(*step);
@@ -342,7 +348,7 @@ void NodePipeline::Compare(NodeOperation* operation) {
     const bool mine_first = options_.rank < header_from_[i];
     const NodeHeader& first = mine_first ? mine : theirs;
     const NodeHeader& second = mine_first ? theirs : mine;
-    return FailLocked(absl::FailedPreconditionError(absl::StrCat(
+    return FailAndTell(absl::FailedPreconditionError(absl::StrCat(
         "ranks disagree about operation ", operation->sequence, ": rank ", std::min(options_.rank, header_from_[i]),
         " calls ", describe(first), ", rank ", std::max(options_.rank, header_from_[i]), " calls ", describe(second),
         !only_parameters                   ? ""
@@ -350,6 +356,7 @@ void NodePipeline::Compare(NodeOperation* operation) {
                                            : " with another prescale or postscale",
         "; all ranks must make the same calls in the same order")));
   }
+  if (operation->met) notes_.Entered(*operation, FlightState::kReady);
 }
 
 bool NodePipeline::Retire() {
@@ -363,6 +370,7 @@ bool NodePipeline::Retire() {
         !AllDone(operation->headers_out)) {
       continue;
     }
+    notes_.Entered(*operation, FlightState::kDone);
     operation->Finish(absl::OkStatus());
     progressed = true;
   }

@@ -29,6 +29,7 @@
 #include "ddp/process_group.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/engine.h"
+#include "libddp/comm/flight_notes.h"
 #include "libddp/comm/node_layout.h"
 #include "libddp/comm/node_messages.h"
 #include "libddp/comm/node_operation.h"
@@ -47,6 +48,9 @@ struct NodePipelineOptions {
   std::vector<int> wire_ranks;          // by rank: what the wire calls it
   bool oversubscribed = false;
   absl::Duration timeout;
+  absl::Duration stall_warning;            // zero: none
+  ContextObserver* observer = nullptr;     // may be null
+  uint64_t group = 0;                      // tells this process's groups apart
   EngineOptions reducing, spreading;       // of the ranks of this node
   std::shared_ptr<SharedSegment> segment;  // holds, among others, the scratch memory
   size_t scratch_offset = 0;               // of local rank 0's; each has kChunksInFlight * kScratchBytes
@@ -75,6 +79,7 @@ class NodePipeline final : public ProgressThread::Client {
   void Fail(const absl::Status& why);
   absl::Status status() const;
 
+  Observer* listener() const { return notes_.listener(); }
   std::vector<Engine*> engines() { return {&reducing_, &spreading_}; }
   const NodePipelineOptions& options() const { return options_; }
 
@@ -143,7 +148,13 @@ class NodePipeline final : public ProgressThread::Client {
   template <typename Call>
   absl::StatusOr<Work> StartMessage(Call call);
 
+  // What is told of stalls and failures; in node_flight.cc.
+  FlightIncident Incident(bool failure, absl::string_view what) const;
+  void TellStall(const NodeOperation& oldest, int64_t waited_ns);
+  void TellFailure(const absl::Status& why);
+
   // Failures; in node_failure.cc.
+  void FailAndTell(const absl::Status& why, bool tell_nodes = true);
   void FailLocked(const absl::Status& why, bool tell = true);
   void EndPending();
   void LookAround(bool background);
@@ -162,6 +173,8 @@ class NodePipeline final : public ProgressThread::Client {
   NodePipelineOptions options_;
   ProgressThread* const progress_;
   Engine reducing_, spreading_;
+  // The ring of the first engine: the engines note nothing of the parts that they do.
+  const FlightNotes notes_{options_.observer, options_.group, reducing_.options().control.flight(local())};
   Wire& wire_ = *options_.wire;
   char* scratch_ = nullptr;  // this rank's
   std::vector<int> header_to_, header_from_;
@@ -185,6 +198,7 @@ class NodePipeline final : public ProgressThread::Client {
   std::vector<uint64_t> finished_by_gone_;  // by rank: how many operations one that has left had finished, or kHere
   std::vector<NodeMessages::Gone> gone_;    // by rank
   bool told_ = true;                        // this rank's failure is on its way to the other nodes
+  bool written_ = false;                    // what is only in memory has been, as the group has failed
   int64_t next_look_ns_ = 0;
 
   mutable std::mutex launch_mutex_;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
 #include "libddp/observe/flight_report.h"
 #include "libddp/observe/nvtx.h"
@@ -61,12 +62,13 @@ class ContextObserverImpl final : public ContextObserver, public Observer {
     Log().log(incident.failure ? spdlog::level::err : spdlog::level::warn, "{}\n{}", std::string(incident.what),
               FlightText(log));
     if (options_.flight_recorder.empty()) return;
-    std::ofstream file(options_.flight_recorder, std::ios::trunc);
+    const std::string path =
+        incident.node < 0 ? options_.flight_recorder : absl::StrCat(options_.flight_recorder, ".node", incident.node);
+    std::ofstream file(path, std::ios::trunc);
     file << FlightJson(incident, log);
     file.close();
     if (file.fail()) {
-      Log().error("rank {}: cannot write DDP_FLIGHT_RECORDER={}: {}", options_.rank, options_.flight_recorder,
-                  std::strerror(errno));
+      Log().error("rank {}: cannot write DDP_FLIGHT_RECORDER={}: {}", options_.rank, path, std::strerror(errno));
     }
   }
 

@@ -82,10 +82,12 @@ std::string Doing(const FlightLog& log, size_t rank, int64_t* since) {
   std::vector<int> missing;
   for (size_t r = 0; r < log.ranks.size(); ++r) {
     const FlightRecord* const theirs = Find(log.ranks[r], pending->sequence);
-    if (theirs == nullptr || Reached(*theirs) == FlightState::kQueued) missing.push_back(static_cast<int>(r));
+    if (theirs == nullptr || Reached(*theirs) == FlightState::kQueued) missing.push_back(log.NameOf(r));
   }
   return absl::StrCat(died, Operation(*pending), ": ",
-                      missing.empty() ? "all ranks have come" : absl::StrCat("waits for ", Ranks(missing)));
+                      !missing.empty() ? absl::StrCat("waits for ", Ranks(missing))
+                      : log.node < 0   ? "all ranks have come"
+                                       : "all ranks of this node have come, waits for other nodes");
 }
 
 // "called by ranks 0, 2; not by rank 1", or the different calls.
@@ -94,7 +96,7 @@ std::string Parting(const FlightLog& log, uint64_t sequence) {
   std::vector<int> missing;
   for (size_t r = 0; r < log.ranks.size(); ++r) {
     const FlightRecord* const record = Find(log.ranks[r], sequence);
-    (record == nullptr ? missing : callers[Call(*record)]).push_back(static_cast<int>(r));
+    (record == nullptr ? missing : callers[Call(*record)]).push_back(log.NameOf(r));
   }
   const std::string calls = absl::StrJoin(
       callers, "; ", [](std::string* out, const auto& c) { absl::StrAppend(out, c.first, " by ", Ranks(c.second)); });
@@ -104,7 +106,7 @@ std::string Parting(const FlightLog& log, uint64_t sequence) {
 
 std::string LastOperations(const FlightLog& log, size_t rank) {
   const std::vector<FlightRecord>& records = log.ranks[rank];
-  std::string text = absl::StrCat("  last of rank ", rank, ":");
+  std::string text = absl::StrCat("  last of rank ", log.NameOf(rank), ":");
   for (size_t i = records.size() - std::min(records.size(), kShownOperations); i < records.size(); ++i) {
     const FlightRecord& r = records[i];
     absl::StrAppendFormat(&text, "%s %d %s %s %.1f s ago", text.back() == ':' ? "" : ";", r.sequence, Call(r),
@@ -119,6 +121,8 @@ FlightLog ReadFlightLog(const FlightIncident& incident) {
   FlightLog log;
   for (const FlightRing* ring : incident.rings) log.ranks.push_back(ring->Read());
   log.dead = incident.dead;
+  log.node = incident.node;
+  log.names = incident.names;
   log.now_ns = NowNs();
   return log;
 }
@@ -146,8 +150,9 @@ std::optional<uint64_t> PartingOperation(const FlightLog& log) {
 std::string FlightText(const FlightLog& log) {
   std::vector<std::string> lines;
   const std::optional<uint64_t> parting = PartingOperation(log);
+  const std::string whose = log.node < 0 ? "all ranks" : absl::StrCat("all ranks of node ", log.node);
   lines.push_back(absl::StrCat(
-      "  ", parting.has_value() ? Parting(log, *parting) : "all ranks have called the same operations up to here"));
+      "  ", parting.has_value() ? Parting(log, *parting) : whose + " have called the same operations up to here"));
   std::vector<std::pair<std::string, std::vector<int>>> doings;
   std::map<std::string, int64_t> longest;
   for (size_t r = 0; r < log.ranks.size(); ++r) {
@@ -155,7 +160,7 @@ std::string FlightText(const FlightLog& log) {
     std::string doing = Doing(log, r, &since);
     auto same = std::find_if(doings.begin(), doings.end(), [&](const auto& d) { return d.first == doing; });
     if (same == doings.end()) same = doings.insert(doings.end(), {doing, {}});
-    same->second.push_back(static_cast<int>(r));
+    same->second.push_back(log.NameOf(r));
     int64_t& earliest = longest.try_emplace(doing, since).first->second;
     earliest = std::min(earliest, since);
   }
@@ -183,7 +188,7 @@ std::string FlightJson(const FlightIncident& incident, const FlightLog& log) {
   for (size_t r = 0; r < log.ranks.size(); ++r) {
     int64_t since = 0;
     const std::string doing = Doing(log, r, &since);
-    ranks.push_back(absl::StrCat("{\"rank\": ", r, ", \"dead\": ", IsDead(log, r) ? "true" : "false",
+    ranks.push_back(absl::StrCat("{\"rank\": ", log.NameOf(r), ", \"dead\": ", IsDead(log, r) ? "true" : "false",
                                  ", \"doing\": ", JsonQuote(doing), ", \"operations\": [\n    ",
                                  absl::StrJoin(log.ranks[r], ",\n    ", operation), "]}"));
   }

@@ -17,6 +17,10 @@ struct FlightLog {
   std::vector<std::vector<FlightRecord>> ranks;  // by rank, each by sequence
   std::vector<int> dead;
   int64_t now_ns = 0;
+  int node = -1;                // of whose ranks alone it tells; -1: of all
+  std::vector<int> names = {};  // see FlightIncident
+
+  int NameOf(size_t r) const { return names.empty() ? static_cast<int>(r) : names[r]; }
 };
 
 FlightLog ReadFlightLog(const FlightIncident& incident);

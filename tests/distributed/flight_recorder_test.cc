@@ -17,7 +17,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "ddp/collectives.h"
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
@@ -82,18 +84,18 @@ class Recorder {
   ~Recorder() { unsetenv("DDP_FLIGHT_RECORDER"); }
 
   // What was written, which is then removed; every rank has to have stopped using it.
-  nlohmann::json Take(Rank& rank) const {
+  nlohmann::json Take(Rank& rank, const std::string& suffix = "") const {
     rank.Meet();
-    std::ifstream file(path_);
-    RANK_CHECK(file.is_open(), path_);
+    std::ifstream file(path_ + suffix);
+    RANK_CHECK(file.is_open(), path_ + suffix);
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     rank.Meet();
-    if (rank.rank() == 0) std::filesystem::remove(path_);
+    if (rank.rank() == 0) std::filesystem::remove(path_ + suffix);
     return nlohmann::json::parse(text);
   }
   // Whether it is whole: it is written in one go, and ends with a line.
-  bool Written() const {
-    std::ifstream file(path_);
+  bool Written(const std::string& suffix = "") const {
+    std::ifstream file(path_ + suffix);
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     return absl::EndsWith(text, "]}\n");
   }
@@ -185,7 +187,63 @@ TEST_CASE("ranks that call different things are told side by side") {
   });
 }
 
-TEST_CASE("an abort by the program is no riddle, and is not told") {
+// Nodes of two of four ranks; the last rank is late, or does not come.
+TEST_CASE("on several nodes each tells what its own ranks are at", "[nodes]") {
+  const char* const node_size = std::getenv("DDP_NODE_SIZE");
+  if (node_size == nullptr || RankCount() != 4) return;
+  REQUIRE(std::string(node_size) == "2");
+  const Recorder recorder;
+  const auto check = [&](Rank& rank, const std::string& incident, const std::vector<std::string>& said) {
+    rank.Meet();
+    for (int node = 0; node < 2; ++node) {
+      const nlohmann::json json = recorder.Take(rank, absl::StrCat(".node", node));
+      RANK_CHECK_EQ(json["incident"].get<std::string>(), incident);
+      RANK_CHECK_EQ(json["ranks"].size(), 2u);
+      for (int l = 0; l < 2; ++l) {
+        const nlohmann::json& of_rank = json["ranks"][static_cast<size_t>(l)];
+        RANK_CHECK_EQ(of_rank["rank"].get<int>(), 2 * node + l);
+        const std::string doing = of_rank["doing"].get<std::string>(), part = said[static_cast<size_t>(2 * node + l)];
+        RANK_CHECK(absl::StrContains(doing, part), part, " is not in ", doing);
+      }
+    }
+  };
+  const std::string here = "bucket 3: all ranks of this node have come, waits for other nodes";
+  ContextOptions options;
+  options.stall_warning = absl::Milliseconds(50);
+  RunOnRanks(
+      [&](Rank& rank) {
+        Waiting waiting(rank, 1000);
+        rank.Meet();
+        if (waiting.late()) {
+          while (!recorder.Written(".node0") || !recorder.Written(".node1")) absl::SleepFor(absl::Milliseconds(5));
+        }
+        RANK_CHECK_OK(Rank::Finish(waiting.Start()));
+        check(rank, "stall", {here, here, "bucket 3: waits for rank 3", "no operation called yet"});
+        // Each of the two has said it once, and the one without the late rank for whom it waits.
+        std::string lines;
+        for (const std::string& line : Logged(rank)) absl::StrAppend(&lines, line, "\n\n");
+        const std::vector<std::string> all = RANK_VALUE(GatherStrings(rank.group(), lines));
+        const std::string text = absl::StrCat(all[0], all[1], all[2], all[3]);
+        RANK_CHECK(absl::StrContains(text, "rank 2 on node 1 (host "), text);
+        RANK_CHECK(std::vector<std::string>(absl::StrSplit(text, "\n\n")).size() == 3, text);
+      },
+      options);
+  options = {};
+  options.timeout = absl::Seconds(3);
+  RunOnRanks(
+      [&](Rank& rank) {
+        Waiting waiting(rank, 1000);
+        if (!waiting.late()) {
+          RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kDeadlineExceeded, "bucket 3");
+        }
+        check(rank, "failure", {here, here, "bucket 3: waits for rank 3", "no operation called yet"});
+        rank.Meet();
+        Logged(rank);
+      },
+      options);
+}
+
+TEST_CASE("an abort by the program is no riddle, and is not told", "[nodes]") {
   Lines::Get();
   RunOnRanks([&](Rank& rank) {
     Waiting waiting(rank, 10);
@@ -239,7 +297,7 @@ void Train(Rank& rank, int parameters, int steps) {
   }
 }
 
-TEST_CASE("an observer is told of operations, buckets and scopes, in order") {
+TEST_CASE("an observer is told of operations, buckets and scopes, in order", "[nodes]") {
   Notes notes;  // of all ranks of this process
   ContextOptions options;
   options.observer = &notes;
@@ -286,7 +344,7 @@ TEST_CASE("an observer is told of operations, buckets and scopes, in order") {
   CHECK(reduced == ranks * kParameters * kSteps);
 }
 
-TEST_CASE("without an observer nobody is told") {
+TEST_CASE("without an observer nobody is told", "[nodes]") {
   RunOnRanks([&](Rank& rank) { RANK_CHECK(rank.group().observer() == nullptr); });
 }
 

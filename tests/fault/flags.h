@@ -73,7 +73,15 @@ inline absl::StatusOr<std::unique_ptr<Context>> Join(const Flags& flags, std::sh
   return Context::Create(options);
 }
 
+// A file, or what rank 0 serves at --port.
 inline absl::StatusOr<std::shared_ptr<Store>> OpenStore(const Flags& flags) {
+  if (const int port = flags.Number("port"); port != 0) {
+    TcpStoreOptions options;
+    options.port = port;
+    options.serve = flags.Number("rank") == 0;
+    options.run_id = "fault";
+    return CreateTcpStore(options);
+  }
   return CreateFileStore({flags.Text("store"), "fault", flags.Number("openers", flags.Number("size"))});
 }
 

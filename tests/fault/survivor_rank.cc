@@ -49,19 +49,23 @@ absl::Status CheckMarked(const float* data, size_t count) {
 }
 
 // All-reduces, three at a time. "hot": of memory that is reduced where it lies; "bulk": of so much of it that there is
-// hardly time for anything else, unchecked until a fault; "staged", "inline": of much and of little other memory.
+// hardly time for anything else, unchecked until a fault; "staged", "inline": of much and of little other memory;
+// "split": as "hot", in a group that was split off.
 class Reductions final : public Task {
  public:
   Reductions(int rank, const std::string& kind)
-      : rank_(rank), hot_(kind == "hot" || kind == "bulk"), checked_(kind != "bulk") {
-    count_ = kind == "bulk" ? 6'000'000 : kind == "hot" ? 450'000 : kind == "staged" ? 90'000 : 150;
+      : rank_(rank),
+        split_(kind == "split"),
+        hot_(split_ || kind == "hot" || kind == "bulk"),
+        checked_(kind != "bulk") {
+    count_ = kind == "bulk" ? 6'000'000 : hot_ ? 450'000 : kind == "staged" ? 90'000 : 150;
   }
 
   absl::Status Begin(ProcessGroup& world) override {
-    group_ = &world;
+    if (absl::Status s = WorkIn(world); !s.ok()) return s;
     if (!hot_) ordinary_.resize(count_);
     if (!hot_) return absl::OkStatus();
-    absl::StatusOr<Allocation> memory = world.Allocate(count_ * sizeof(float), Device{});
+    absl::StatusOr<Allocation> memory = group_->Allocate(count_ * sizeof(float), Device{});
     if (memory.ok()) allocation_ = *std::move(memory);
     return memory.status();
   }
@@ -87,24 +91,97 @@ class Reductions final : public Task {
     return absl::OkStatus();
   }
   absl::Status GoOnIn(ProcessGroup& group) override {
-    group_ = &group;
+    if (absl::Status s = WorkIn(group); !s.ok()) return s;
     round_ = 0;
     checked_ = true;
-    return hot_ ? group.Register(allocation_) : absl::OkStatus();
+    return hot_ ? group_->Register(allocation_) : absl::OkStatus();
   }
   void Mark() override { std::fill_n(data(), count_, kMark); }
   absl::Status CheckMark() const override { return CheckMarked(data(), count_); }
 
  private:
+  absl::Status WorkIn(ProcessGroup& group) {
+    group_ = &group;
+    if (!split_) return absl::OkStatus();
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> part = group.Split(0, group.rank());
+    if (!part.ok()) return part.status();
+    part_ = *std::move(part);
+    group_ = part_.get();
+    return absl::OkStatus();
+  }
   float* data() const { return hot_ ? static_cast<float*>(allocation_.data()) : const_cast<float*>(ordinary_.data()); }
 
   const int rank_;
-  const bool hot_;
+  const bool split_, hot_;
   bool checked_;
   size_t count_;
   ProcessGroup* group_ = nullptr;
+  std::unique_ptr<ProcessGroup> part_;
   Allocation allocation_;
   std::vector<float> ordinary_;
+  int round_ = 0;
+};
+
+// Messages around the ring of ranks, three at a time: one that travels in its envelope, and two that the receiver
+// fetches, from memory of the group and from other memory.
+class Messages final : public Task {
+ public:
+  explicit Messages(int rank) : rank_(rank), sent_(kCount), received_(kCount) {}
+
+  absl::Status Begin(ProcessGroup& world) override {
+    group_ = &world;
+    absl::StatusOr<Allocation> memory = world.Allocate(kCount * sizeof(float), Device{});
+    if (memory.ok()) allocation_ = *std::move(memory);
+    return memory.status();
+  }
+  absl::Status Round(const std::vector<int>& members) override {
+    ++round_;
+    if (group_->size() == 1) return absl::OkStatus();
+    const int n = group_->size(), next = (group_->rank() + 1) % n, last = (group_->rank() + n - 1) % n;
+    const int from = members[static_cast<size_t>(last)];
+    auto* const shared = static_cast<float*>(allocation_.data());
+    std::fill_n(shared, kCount, Value(rank_));
+    std::fill(sent_.begin(), sent_.end(), Value(rank_));
+    std::fill(received_.begin(), received_.end(), 0.0f);
+    const Buffer out[] = {Floats(sent_.data(), kShort), Floats(shared, kThird), Floats(sent_.data() + kThird, kThird)};
+    const Buffer in[] = {Floats(received_.data(), kShort), Floats(received_.data() + kThird, kThird),
+                         Floats(received_.data() + 2 * kThird, kThird)};
+    std::vector<Work> works;
+    absl::Status first;
+    for (int i = 0; i < 3; ++i) {
+      for (absl::StatusOr<Work> work : {group_->Send({out[i]}, next, i), group_->Recv({in[i]}, last, i)}) {
+        first.Update(work.status());
+        if (work.ok()) works.push_back(*std::move(work));
+      }
+    }
+    for (Work& work : works) first.Update(work.Wait());
+    if (!first.ok()) return first;
+    for (const Buffer& buffer : in) {
+      const auto* const data = static_cast<const float*>(buffer.data);
+      for (size_t i = 0; i < buffer.count; ++i) {
+        if (data[i] != Value(from)) return absl::DataLossError(absl::StrCat("element ", i, " is ", data[i]));
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status GoOnIn(ProcessGroup& group) override {
+    group_ = &group;
+    round_ = 0;
+    return group.Register(allocation_);
+  }
+  void Mark() override { std::fill(received_.begin(), received_.end(), kMark); }
+  absl::Status CheckMark() const override { return CheckMarked(received_.data(), kCount); }
+
+ private:
+  static constexpr size_t kShort = 50, kThird = 100'000, kCount = 3 * kThird;
+
+  static Buffer Floats(float* data, size_t count) { return {data, count, DType::kFloat32, {}}; }
+  float Value(int rank) const { return static_cast<float>(1000 * rank + round_ % 1000); }
+
+  const int rank_;
+  ProcessGroup* group_ = nullptr;
+  Allocation allocation_;
+  std::vector<float> sent_, received_;
   int round_ = 0;
 };
 
@@ -219,6 +296,7 @@ class Survivor {
   std::unique_ptr<Task> MakeTask() const {
     const std::string work = flags_.Text("work");
     if (work == "training") return std::make_unique<Training>(rank_);
+    if (work == "messages") return std::make_unique<Messages>(rank_);
     return std::make_unique<Reductions>(rank_, work);
   }
 

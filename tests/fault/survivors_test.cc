@@ -1,6 +1,9 @@
 // Whoever survives the death of a rank goes on in a smaller group, from the last step that all have made; and a rank
 // that wakes up late harms nobody.
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,6 +38,7 @@ struct Fault {
   int delay_us = 0;
   unsigned seed = 0;
   int patience = 20;  // for a new group
+  bool tcp = false;   // they meet in a TCP store, which rank 0 serves
 
   bool stops() const { return how == "stop"; }
   bool harmless() const { return how == "slow" || how == "pause"; }
@@ -105,18 +109,33 @@ void CheckVictim(const Fault& fault, const Ending& ending, const Ending& survivo
   CHECK(Lines(ending)[0] == Lines(survivor)[0]);
 }
 
+// That nobody listens on.
+int FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const at = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE((fd >= 0 && bind(fd, at, length) == 0 && getsockname(fd, at, &length) == 0));
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
 // Runs the job. A rank that is stopped is woken when all others have heard of it, one that is paused again and again.
 // Returns the error.
 std::string Run(const Fault& fault) {
   INFO(fault.Describe());
   Job job(DDP_SURVIVOR_RANK);
+  const int port = fault.tcp ? FreePort() : 0;
   for (int rank = 0; rank < fault.size; ++rank) {
-    job.Start(
-        rank, fault.size,
-        {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
-         absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")), absl::StrCat("--delay_us=", fault.delay_us),
-         absl::StrCat("--seed=", fault.seed), absl::StrCat("--patience=", fault.patience)},
-        {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0"});
+    job.Start(rank, fault.size,
+              {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
+               absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")),
+               absl::StrCat("--delay_us=", fault.delay_us), absl::StrCat("--seed=", fault.seed),
+               absl::StrCat("--patience=", fault.patience), absl::StrCat("--port=", port)},
+              {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
+               "DDP_STORE_SECRET=known to the test"});
   }
   const int victim = fault.victims[0], other = victim == 0 ? 1 : 0;
   for (int rank = 0; fault.stops() && rank < fault.size; ++rank) {
@@ -192,6 +211,31 @@ TEST_CASE("ranks that die one after the other leave ever smaller groups") {
   for (const char* work : {"training", "hot"}) {
     Run({.how = "kill", .work = work, .wake = "", .size = 4, .victims = {1, 3, 0}, .delay_us = 30'000});
   }
+}
+
+TEST_CASE("a rank that dies while messages are under way is told, and the others go on") {
+  for (const int delay_us : {500, 9'000, 20'000, 41'000}) {
+    for (const int size : {2, 3, 4}) {
+      const std::string how = delay_us % 1000 == 0 ? "kill" : "segv";
+      Run({.how = how, .work = "messages", .wake = "", .size = size, .victims = {size / 2}, .delay_us = delay_us});
+    }
+  }
+  Run({.how = "kill", .work = "messages", .wake = "", .size = 4, .victims = {0, 3}, .delay_us = 15'000});
+}
+
+TEST_CASE("a rank that dies in a group that was split off is told, and the others go on") {
+  for (const int delay_us : {4'000, 25'000}) {
+    Run({.how = "kill", .work = "split", .wake = "", .size = 3, .victims = {1}, .delay_us = delay_us});
+  }
+  Run({.how = "segv", .work = "split", .wake = "", .size = 4, .victims = {2, 0}, .delay_us = 15'000});
+  Run({.how = "stop", .work = "split", .wake = "wait", .size = 3, .victims = {2}, .delay_us = 30'000});
+}
+
+TEST_CASE("survivors meet again in a TCP store") {
+  for (const char* work : {"training", "hot"}) {
+    Run({.how = "kill", .work = work, .wake = "", .size = 4, .victims = {1, 3}, .delay_us = 30'000, .tcp = true});
+  }
+  Run({.how = "stop", .work = "hot", .wake = "wait", .size = 3, .victims = {2}, .delay_us = 30'000, .tcp = true});
 }
 
 }  // namespace

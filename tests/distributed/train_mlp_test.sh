@@ -119,6 +119,19 @@ case $case_name in
     holds "$(number overlap second) == 0"
     ;;
 
+  nodes)
+    # Nodes of two ranks: other bits, as good a model.
+    flags=("--hidden=128,64" --batch=16 --epochs=6 --deterministic)
+    succeeds 4 "${flags[@]}" --summary_json=plain
+    DDP_NODE_SIZE=2 succeeds 4 "${flags[@]}" --summary_json=nodes
+    for name in plain nodes; do holds "$(number test_accuracy $name) >= 0.95 && $(number world_size $name) == 4"; done
+    [[ $(number parameters_sha256 plain) != $(number parameters_sha256 nodes) ]] || fail "DDP_NODE_SIZE changes nothing"
+    # Of two nodes of one rank the sum is that of two ranks, to the last bit.
+    succeeds 2 "${flags[@]}" --summary_json=plain
+    DDP_NODE_SIZE=1 succeeds 2 "${flags[@]}" --summary_json=nodes
+    [[ $(number parameters_sha256 plain) == $(number parameters_sha256 nodes) ]] || fail "two nodes of one rank differ from two ranks"
+    ;;
+
   resume)
     flags=(--hidden=64 --batch=32)
     succeeds 2 "${flags[@]}" --epochs=3 --summary_json=whole

@@ -3,8 +3,9 @@
 //   DDP_NODE_SIZE=1 mpirun -n 2 --mca btl tcp,self --mca btl_tcp_if_include lo internode_bench [max_bytes]
 //
 // The wire is measured first: every rank exchanges messages with its partner on the next node, all at once, both ways.
-// An exchange of b bytes takes about latency + b / bandwidth. An all-reduce of S bytes over N nodes of L ranks is, for
-// each rank, 2 (N - 1) such exchanges of S / (N L) bytes, which is the prediction.
+// An exchange of b bytes takes about latency + b / bandwidth. In an all-reduce of S bytes over N nodes of L ranks each
+// rank either sends sums of its share, S / L, to N - 1 others at once; or 1 / N of it to each, and then as much of
+// final values: two latencies, and 2 (N - 1) / N times its share. The prediction is the shorter of the two.
 #include <mpi.h>
 
 #include <algorithm>
@@ -118,9 +119,8 @@ int Run(size_t most) {
     }
     std::sort(our_times.begin(), our_times.end());
     std::sort(mpi_times.begin(), mpi_times.end());
-    const double exchanges = 2.0 * (place.nodes - 1);
-    const double predicted =
-        exchanges * (latency + per_byte * static_cast<double>(bytes) / (place.nodes * place.width));
+    const double share = per_byte * static_cast<double>(bytes) / place.width, others = place.nodes - 1;
+    const double predicted = std::min(latency + others * share, 2 * latency + 2 * others / place.nodes * share);
     if (group.rank() == 0) {
       std::printf("%12zu %12.1f %12.1f %8.2f %12.1f %8.2f\n", bytes, our_times[2], mpi_times[2],
                   mpi_times[2] / our_times[2], predicted, our_times[2] / predicted);

@@ -32,6 +32,16 @@ BlockPlan BlockPlan::Even(const NodeLayout& layout) {
       layout, shares * nodes, [&](int b) { return layout.rank(b % nodes, local_owner(b % nodes, b)); }, local_owner);
 }
 
+BlockPlan BlockPlan::OnEachNode(const NodeLayout& layout, int node) {
+  const int shares = layout.widest();
+  const auto local_owner = [&](int n, int b) { return b * layout.width(n) / shares; };
+  BlockPlan plan(
+      layout, shares, [&](int b) { return layout.rank(node, local_owner(node, b)); }, local_owner);
+  plan.most_at_home_ = *std::max_element(plan.slots_.begin(), plan.slots_.end());
+  plan.on_each_node_ = true;
+  return plan;
+}
+
 BlockPlan BlockPlan::PerRank(const NodeLayout& layout) {
   return BlockPlan(
       layout, layout.size(), [](int b) { return b; },

@@ -21,6 +21,9 @@ class BlockPlan {
   // All-reduce: each local rank's share of the array is cut into one block per node. Where nodes differ in size there
   // are as many shares as the largest has ranks, dealt out evenly over the ranks of the smaller ones.
   static BlockPlan Even(const NodeLayout& layout);
+  // All-reduce where one exchange costs less than two: a block for each share, at home on every node at once, at its
+  // owner there. So it looks from `node`.
+  static BlockPlan OnEachNode(const NodeLayout& layout, int node);
   // Reduce-scatter, all-gather: block r is rank r's own.
   static BlockPlan PerRank(const NodeLayout& layout);
   // Broadcast: as many blocks as the largest node has ranks, all at home at `root`.
@@ -36,8 +39,10 @@ class BlockPlan {
   }
   // Blocks of the largest slice of a node: all its slices have room for so many.
   int slots(int node) const { return slots_[static_cast<size_t>(node)]; }
-  // The most blocks that are at home at one rank.
+  // The most blocks that are at home at one rank of any node.
   int most_at_home() const { return most_at_home_; }
+  // Whether blocks are at home on each node: nobody sends their final values to other nodes.
+  bool on_each_node() const { return on_each_node_; }
 
  private:
   template <typename Home, typename Owner>
@@ -48,6 +53,7 @@ class BlockPlan {
   std::vector<std::vector<std::vector<int>>> slices_;  // by node, local rank
   std::vector<int> slots_;                             // by node
   int most_at_home_ = 0;
+  bool on_each_node_ = false;
 };
 
 }  // namespace ddp

@@ -30,6 +30,11 @@ using Kind = OperationKey::Kind;
 // itself be waiting for another node.
 constexpr double kReducingShare = 0.95, kSpreadingShare = 1.05;
 
+// About so many bytes more are sent in the time that another exchange would take.
+constexpr size_t kExchangeBytes = size_t{16} << 10;
+// Of a share above that it costs more to sum all of it on each node than to send one message less for each chunk.
+constexpr size_t kMostOnEachNode = size_t{1} << 20;
+
 RangeList Ranges(Buffers buffers) {
   RangeList list;
   for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
@@ -56,6 +61,7 @@ class MultiNodeGroup final : public ProcessGroup {
         channels_(std::move(channels)),
         group_options_(group),
         even_(BlockPlan::Even(members_.layout)),
+        on_each_node_(BlockPlan::OnEachNode(members_.layout, members_.layout.node_of(rank()))),
         per_rank_(BlockPlan::PerRank(members_.layout)),
         pipeline_(std::move(options), group.progress),
         memory_(this, members_.layout.ranks[static_cast<size_t>(members_.layout.node_of(rank()))],
@@ -116,7 +122,9 @@ class MultiNodeGroup final : public ProcessGroup {
   const Members members_;
   const ChannelCounter channels_;
   const GroupOptions group_options_;
-  const BlockPlan even_, per_rank_;
+  const BlockPlan& AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const;
+
+  const BlockPlan even_, on_each_node_, per_rank_;
   std::vector<BlockPlan> from_root_;
   NodePipeline pipeline_;
   std::mutex exchange_mutex_;  // one Allocate, Register or Split at a time
@@ -148,8 +156,10 @@ absl::StatusOr<Work> MultiNodeGroup::Reduce(Kind kind, absl::string_view call, B
                          .out = to.dtype,
                          .op = options.op,
                          .check_nonfinite = options.nonfinite != nullptr};
-  NodeOperation* const operation = kind == Kind::kAllReduce ? Make(key, even_, in, out, from.count)
-                                                            : MakePerRank(key, in, out, from.count, to.count);
+  NodeOperation* const operation =
+      kind == Kind::kAllReduce
+          ? Make(key, AllReducePlan(from.count, SizeOf(partial), SizeOf(to.dtype)), in, out, from.count)
+          : MakePerRank(key, in, out, from.count, to.count);
   operation->partial = partial;
   operation->sum = *sum;
   operation->finish = *finish;
@@ -157,6 +167,18 @@ absl::StatusOr<Work> MultiNodeGroup::Reduce(Kind kind, absl::string_view call, B
   operation->bucket = options.bucket;
   operation->parameters = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
   return Launch(operation);
+}
+
+// With blocks at home on one node each, every rank sends and receives sums of (N - 1) / N of its share, then as much of
+// final values; with blocks at home on each node, sums of N - 1 times its share, and that is all. The second takes one
+// exchange instead of two, for two nodes with as many bytes; both make the same sums, bit for bit.
+const BlockPlan& MultiNodeGroup::AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const {
+  const size_t nodes = static_cast<size_t>(members_.layout.nodes());
+  const size_t share = elements / static_cast<size_t>(members_.layout.widest());
+  const size_t twice = (nodes - 1) * share / nodes * (partial_size + out_size),
+               once = (nodes - 1) * share * partial_size;
+  const bool on_each = once <= twice + kExchangeBytes && share * partial_size <= kMostOnEachNode;
+  return on_each ? on_each_node_ : even_;
 }
 
 absl::StatusOr<Work> MultiNodeGroup::Broadcast(Buffers buffers, int root, Stream) {

@@ -113,11 +113,15 @@ void NodePipeline::SendSums(Step* step) {
   const NodeOperation& op = *step->operation;
   if (op.exchanges_all()) return SendParts(step);
   if (!op.reduces()) return;
-  for (const int b : op.plan().slice(node(), local())) {
-    const int home = op.plan().home(b);
+  const BlockPlan& plan = op.plan();
+  for (const int b : plan.slice(node(), local())) {
     char* const from = step->scratch + step->areas.partial + op.SlicePlace(b) * step->room * op.partial_size();
     const size_t bytes = op.PartOf(b, step->chunk).count * op.partial_size();
-    if (home != options_.rank && bytes > 0) Transmit(&step->sends, /*send=*/true, home, kPartial, from, bytes);
+    const auto send = [&](int to) { Transmit(&step->sends, /*send=*/true, to, kPartial, from, bytes); };
+    for (int n = 0; plan.on_each_node() && bytes > 0 && n < options_.layout.nodes(); ++n) {
+      if (n != node()) send(plan.owner(n, b));
+    }
+    if (plan.home(b) != options_.rank && bytes > 0) send(plan.home(b));
   }
 }
 
@@ -139,7 +143,8 @@ void NodePipeline::SendResults(Step* step) {
       op.in.CopyOut((part.begin - origin) * op.in_size(), result, part.count * op.in_size());
     }
     const size_t bytes = op.ResultBytes(b, step->chunk);
-    for (int n = 0; op.spreads() && bytes > 0 && n < options_.layout.nodes(); ++n) {
+    const bool wanted = op.spreads() && !plan.on_each_node();
+    for (int n = 0; wanted && bytes > 0 && n < options_.layout.nodes(); ++n) {
       if (n != node()) Transmit(&step->sends, /*send=*/true, plan.owner(n, b), kResult, result, bytes);
     }
   }

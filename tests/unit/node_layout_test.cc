@@ -63,6 +63,27 @@ void CheckOwners(const NodeLayout& layout, const BlockPlan& plan) {
   CHECK(plan.most_at_home() == most);
 }
 
+TEST_CASE("a block may be at home on each node, at its owner there") {
+  for (const std::vector<int>& widths : kWidths) {
+    const NodeLayout layout = WithWidths(widths);
+    int most = 0;
+    for (int n = 0; n < layout.nodes(); ++n) most = std::max(most, BlockPlan::OnEachNode(layout, n).slots(n));
+    for (int n = 0; n < layout.nodes(); ++n) {
+      const BlockPlan plan = BlockPlan::OnEachNode(layout, n);
+      CHECK(plan.on_each_node());
+      CHECK(plan.blocks() == layout.widest());
+      for (int b = 0; b < plan.blocks(); ++b) {
+        CHECK(layout.node_of(plan.home(b)) == n);
+        CHECK(plan.home(b) == plan.owner(n, b));
+        CHECK(plan.owner(n, b) == BlockPlan::OnEachNode(layout, 0).owner(n, b));
+      }
+      // The same for all, who all have to cut their scratch memory alike.
+      CHECK(plan.most_at_home() == most);
+    }
+  }
+  CHECK_FALSE(BlockPlan::Even(WithWidths({2, 2})).on_each_node());
+}
+
 TEST_CASE("every block of an all-reduce is at home at one of its owners, and all nodes have as many") {
   for (const std::vector<int>& widths : kWidths) {
     const NodeLayout layout = WithWidths(widths);

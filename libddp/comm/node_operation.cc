@@ -13,8 +13,8 @@ using Kind = OperationKey::Kind;
 
 // Blocks have room for multiples of so many elements, but where they are ranks' own.
 constexpr size_t kAlign = 16;
-// A message of about so many bytes costs little more than its bytes; up to kWhole an operation goes as one. Above 64 KiB
-// less its own header Open MPI asks the receiver over TCP before it sends.
+// A message of about so many bytes costs little more than its bytes; up to kWhole an operation goes as one. Above 64
+// KiB less its own header Open MPI asks the receiver over TCP before it sends.
 constexpr size_t kMessageBytes = size_t{256} << 10;
 constexpr size_t kWholeBytes = size_t{60} << 10;
 // An operation is cut into at least so many chunks, if they are not smaller than kWhole: for the stages to overlap.

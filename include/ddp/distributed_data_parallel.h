@@ -83,6 +83,7 @@ struct DdpOptions {
 
   // If set, 1 is stored there in a step, before FinishBackward returns, where a reduced gradient has an infinity or a
   // NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all ranks or on none.
+  // On a GPU: memory that it can write, and in the order of FinishBackward's stream.
   uint32_t* nonfinite = nullptr;
 
   UnusedParameters unused = UnusedParameters::kError;
@@ -107,7 +108,9 @@ struct DdpOptions {
 };
 
 // Times of one bucket in the last step, in nanoseconds since the step's first GradReady. `done` is when this rank saw
-// the reduction finished.
+// the reduction finished. On a GPU they are the GPU's, by events, of the last step that was measured: of one in 16, or
+// with an observer of as many as it gets done with; ready and launched are then when the bucket's last gradient was
+// there.
 struct BucketTimes {
   size_t bytes = 0;
   size_t gradients = 0;
@@ -122,10 +125,11 @@ struct DdpStatistics {
   int64_t steps = 0;                 // reduced steps so far
   int64_t plans = 0;                 // times that buckets were planned: 1, and once more for every change
   std::vector<BucketTimes> buckets;  // of the last reduced step, in launch order
-  int64_t exposed_ns =
-      0;  // of the last reduced step: communication that backward did not hide = time in FinishBackward
-  int64_t communication_ns =
-      0;               // of the last reduced step: time in which at least one bucket was launched and not done
+  // Of the last reduced step: communication that backward did not hide. The time in FinishBackward; on a GPU, the time
+  // that its stream waited.
+  int64_t exposed_ns = 0;
+  // Of the last reduced step: time in which at least one bucket was launched and not done.
+  int64_t communication_ns = 0;
   double overlap = 0;  // of all steps: 1 - sum(exposed) / sum(communication), 0 to 1; 0 if nothing was communicated
 };
 
@@ -193,7 +197,8 @@ class DDP_EXPORT DistributedDataParallel {
   // without buffers, or within an accumulation (where the last backward was not reduced).
   virtual absl::Status BeginForward(Stream stream = {}) = 0;
 
-  // Announces that gradient `index` has been written for this step. When the last gradient of a bucket is announced,
+  // Announces that gradient `index` has been written for this step (on a GPU: that what writes it has been submitted to
+  // `stream`; without one, that it has been written). When the last gradient of a bucket is announced,
   // and all earlier buckets have been launched, its reduction starts. Misuse (an index out of range, a gradient
   // announced twice, of a frozen parameter, without memory) is remembered and returned by FinishBackward.
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
@@ -203,10 +208,18 @@ class DDP_EXPORT DistributedDataParallel {
   // FailedPrecondition for a gradient that the library owns.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
-  // Ends the step: waits for all reductions. Returns what went wrong in it, on every rank: FailedPrecondition naming
+  // Ends the step: waits for all reductions; on a GPU makes `stream` wait for them, and the host does not wait.
+  // (Without a stream the host does.) What fails after it has returned is told by skip_step(), and by the next call.
+  // Returns what went wrong in it, on every rank: FailedPrecondition naming
   // the parameters that this rank did not announce; Aborted with that cause on the others (in their next step, where
   // they were through with this one).
   virtual absl::Status FinishBackward(Stream stream = {}) = 0;
+
+  // On a GPU: a word in its memory. Behind FinishBackward, in the order of its stream, it is not 0 if the step's
+  // gradients must not be used: a reduction failed, perhaps after FinishBackward had returned, or DdpOptions::nonfinite
+  // says so. For StepOptions::skip_step; an optimizer that does not look at it has to be called after a FinishBackward
+  // without a stream. Null on the CPU. As long-lived as the model.
+  virtual const uint32_t* skip_step() const = 0;
 
   // Sets all gradients to zero.
   virtual void ZeroGrad(Stream stream = {}) = 0;
@@ -217,11 +230,13 @@ class DDP_EXPORT DistributedDataParallel {
 
   // The norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
   // FinishBackward it has the same bits on every rank. InvalidArgument for another order.
-  virtual absl::StatusOr<double> GradNorm(double order = 2) const = 0;
+  // On a GPU: of what the gradients are in the order of `stream`, which the host waits for; without a stream, of what
+  // they are after a FinishBackward without one.
+  virtual absl::StatusOr<double> GradNorm(double order = 2, Stream stream = {}) = 0;
 
   // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1, and returns the norm they had. A norm that
   // is not finite is returned with the gradients as they are.
-  virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2) = 0;
+  virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2, Stream stream = {}) = 0;
 
   // Collective, between steps: trains these parameters from now on, each told by its name. Those that the model had
   // keep their memory and addresses (pointers given for them are ignored); new ones get memory and rank 0's values;
@@ -271,7 +286,7 @@ class DDP_EXPORT DistributedDataParallel {
     DistributedDataParallel& model_;
   };
 
-  virtual DdpStatistics statistics() const = 0;
+  virtual DdpStatistics statistics() = 0;
 
   // Goes on in another group: after a failure, in that of the survivors (Context::NewGroup). Collective over `group`,
   // which outlives the model from now on; the earlier one may go. Checks that all its ranks have the same model, and

@@ -146,6 +146,8 @@ class DDP_EXPORT ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "nccl", "hierarchical", "local"
+  // Where its fast memory is. A GPU's group serves CPU memory, too.
+  virtual Device device() const { return Device{}; }
 
   // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another
   // floating-point type than in (float32 and the 16-bit types convert to each other).

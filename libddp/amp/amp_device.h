@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/types.h"
-#include "libddp/amp/scale_rule.h"
+#include "libddp/device/scale_rule.h"
 
 namespace ddp {
 
@@ -39,8 +39,11 @@ class AmpDevice {
   virtual absl::Status Write(void* data, const void* host, size_t bytes, Stream stream) = 0;
 };
 
-// Never null, never destroyed. Unimplemented where this build has none.
-absl::StatusOr<AmpDevice*> AmpDeviceOf(Device device);
+// GPUs, by way of Devices().
+AmpDevice& CudaAmpDevice();
+
+// Never destroyed.
+AmpDevice* AmpDeviceOf(Device device);
 
 }  // namespace ddp
 

@@ -84,16 +84,16 @@ Policy& PolicyOf(Device::Kind kind) { return ThisThread().policies[static_cast<s
 
 absl::StatusOr<std::shared_ptr<void>> Convert(const Buffer& weight, DType dtype, std::shared_ptr<void> memory,
                                               Stream stream) {
-  const absl::StatusOr<AmpDevice*> device = AmpDeviceOf(weight.device);
-  if (!device.ok()) return device.status();
+  AmpDevice* const device = AmpDeviceOf(weight.device);
+  if (stream.device != weight.device) stream = {weight.device};
   if (memory == nullptr) {
     absl::StatusOr<std::shared_ptr<void>> fresh =
-        (*device)->Allocate(std::max<size_t>(1, weight.count * SizeOf(dtype)), stream);
+        device->Allocate(std::max<size_t>(1, weight.count * SizeOf(dtype)), stream);
     if (!fresh.ok()) return fresh.status();
     memory = *std::move(fresh);
   }
   const Buffer out = {memory.get(), weight.count, dtype, weight.device};
-  if (absl::Status s = (*device)->Convert(weight, out, stream); !s.ok()) return s;
+  if (absl::Status s = device->Convert(weight, out, stream); !s.ok()) return s;
   return memory;
 }
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/amp/amp_device.h"
-#include "libddp/amp/scale_rule.h"
+#include "libddp/device/scale_rule.h"
 
 namespace ddp {
 namespace {
@@ -70,6 +70,8 @@ class Scaler final : public GradScaler {
     Stage stage = Stage::kReady;
   };
 
+  // Where no stream is given: the device's default one.
+  Stream On(Stream stream) { return stream_ = stream.device == home_ ? stream : Stream{home_}; }
   ScalerNumbers* numbers() { return static_cast<ScalerNumbers*>(memory_.get()); }
   bool IsWord(const uint32_t* word) {
     return word >= numbers()->found_inf && word < numbers()->found_inf + words_used_;
@@ -87,6 +89,7 @@ class Scaler final : public GradScaler {
 
   const bool enabled_;
   const Device home_;
+  Stream stream_{home_};  // the last one that the numbers were used on
   ProcessGroup* const group_;
   AmpDevice* const device_;
   ScaleRule rule_;
@@ -158,7 +161,7 @@ absl::StatusOr<uint32_t*> Scaler::AddFoundInf() {
 absl::StatusOr<float> Scaler::scale() {
   float scale = 1;
   if (!enabled_) return scale;
-  const absl::Status status = device_->Read(&numbers()->scale, &scale, sizeof(scale), {home_});
+  const absl::Status status = device_->Read(&numbers()->scale, &scale, sizeof(scale), stream_);
   if (!status.ok()) return status;
   return scale;
 }
@@ -178,7 +181,7 @@ absl::Status Scaler::Scale(Buffers values, Stream stream) {
                                                      " device; it must be floating-point, on the scaler's device"));
     }
   }
-  if (absl::Status s = device_->Scale(values, &numbers()->scale, nullptr, stream); !s.ok()) return s;
+  if (absl::Status s = device_->Scale(values, &numbers()->scale, nullptr, On(stream)); !s.ok()) return s;
   scaled_ = true;
   return absl::OkStatus();
 }
@@ -218,7 +221,7 @@ absl::Status Scaler::Unscale(Optimizer& optimizer, Stream stream) {
                      (*state)->stage == Stage::kStepped ? "stepped" : "been unscaled",
                      " since the last Update; call Unscale at most once, before Step, and Update once a step"));
   }
-  return UnscaleInto(optimizer, **state, stream);
+  return UnscaleInto(optimizer, **state, On(stream));
 }
 
 absl::Status Scaler::StepFused(Optimizer& optimizer, PerOptimizer& state, StepOptions options) {
@@ -239,11 +242,13 @@ absl::Status Scaler::StepFused(Optimizer& optimizer, PerOptimizer& state, StepOp
   return optimizer.Step(options);
 }
 
-absl::Status Scaler::Step(Optimizer& optimizer, const StepOptions& options) {
+absl::Status Scaler::Step(Optimizer& optimizer, const StepOptions& given) {
+  StepOptions options = given;
   if (options.inv_scale != nullptr) {
     return absl::InvalidArgumentError("GradScaler::Step: options.inv_scale is the scaler's to set; leave it null");
   }
   if (!enabled_) return optimizer.Step(options);
+  options.stream = On(options.stream);
   if (options.found_inf != nullptr && !IsWord(options.found_inf)) {
     return absl::InvalidArgumentError(
         "GradScaler::Step: options.found_inf is not a word of this scaler, so that Update would not see it; give one "
@@ -292,7 +297,7 @@ absl::StatusOr<bool> Scaler::FoundInf(const Optimizer& optimizer) {
         "or "
         "Step first");
   }
-  return ReadFinding(found->second, {home_});
+  return ReadFinding(found->second, stream_);
 }
 
 // --- the scale ------------------------------------------------------------------------------------------------------
@@ -315,7 +320,7 @@ absl::Status Scaler::Update(Stream stream) {
         "Unscale) "
         "before it");
   }
-  if (absl::Status s = device_->Update(rule_, numbers(), stream); !s.ok()) return s;
+  if (absl::Status s = device_->Update(rule_, numbers(), On(stream)); !s.ok()) return s;
   BeginAnew();
   return absl::OkStatus();
 }
@@ -329,9 +334,9 @@ absl::Status Scaler::SetScale(float scale, Stream stream) {
 absl::Status Scaler::Update(float new_scale, Stream stream) {
   if (!enabled_) return absl::OkStatus();
   if (absl::Status s = CheckScale(new_scale, rule_.min_scale); !s.ok()) return s;
-  if (absl::Status s = SetScale(new_scale, stream); !s.ok()) return s;
+  if (absl::Status s = SetScale(new_scale, On(stream)); !s.ok()) return s;
   const uint32_t none[kFoundInfWords] = {};
-  if (absl::Status s = device_->Write(numbers()->found_inf, none, sizeof(none), stream); !s.ok()) return s;
+  if (absl::Status s = device_->Write(numbers()->found_inf, none, sizeof(none), stream_); !s.ok()) return s;
   BeginAnew();
   return absl::OkStatus();
 }
@@ -340,7 +345,7 @@ absl::StatusOr<GradScalerState> Scaler::State() {
   GradScalerState state = {enabled_, 1, rule_.growth_factor, rule_.backoff_factor, rule_.growth_interval, 0, 0};
   if (!enabled_) return state;
   ScalerNumbers now;
-  if (absl::Status s = device_->Read(numbers(), &now, kCommonBytes, {home_}); !s.ok()) return s;
+  if (absl::Status s = device_->Read(numbers(), &now, kCommonBytes, stream_); !s.ok()) return s;
   state.scale = now.scale;
   state.growth_tracker = now.growth_tracker;
   state.hysteresis_tracker = now.hysteresis_tracker;
@@ -363,7 +368,7 @@ absl::Status Scaler::Load(const GradScalerState& state) {
                                                    "; neither can be below 0"));
   }
   const ScalerNumbers now = {state.scale, InverseOf(state.scale), state.growth_tracker, state.hysteresis_tracker, {}};
-  if (absl::Status s = device_->Write(numbers(), &now, kCommonBytes, {home_}); !s.ok()) return s;
+  if (absl::Status s = device_->Write(numbers(), &now, kCommonBytes, stream_); !s.ok()) return s;
   rule_.growth_factor = state.growth_factor;
   rule_.backoff_factor = state.backoff_factor;
   rule_.growth_interval = state.growth_interval;
@@ -373,7 +378,7 @@ absl::Status Scaler::Load(const GradScalerState& state) {
 absl::Status Scaler::Broadcast(ProcessGroup& group, int root) {
   if (!enabled_) return absl::OkStatus();
   const Buffer common = {numbers(), kCommonBytes, DType::kUInt8, home_};
-  absl::StatusOr<Work> work = group.Broadcast({common}, root, {home_});
+  absl::StatusOr<Work> work = group.Broadcast({common}, root, stream_);
   return work.ok() ? work->Wait() : work.status();
 }
 
@@ -393,9 +398,7 @@ absl::StatusOr<std::unique_ptr<GradScaler>> GradScaler::Create(const GradScalerO
         absl::StrCat("GradScaler: hysteresis is ", options.hysteresis, "; it must be at least 1"));
   }
   if (!options.enabled) return std::make_unique<Scaler>(options, nullptr);
-  const absl::StatusOr<AmpDevice*> device = AmpDeviceOf(options.device);
-  if (!device.ok()) return device.status();
-  auto scaler = std::make_unique<Scaler>(options, *device);
+  auto scaler = std::make_unique<Scaler>(options, AmpDeviceOf(options.device));
   if (absl::Status s = scaler->Build(options.initial_scale); !s.ok()) return s;
   return scaler;
 }

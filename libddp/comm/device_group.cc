@@ -51,6 +51,7 @@ class DeviceGroup final : public ProcessGroup {
   int rank() const override { return control_->rank(); }
   int size() const override { return control_->size(); }
   absl::string_view backend() const override { return communicator_ == nullptr ? "local" : "nccl"; }
+  Device device() const override { return options_.device; }
 
   absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
     if (OnCpu(in) && OnCpu(out)) return control_->AllReduce(in, out, options, after);

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
+#include "libddp/device/host_memory.h"
 
 namespace ddp {
 namespace {
@@ -25,10 +28,51 @@ void WalkTogether(Buffers from, Buffers to, Fn&& fn) {
   }
 }
 
+bool OnGpu(Buffers buffers) { return !buffers.empty() && IsGpu(buffers[0].device); }
+
+absl::Status RunOnGpu(const Transform& transform, absl::Span<const TransformPiece> pieces, Stream stream) {
+  if (pieces.empty()) return absl::OkStatus();
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return guard.status();
+  return Devices().Run(transform, pieces, stream.native);
+}
+
+absl::Status CopyOnGpu(Buffers from, Buffers to, double scale, Stream stream) {
+  const bool same = from[0].dtype == to[0].dtype && scale == 1;
+  std::vector<TransformPiece> pieces;
+  WalkTogether(from, to, [&](const void* source, void* target, size_t n) {
+    if (!same || source != target) pieces.push_back({source, target, n});
+  });
+  return RunOnGpu({.in = from[0].dtype, .out = to[0].dtype, .scale = scale}, pieces, stream);
+}
+
+// The GPU converts, in an array of its own.
+absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream) {
+  size_t count = 0;
+  for (const Buffer& b : from) count += b.count;
+  const absl::StatusOr<StreamArray> array = StreamArray::Make(count, (OnGpu(from) ? to : from)[0].dtype, stream);
+  if (!array.ok()) return array.status();
+  absl::Status status;
+  if (OnGpu(from)) status = CopyOnGpu(from, array->span(), scale, stream);
+  const auto move = [&](const void* source, void* target, size_t n) {
+    status.Update(Devices().Copy(target, source, n * SizeOf(array->buffer().dtype), stream.native));
+  };
+  if (OnGpu(from)) {
+    WalkTogether(array->span(), to, move);
+  } else {
+    WalkTogether(from, array->span(), move);
+    status.Update(CopyOnGpu(array->span(), to, scale, stream));
+  }
+  status.Update(Synchronize(stream));
+  return status;
+}
+
 }  // namespace
 
-absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream) {
+absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream) {
   if (from.empty() || to.empty()) return absl::OkStatus();
+  if (OnGpu(from) != OnGpu(to)) return CopyAcross(from, to, scale, stream);
+  if (OnGpu(from)) return CopyOnGpu(from, to, scale, stream);
   const DType in = from[0].dtype, out = to[0].dtype;
   if (in == out && scale == 1) {
     WalkTogether(from, to, [&](const void* source, void* target, size_t n) {
@@ -42,13 +86,27 @@ absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream) {
   return absl::OkStatus();
 }
 
-void Zero(Buffers buffers, Stream) {
+absl::Status Zero(Buffers buffers, Stream stream) {
+  if (OnGpu(buffers)) {
+    const DeviceGuard guard(Devices(), stream.device);
+    absl::Status status = guard.status();
+    for (const Buffer& b : buffers) {
+      if (b.count > 0) status.Update(Devices().Zero(b.data, b.count * SizeOf(b.dtype), stream.native));
+    }
+    return status;
+  }
   for (const Buffer& b : buffers) {
     if (b.count > 0) std::memset(b.data, 0, b.count * SizeOf(b.dtype));
   }
+  return absl::OkStatus();
 }
 
-absl::Status CheckFinite(Buffers buffers, uint32_t* nonfinite, Stream) {
+absl::Status CheckFinite(Buffers buffers, uint32_t* nonfinite, Stream stream) {
+  if (OnGpu(buffers)) {
+    std::vector<TransformPiece> pieces;
+    for (const Buffer& b : buffers) pieces.push_back({b.data, nullptr, b.count});
+    return RunOnGpu({.in = buffers[0].dtype, .out = buffers[0].dtype, .nonfinite = nonfinite}, pieces, stream);
+  }
   for (const Buffer& b : buffers) {
     const absl::StatusOr<CpuReduce> check = CpuReduce::Create({.in = b.dtype, .out = b.dtype, .check_nonfinite = true});
     if (!check.ok()) return check.status();
@@ -58,10 +116,14 @@ absl::Status CheckFinite(Buffers buffers, uint32_t* nonfinite, Stream) {
   return absl::OkStatus();
 }
 
-double Norm(Buffers buffers, NormKind kind) {
+namespace {
+
+// The norm of what consists of these parts.
+template <typename Parts, typename Fn>
+double JoinParts(const Parts& parts, NormKind kind, Fn&& part_of) {
   double total = 0;
-  for (const Buffer& b : buffers) {
-    const double part = CpuNormPart(b, kind);
+  for (const auto& one : parts) {
+    const double part = part_of(one);
     if (kind == NormKind::kMax) {
       total = std::isnan(part) || part > total ? part : total;
       if (std::isnan(total)) return total;
@@ -70,6 +132,62 @@ double Norm(Buffers buffers, NormKind kind) {
     }
   }
   return kind == NormKind::kL2 ? std::sqrt(total) : total;
+}
+
+}  // namespace
+
+double Norm(Buffers buffers, NormKind kind) {
+  return JoinParts(buffers, kind, [kind](const Buffer& b) { return CpuNormPart(b, kind); });
+}
+
+absl::StatusOr<double> Norm(Buffers buffers, NormKind kind, Stream stream) {
+  if (!OnGpu(buffers)) return Norm(buffers, kind);
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return guard.status();
+  constexpr DType kTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  double parts[std::size(kTypes)] = {};
+  const absl::StatusOr<StreamArray> results = StreamArray::Make(std::size(kTypes), DType::kFloat64, stream);
+  if (!results.ok()) return results.status();
+  double* result = static_cast<double*>(results->buffer().data);
+  absl::Status status = Zero(results->span(), stream);
+  for (size_t t = 0; t < std::size(kTypes) && status.ok(); ++t) {
+    std::vector<TransformPiece> pieces;
+    for (const Buffer& b : buffers) {
+      if (b.dtype == kTypes[t]) pieces.push_back({b.data, nullptr, b.count});
+    }
+    if (!pieces.empty()) status = Devices().NormPart(kTypes[t], kind, pieces, result + t, stream.native);
+  }
+  if (status.ok()) status = Devices().Copy(parts, result, sizeof parts, stream.native);
+  status.Update(Synchronize(stream));
+  if (!status.ok()) return status;
+  return JoinParts(parts, kind, [](double part) { return part; });
+}
+
+absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes) {
+  return IsGpu(device) ? Devices().Allocate(device, bytes) : AllocateHost(bytes);
+}
+
+absl::StatusOr<StreamArray> StreamArray::Make(size_t count, DType dtype, Stream stream) {
+  StreamArray array;
+  array.stream_ = stream;
+  const size_t bytes = std::max<size_t>(count, 1) * SizeOf(dtype);
+  if (!IsGpu(stream.device)) {
+    array.host_.resize(bytes);
+    array.buffer_ = {array.host_.data(), count, dtype, {}};
+    return array;
+  }
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return guard.status();
+  const absl::StatusOr<void*> data = Devices().AllocateOnStream(bytes, stream.native);
+  if (!data.ok()) return data.status();
+  array.buffer_ = {*data, count, dtype, stream.device};
+  return array;
+}
+
+StreamArray::~StreamArray() {
+  if (!IsGpu(buffer_.device) || buffer_.data == nullptr) return;
+  const DeviceGuard guard(Devices(), stream_.device);
+  Devices().FreeOnStream(buffer_.data, stream_.native).IgnoreError();
 }
 
 }  // namespace ddp

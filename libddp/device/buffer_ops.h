@@ -1,31 +1,63 @@
 // What the layers above do to arrays by themselves: copy, convert, scale, zero, look for what is not finite, measure.
-// The one place that asks on which device memory lies.
+// The one place that asks on which device memory lies: a GPU's is worked on in the order of the stream given with it.
 #ifndef LIBDDP_DEVICE_BUFFER_OPS_H_
 #define LIBDDP_DEVICE_BUFFER_OPS_H_
 
 #include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/types.h"
+#include "libddp/device/device_runtime.h"
 
 namespace ddp {
 
 // to = scale * from, element by element, converting between float32 and the 16-bit floats with one rounding. Equal
 // total counts; `to` may be `from`. A scale of 1 between equal types moves bits. InvalidArgument for types that do not
-// convert.
+// convert. Between a GPU and the CPU the host waits until it has happened.
 absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream);
 
-void Zero(Buffers buffers, Stream stream);
+absl::Status Zero(Buffers buffers, Stream stream);
 
 // Stores 1 in *nonfinite if an element is an infinity or a NaN; otherwise leaves it alone. Floating-point types.
 absl::Status CheckFinite(Buffers buffers, uint32_t* nonfinite, Stream stream);
 
-enum class NormKind : uint8_t { kL1, kL2, kMax };
-
 // The norm of all elements together, computed in float64 in an order that depends on the counts alone: equal inputs
 // give equal bits on every processor. NaN and infinities come out as such. Floating-point types, host memory.
 double Norm(Buffers buffers, NormKind kind);
+
+// The same wherever the buffers are. The host waits for a GPU's, whose order of additions is another.
+absl::StatusOr<double> Norm(Buffers buffers, NormKind kind, Stream stream);
+
+// Zeroed memory, for as long as it has an owner.
+absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes);
+
+// An array on the stream's device for use in the stream's order. Not thread-safe.
+class StreamArray {
+ public:
+  static absl::StatusOr<StreamArray> Make(size_t count, DType dtype, Stream stream);
+  StreamArray(StreamArray&& other) noexcept
+      : host_(std::move(other.host_)), stream_(other.stream_), buffer_(std::exchange(other.buffer_, {})) {}
+  StreamArray& operator=(StreamArray&& other) noexcept {
+    std::swap(host_, other.host_);
+    std::swap(stream_, other.stream_);
+    std::swap(buffer_, other.buffer_);
+    return *this;
+  }
+  ~StreamArray();
+
+  const Buffer& buffer() const { return buffer_; }
+  Buffers span() const { return {&buffer_, 1}; }
+
+ private:
+  StreamArray() = default;
+  std::vector<char> host_;  // on the CPU
+  Stream stream_;
+  Buffer buffer_;
+};
 
 }  // namespace ddp
 

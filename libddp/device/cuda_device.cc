@@ -17,6 +17,12 @@ static_assert(static_cast<int>(cuda::Type::kUInt8) == static_cast<int>(DType::kU
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t AsEvent(void* event) { return static_cast<cudaEvent_t>(event); }
 
+static_assert(sizeof(TransformPiece) == sizeof(cuda::Piece) &&
+              offsetof(TransformPiece, count) == offsetof(cuda::Piece, count));
+const cuda::Piece* AsPieces(absl::Span<const TransformPiece> pieces) {
+  return reinterpret_cast<const cuda::Piece*>(pieces.data());
+}
+
 // The runtime remembers the last error for whoever asks next; what is reported here is taken back.
 absl::Status ToStatus(cudaError_t error, absl::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -239,11 +245,9 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   }
 
   absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) override {
-    static_assert(sizeof(TransformPiece) == sizeof(cuda::Piece) &&
-                  offsetof(TransformPiece, count) == offsetof(cuda::Piece, count));
     const cudaError_t error = cuda::LaunchTransform(
         static_cast<cuda::Type>(transform.in), static_cast<cuda::Type>(transform.out), transform.scale,
-        transform.nonfinite, reinterpret_cast<const cuda::Piece*>(pieces.data()), pieces.size(), AsStream(stream));
+        transform.nonfinite, transform.factor, AsPieces(pieces), pieces.size(), AsStream(stream));
     if (error == cudaErrorInvalidValue) {
       return absl::InvalidArgumentError(absl::StrCat(std::string(Name(transform.in)), " to ",
                                                      std::string(Name(transform.out)),
@@ -254,6 +258,24 @@ class CudaDeviceRuntime final : public DeviceRuntime {
 
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override {
     return ToStatus(cuda::LaunchCommit(failed, found_inf, skip_step, AsStream(stream)), "the commit kernel");
+  }
+
+  absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
+                        void* stream) override {
+    static_assert(static_cast<int>(cuda::Norm::kMax) == static_cast<int>(NormKind::kMax));
+    const size_t partials = cuda::NormPartials(AsPieces(pieces), pieces.size());
+    absl::StatusOr<void*> scratch = AllocateOnStream(std::max<size_t>(partials, 1) * sizeof(double), stream);
+    if (!scratch.ok()) return scratch.status();
+    absl::Status status =
+        ToStatus(cuda::LaunchNorm(static_cast<cuda::Type>(dtype), static_cast<cuda::Norm>(kind), AsPieces(pieces),
+                                  pieces.size(), static_cast<double*>(*scratch), result, AsStream(stream)),
+                 "the kernels of a norm");
+    status.Update(FreeOnStream(*scratch, stream));
+    return status;
+  }
+
+  absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override {
+    return ToStatus(cuda::LaunchUpdateScale(rule, numbers, AsStream(stream)), "the kernel that updates the scale");
   }
 };
 

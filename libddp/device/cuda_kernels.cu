@@ -70,11 +70,13 @@ template <typename In, typename Out>
 struct Convert {
   typename Wide<In>::Type scale;
   bool scaled, check;
+  const float* factor;
 
   __device__ Out operator()(In x, bool& bad) const {
     auto wide = Widen(x);
     if (scaled) wide *= scale;
     if (check) bad |= !isfinite(wide);
+    if (factor != nullptr) wide *= __ldg(factor);
     return Narrow<Out>(wide);
   }
 };
@@ -180,22 +182,23 @@ cudaError_t LaunchAll(const Op& op, size_t element_factor, uint32_t* nonfinite, 
 }
 
 template <typename In, typename Out>
-cudaError_t LaunchConvert(double scale, uint32_t* nonfinite, const Piece* pieces, size_t count, cudaStream_t stream) {
+cudaError_t LaunchConvert(double scale, uint32_t* nonfinite, const float* factor, const Piece* pieces, size_t count,
+                          cudaStream_t stream) {
   using Scale = typename Wide<In>::Type;
-  const Convert<In, Out> op{static_cast<Scale>(scale), scale != 1, nonfinite != nullptr};
+  const Convert<In, Out> op{static_cast<Scale>(scale), scale != 1, nonfinite != nullptr, factor};
   return LaunchAll<In, Out>(op, 1, nonfinite, pieces, count, stream);
 }
 
 template <typename In>
-cudaError_t LaunchTo(Type out, double scale, uint32_t* nonfinite, const Piece* pieces, size_t count,
-                     cudaStream_t stream) {
+cudaError_t LaunchTo(Type out, double scale, uint32_t* nonfinite, const float* factor, const Piece* pieces,
+                     size_t count, cudaStream_t stream) {
   switch (out) {
     case Type::kFloat32:
-      return LaunchConvert<In, float>(scale, nonfinite, pieces, count, stream);
+      return LaunchConvert<In, float>(scale, nonfinite, factor, pieces, count, stream);
     case Type::kFloat16:
-      return LaunchConvert<In, __half>(scale, nonfinite, pieces, count, stream);
+      return LaunchConvert<In, __half>(scale, nonfinite, factor, pieces, count, stream);
     case Type::kBFloat16:
-      return LaunchConvert<In, __nv_bfloat16>(scale, nonfinite, pieces, count, stream);
+      return LaunchConvert<In, __nv_bfloat16>(scale, nonfinite, factor, pieces, count, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -203,20 +206,20 @@ cudaError_t LaunchTo(Type out, double scale, uint32_t* nonfinite, const Piece* p
 
 }  // namespace
 
-cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite, const Piece* pieces, size_t count,
-                            cudaStream_t stream) {
+cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite, const float* factor,
+                            const Piece* pieces, size_t count, cudaStream_t stream) {
   switch (in) {
     case Type::kFloat64:
       if (out != in) return cudaErrorInvalidValue;
-      return LaunchConvert<double, double>(scale, nonfinite, pieces, count, stream);
+      return LaunchConvert<double, double>(scale, nonfinite, factor, pieces, count, stream);
     case Type::kFloat32:
-      return LaunchTo<float>(out, scale, nonfinite, pieces, count, stream);
+      return LaunchTo<float>(out, scale, nonfinite, factor, pieces, count, stream);
     case Type::kFloat16:
-      return LaunchTo<__half>(out, scale, nonfinite, pieces, count, stream);
+      return LaunchTo<__half>(out, scale, nonfinite, factor, pieces, count, stream);
     case Type::kBFloat16:
-      return LaunchTo<__nv_bfloat16>(out, scale, nonfinite, pieces, count, stream);
+      return LaunchTo<__nv_bfloat16>(out, scale, nonfinite, factor, pieces, count, stream);
     default: {
-      if (out != in || scale != 1 || nonfinite != nullptr) return cudaErrorInvalidValue;
+      if (out != in || scale != 1 || nonfinite != nullptr || factor != nullptr) return cudaErrorInvalidValue;
       const size_t bytes = in == Type::kInt64 ? 8 : in == Type::kInt32 ? 4 : 1;
       return LaunchAll<uint8_t, uint8_t>(Move{}, bytes, nullptr, pieces, count, stream);
     }

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "libddp/device/scale_rule.h"
+
 namespace ddp::cuda {
 
 // As DType; the numbers are the same.
@@ -23,11 +25,19 @@ inline constexpr int kRangesPerLaunch = 128;
 
 // See ddp::Transform. Asynchronous on `stream`, on the current device. cudaErrorInvalidValue if the types do not
 // convert.
-cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite, const Piece* pieces, size_t count,
-                            cudaStream_t stream);
+cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite, const float* factor,
+                            const Piece* pieces, size_t count, cudaStream_t stream);
 
 // See ddp::DeviceRuntime::Commit.
 cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream);
+
+// See ddp::DeviceRuntime::NormPart; as NormKind. `partials` has room for NormPartials numbers.
+enum class Norm : uint8_t { kL1, kL2, kMax };
+size_t NormPartials(const Piece* pieces, size_t count);
+cudaError_t LaunchNorm(Type type, Norm kind, const Piece* pieces, size_t count, double* partials, double* result,
+                       cudaStream_t stream);
+
+cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream);
 
 // Whether the current device can run these kernels: cudaErrorNoKernelImageForDevice if they were built for none like
 // it.

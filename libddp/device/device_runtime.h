@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "ddp/types.h"
+#include "libddp/device/scale_rule.h"
 
 namespace ddp {
 
@@ -35,7 +36,12 @@ struct Transform {
   // If set, 1 is stored there where scale * in has an infinity or a NaN; otherwise it is left alone. The device must be
   // able to write there. `out` of the pieces may then be null: nothing is stored but the finding.
   uint32_t* nonfinite = nullptr;
+  // If set, what is stored is multiplied by this too; read from the device's memory when the kernel runs. The check
+  // looks at what was there before.
+  const float* factor = nullptr;
 };
+
+enum class NormKind : uint8_t { kL1, kL2, kMax };
 
 // Pointers called stream and event are the device's own handles (cudaStream_t, cudaEvent_t). A null stream is CUDA's
 // legacy default stream. What is "asynchronous" takes effect in the order of its stream.
@@ -100,10 +106,34 @@ class DeviceRuntime {
   // *skip_step = 1 if *failed or *found_inf is not 0, else 0. Pointers may be null, but for skip_step. See
   // docs/decisions/17-failure-after-return.md.
   virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) = 0;
+  // *result = the sum of magnitudes (kL1) or squares (kL2), or the largest magnitude (kMax; NaN if one is), of what the
+  // pieces' `in` hold, in float64, in an order that depends on the counts alone. Floating-point types; `result` is in
+  // the device's memory.
+  virtual absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
+                                void* stream) = 0;
+  // UpdateScale where the numbers are.
+  virtual absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) = 0;
 };
 
 // The GPUs of this process. In a build without CUDA every call fails with Unimplemented, and Count is 0. Never null.
 DeviceRuntime* CudaDevices();
+
+// What works on GPU memory outside of groups: CudaDevices(), or what a test has put in its place.
+DeviceRuntime& Devices();
+
+// Puts `devices` in CudaDevices' place while it lives; for tests. One at a time.
+class ScopedDevices {
+ public:
+  explicit ScopedDevices(DeviceRuntime& devices);
+  ~ScopedDevices();
+  ScopedDevices(const ScopedDevices&) = delete;
+  ScopedDevices& operator=(const ScopedDevices&) = delete;
+};
+
+inline bool IsGpu(Device device) { return device.kind == Device::Kind::kCuda; }
+
+// Blocks the host until what was submitted to the GPU's stream is through.
+absl::Status Synchronize(Stream stream);
 
 // Owns a stream or an event. Not thread-safe.
 template <void (DeviceRuntime::*kDestroy)(void*)>

@@ -41,8 +41,8 @@ size_t BestBucketBytes(const LinkModel& link, size_t total_bytes) {
   return static_cast<size_t>(std::clamp(best, kLeast, kMost));
 }
 
-absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group) {
-  absl::StatusOr<Allocation> memory = group.Allocate(*std::max_element(std::begin(kSizes), std::end(kSizes)), Device{});
+absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group, Device device) {
+  absl::StatusOr<Allocation> memory = group.Allocate(*std::max_element(std::begin(kSizes), std::end(kSizes)), device);
   if (!memory.ok()) return memory.status();
   std::vector<LinkSample> samples;
   for (const size_t bytes : kSizes) {

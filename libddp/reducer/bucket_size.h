@@ -31,7 +31,7 @@ LinkModel FitLink(absl::Span<const LinkSample> samples);
 size_t BestBucketBytes(const LinkModel& link, size_t total_bytes);
 
 // Collective; takes some milliseconds. Times float32 all-reduces of several sizes. All ranks get rank 0's result.
-absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group);
+absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group, Device device);
 
 }  // namespace ddp
 

@@ -71,7 +71,8 @@ class CompressionHook final : public CommHook {
 
   absl::Status Finish(const GradBucket& bucket) override {
     if (inner_ == nullptr) return absl::OkStatus();
-    const GradBucket& sent = compressed_[bucket.index];
+    GradBucket& sent = compressed_[bucket.index];
+    sent.stream = bucket.stream;
     if (absl::Status s = inner_->Finish(sent); !s.ok()) return s;
     return CopyScaled({&sent.buffer, 1}, {&bucket.buffer, 1}, 1, bucket.stream);
   }

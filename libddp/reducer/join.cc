@@ -106,18 +106,21 @@ absl::Status Model::ShadowStep() {
   order_size_ = copied_out_ = 0;
   reducer_.Begin(begin_ns_);
   SetScale();
+  absl::Status status;
+  const Stream stream = streams_.Use({});
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kTrained && roles_[i] != Role::kIdle) continue;
-    Zero({&all_[i].slot, 1}, {});
+    status.Update(Zero({&all_[i].slot, 1}, stream));
     if (Detecting()) {
       left_out_.push_back(i);
       kept_.emplace_back();
     }
     Arrive(i);
   }
-  absl::Status status = Communicate({});
+  if (status.ok()) status = Communicate(stream);
   if (status.ok()) {
-    Record(NowNs() - begin_ns_);
+    statistics_.CountStep();
+    if (!streams_.on_gpu()) Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - begin_ns_);
     status = EndReduction();
   }
   if (!status.ok()) GiveUp(status);

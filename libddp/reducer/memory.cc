@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "libddp/device/host_memory.h"
+#include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/layout.h"
 
 namespace ddp {
@@ -18,10 +18,10 @@ void* At(absl::Span<const Buffer> arenas, const Place& place) {
 bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 // Memory of the group's for a layout, appended to `memory` and `spans`.
-absl::Status AllocateArenas(ProcessGroup& group, const Layout& layout, std::vector<Allocation>& memory,
+absl::Status AllocateArenas(ProcessGroup& group, Device device, const Layout& layout, std::vector<Allocation>& memory,
                             std::vector<Buffer>& spans) {
   for (const Arena& arena : layout.arenas) {
-    absl::StatusOr<Allocation> made = group.Allocate(BytesOf(arena), Device{});
+    absl::StatusOr<Allocation> made = group.Allocate(BytesOf(arena), device);
     if (!made.ok()) return made.status();
     spans.push_back(made->View(arena.dtype, 0, arena.bytes / SizeOf(arena.dtype)));
     memory.push_back(*std::move(made));
@@ -47,9 +47,9 @@ absl::Status ModelMemory::PlaceValues(std::vector<Trained>& all, absl::Span<cons
   const Layout layout = LayOut(values, wanted, order);
   const size_t first = value_spans_.size();
   for (const Arena& arena : layout.arenas) {
-    absl::StatusOr<std::shared_ptr<void>> memory = AllocateHost(BytesOf(arena));
+    absl::StatusOr<std::shared_ptr<void>> memory = AllocateOn(device_, BytesOf(arena));
     if (!memory.ok()) return memory.status();
-    value_spans_.push_back({memory->get(), arena.bytes / SizeOf(arena.dtype), arena.dtype, Device{}});
+    value_spans_.push_back({memory->get(), arena.bytes / SizeOf(arena.dtype), arena.dtype, device_});
     value_memory_.push_back(*std::move(memory));
   }
   const auto spans = absl::MakeConstSpan(value_spans_).subspan(first);
@@ -74,7 +74,7 @@ absl::Status ModelMemory::PlaceGradients(ProcessGroup& group, std::vector<Traine
   }
   const Layout layout = LayOut(grads, wanted, order);
   const size_t first = grad_spans_.size();
-  if (absl::Status s = AllocateArenas(group, layout, group_memory_, grad_spans_); !s.ok()) return s;
+  if (absl::Status s = AllocateArenas(group, device_, layout, group_memory_, grad_spans_); !s.ok()) return s;
   const auto spans = absl::MakeConstSpan(grad_spans_).subspan(first);
   for (size_t i = 0; i < all.size(); ++i) {
     if (!wanted[i]) continue;
@@ -97,7 +97,7 @@ absl::Status ModelMemory::PlaceSlots(ProcessGroup& group, std::vector<Trained>& 
   }
   const Layout layout = LayOut(slots, wanted, order);
   const size_t first = slot_spans_.size();
-  if (absl::Status s = AllocateArenas(group, layout, group_memory_, slot_spans_); !s.ok()) return s;
+  if (absl::Status s = AllocateArenas(group, device_, layout, group_memory_, slot_spans_); !s.ok()) return s;
   const auto spans = absl::MakeConstSpan(slot_spans_).subspan(first);
   for (size_t i = 0; i < all.size(); ++i) {
     if (!wanted[i]) continue;

@@ -31,8 +31,8 @@ class ModelMemory {
  public:
   // copy_gradients: gradients without an address are the caller's, who will give one later. reduce_in_float32: slots of
   // 16-bit gradients are float32.
-  ModelMemory(bool copy_gradients, bool reduce_in_float32)
-      : copy_gradients_(copy_gradients), reduce_in_float32_(reduce_in_float32) {}
+  ModelMemory(Device device, bool copy_gradients, bool reduce_in_float32)
+      : device_(device), copy_gradients_(copy_gradients), reduce_in_float32_(reduce_in_float32) {}
 
   // Collective. Fills in the addresses that are missing, laying out what is new in `order`.
   absl::Status Place(ProcessGroup& group, std::vector<Trained>& all, absl::Span<const size_t> order);
@@ -53,6 +53,7 @@ class ModelMemory {
   absl::Status PlaceGradients(ProcessGroup& group, std::vector<Trained>& all, absl::Span<const size_t> order);
   absl::Status PlaceSlots(ProcessGroup& group, std::vector<Trained>& all, absl::Span<const size_t> order);
 
+  const Device device_;
   const bool copy_gradients_, reduce_in_float32_;
   std::vector<std::shared_ptr<void>> value_memory_;
   std::vector<Allocation> group_memory_;  // of gradients and slots

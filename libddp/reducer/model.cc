@@ -28,14 +28,22 @@ Buffer AsBytes(const Buffer& b) { return {b.data, b.count * SizeOf(b.dtype), DTy
 
 }  // namespace
 
-Model::Model(ProcessGroup& group, const DdpOptions& options)
+Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
     : group_(&group),
       options_(options),
-      memory_(options.copy_gradients, NeedsFloat32Slots(group, options)),
-      reducer_(&group, options.hook, options.nonfinite),
+      device_(device),
+      memory_(device, options.copy_gradients, NeedsFloat32Slots(group, options)),
+      reducer_(&group, options.hook, options.nonfinite, &streams_,
+               [this](const Bucket& bucket, Stream stream) { return CopyInBucket(bucket, stream); }),
       notes_(static_cast<size_t>(group.size())) {}
 
 absl::Status Model::Build(std::vector<Parameter> parameters) {
+  if (IsGpu(device_)) {
+    if (absl::Status s = streams_.Create(device_); !s.ok()) return s;
+    absl::StatusOr<std::shared_ptr<void>> word = AllocateOn(device_, sizeof(uint32_t));
+    if (!word.ok()) return word.status();
+    skip_step_ = *std::move(word);
+  }
   std::vector<Trained> all;
   all.reserve(parameters.size());
   for (Parameter& p : parameters) all.push_back({std::move(p), {}});
@@ -67,7 +75,7 @@ absl::Status Model::ChooseCaps() {
     if (caps_.others != 0) return absl::OkStatus();  // the group is as it was
     size_t bytes = 0;
     for (const Trained& t : all_) bytes += t.slot.count * SizeOf(t.slot.dtype);
-    absl::StatusOr<LinkModel> link = MeasureLink(*group_);
+    absl::StatusOr<LinkModel> link = MeasureLink(*group_, device_);
     if (!link.ok()) return link.status();
     bucket = BestBucketBytes(*link, bytes);
     if (first == 0) first = std::min(bucket, kDefaultFirstBucketBytes);
@@ -91,17 +99,29 @@ std::vector<Buffer> Model::ValuesAndBuffers() const {
   return all;
 }
 
-// All of it in one operation, whatever the types.
-absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root) {
-  std::vector<Buffer> bytes;
-  for (const Buffer& b : buffers) {
-    if (b.count > 0) bytes.push_back(AsBytes(b));
+// All of it in one operation for each kind of device, whatever the types. `stream` waits for a GPU's, if it is given;
+// else the host does.
+absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream) {
+  for (const Device::Kind kind : {Device::Kind::kCpu, Device::Kind::kCuda}) {
+    std::vector<Buffer> bytes;
+    for (const Buffer& b : buffers) {
+      if (b.count > 0 && b.device.kind == kind) bytes.push_back(AsBytes(b));
+    }
+    if (bytes.empty()) continue;
+    absl::StatusOr<Work> work = group_->Broadcast(bytes, root, stream);
+    if (!work.ok()) return work.status();
+    const bool ordered = kind == Device::Kind::kCuda && IsGpu(stream.device);
+    if (absl::Status s = ordered ? work->BlockStream(stream) : work->Wait(); !s.ok()) return s;
   }
-  return bytes.empty() ? absl::OkStatus() : Finish(group_->Broadcast(bytes, root));
+  return absl::OkStatus();
 }
 
 Model::~Model() {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!in_step_) {
+    reducer_.Drain().IgnoreError();
+    if (streams_.on_gpu()) Synchronize(streams_.own()).IgnoreError();
+  }
   if (!reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
   group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
   Abandon();
@@ -109,7 +129,7 @@ Model::~Model() {
 
 // Waits for what is under way, whatever becomes of it: then no operation has our memory any more.
 void Model::Abandon() {
-  reducer_.Abandon();
+  reducer_.Abandon().IgnoreError();
   meeting_work_.Wait().IgnoreError();
   used_work_.Wait().IgnoreError();
 }
@@ -148,7 +168,11 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
 
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (all_[i].owned && !trains_on[i]) Zero({&all_[i].parameter.grad, 1}, {});
+    if (!all_[i].owned || trains_on[i]) continue;
+    if (absl::Status s = Zero({&all_[i].parameter.grad, 1}, streams_.own()); !s.ok()) return s;
+  }
+  if (streams_.on_gpu()) {
+    if (absl::Status s = Synchronize(streams_.own()); !s.ok()) return s;
   }
   if (absl::Status s = Adopt(std::move(next)); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
@@ -168,6 +192,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
     Abandon();
     EndStep();
   }
+  reducer_.Drain().IgnoreError();
   group_ = &group;
   notes_.resize(static_cast<size_t>(group.size()));
   std::vector<Parameter> given;  // as it was given to Create, without the memory that the library owns
@@ -186,7 +211,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
 absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::Create(
     ProcessGroup& group, std::vector<Parameter> parameters, const DdpOptions& options) {
   if (absl::Status s = VerifyModel(group, parameters, options); !s.ok()) return s;
-  auto model = std::make_unique<Model>(group, options);
+  auto model = std::make_unique<Model>(group, parameters[0].value.device, options);
   if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return s;
   return std::unique_ptr<DistributedDataParallel>(std::move(model));
 }

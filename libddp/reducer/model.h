@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
 #include "libddp/reducer/reducer.h"
 #include "libddp/reducer/statistics.h"
@@ -22,7 +24,8 @@ namespace ddp {
 
 class Model final : public DistributedDataParallel {
  public:
-  Model(ProcessGroup& group, const DdpOptions& options);
+  // The parameters will be on `device`.
+  Model(ProcessGroup& group, Device device, const DdpOptions& options);
   ~Model() override;
 
   // Collective; the parameters and options have been verified.
@@ -40,12 +43,13 @@ class Model final : public DistributedDataParallel {
   void GradReady(size_t index, Stream stream) noexcept override;
   absl::Status SetGrad(size_t index, Buffer grad) override;
   absl::Status FinishBackward(Stream stream) override;
+  const uint32_t* skip_step() const override { return static_cast<const uint32_t*>(skip_step_.get()); }
   void ZeroGrad(Stream stream) override;
   void SetWeight(double weight) override { weight_ = weight; }
   void SetIsLastMicrobatch(bool is_last) override { is_last_ = is_last; }
-  absl::StatusOr<double> GradNorm(double order) const override;
-  absl::StatusOr<double> ClipGradNorm(double max_norm, double order) override;
-  DdpStatistics statistics() const override;
+  absl::StatusOr<double> GradNorm(double order, Stream stream) override;
+  absl::StatusOr<double> ClipGradNorm(double max_norm, double order, Stream stream) override;
+  DdpStatistics statistics() override;
   absl::Status Rebind(ProcessGroup& group) override;
 
  private:
@@ -70,12 +74,12 @@ class Model final : public DistributedDataParallel {
   absl::Status Adopt(std::vector<Trained> all);
   absl::Status ChooseCaps();
   absl::Status Plan(absl::Span<const size_t> order);
-  absl::Status Broadcast(absl::Span<const Buffer> buffers, int root);
+  absl::Status Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream = {});
   std::vector<Buffer> ValuesAndBuffers() const;
 
   // The step, with the mutex held.
-  void BeginStep();
-  void BeginReduction();
+  void BeginStep(Stream stream);
+  void BeginReduction(Stream stream);
   void TryAdvance(Stream stream);
   void Arrive(size_t index);
   void Misused(absl::string_view what);
@@ -83,10 +87,13 @@ class Model final : public DistributedDataParallel {
   absl::Status Reduce(Stream stream);
   absl::Status Communicate(Stream stream);
   void CopyIn(size_t index, Stream stream);
-  absl::Status CopyOut(size_t index, Stream stream);
+  absl::Status CopyInBucket(const Bucket& bucket, Stream stream);
+  absl::Status CopyGradients(absl::Span<const size_t> indices, bool in, Stream stream);
   absl::Status CopyOutDone(Stream stream);
   absl::Status CheckGivenGradients();
-  void Record(int64_t exposed_ns);
+  absl::Status FinishOnGpu(Stream stream);
+  void Record(int64_t step, int64_t begin_ns, std::vector<BucketTimes> times, int64_t exposed_ns);
+  void ReadTimer();
   absl::Status EndReduction();
   void EndStep();
   bool ReplanDue() const;
@@ -115,6 +122,9 @@ class Model final : public DistributedDataParallel {
 
   ProcessGroup* group_;
   const DdpOptions options_;
+  const Device device_;
+  GradStreams streams_;
+  std::shared_ptr<void> skip_step_;  // on a GPU
   ModelMemory memory_;
   Reducer reducer_;
   Reducer::Caps caps_;
@@ -141,9 +151,9 @@ class Model final : public DistributedDataParallel {
   Statistics statistics_;
 
   // Unused parameters.
-  std::vector<size_t> left_out_;         // in this step, here; ascending
-  std::vector<std::vector<char>> kept_;  // what their gradients were, if those are the library's
-  std::vector<uint8_t> used_map_;        // by parameter: some rank used it
+  std::vector<size_t> left_out_;                  // in this step, here; ascending
+  std::vector<std::optional<StreamArray>> kept_;  // what their gradients were, if those are the library's
+  std::vector<uint8_t> used_map_;                 // by parameter: some rank used it
   Work used_work_;
   bool static_known_ = false;       // all ranks know what no rank uses
   bool static_known_here_ = false;  // and this rank what it does not use itself

@@ -21,26 +21,28 @@ std::vector<Buffer> Model::Gradients() const {
   return all;
 }
 
-absl::StatusOr<double> Model::GradNorm(double order) const {
-  if (order == 1) return Norm(Gradients(), NormKind::kL1);
-  if (order == 2) return Norm(Gradients(), NormKind::kL2);
-  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax);
+absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
+  if (!IsGpu(stream.device)) stream = streams_.own();
+  if (order == 1) return Norm(Gradients(), NormKind::kL1, stream);
+  if (order == 2) return Norm(Gradients(), NormKind::kL2, stream);
+  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax, stream);
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", group_->rank(), ": GradNorm: the order ", order, " is none of 1, 2 and infinity"));
 }
 
 // As torch.nn.utils.clip_grad_norm_ does, the small number in the divisor included.
-absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order) {
+absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order, Stream stream) {
   if (!(max_norm > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", group_->rank(), ": ClipGradNorm: max_norm is ", max_norm, ", but must be above 0"));
   }
-  const absl::StatusOr<double> norm = GradNorm(order);
+  const absl::StatusOr<double> norm = GradNorm(order, stream);
   if (!norm.ok() || !std::isfinite(*norm)) return norm;
   const double scale = max_norm / (*norm + 1e-6);
   if (scale >= 1) return norm;
+  if (!IsGpu(stream.device)) stream = streams_.own();
   for (const Buffer& range : Gradients()) {
-    if (absl::Status s = CopyScaled({&range, 1}, {&range, 1}, scale, {}); !s.ok()) return s;
+    if (absl::Status s = CopyScaled({&range, 1}, {&range, 1}, scale, stream); !s.ok()) return s;
   }
   return norm;
 }

@@ -23,6 +23,7 @@ absl::Status StatusOf(const absl::StatusOr<Work>& work) { return work.status(); 
 
 absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
                            const Caps& caps) {
+  if (absl::Status s = Drain(); !s.ok()) return s;  // it may be working in memory of the hook's
   std::vector<BucketItem> items;
   items.reserve(all.size());
   for (const Trained& t : all) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
@@ -35,6 +36,7 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
     for (const size_t i : planned.items) {
       bucket_of_[i] = buckets_.size();
       slots.push_back(all[i].slot);
+      bucket->copied |= all[i].copied();
       bucket->view.gradients.push_back({i, all[i].parameter.name, all[i].parameter.shape, 0, all[i].slot.count});
     }
     bucket->ranges = memory.Merge(slots);
@@ -65,7 +67,7 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     bucket->packed = bucket->ranges.size() > 1;
     if (bucket->packed) copies += Scratch::Room(count(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
   }
-  if (absl::Status s = packed_.Reserve(*group_, copies, Device{}); !s.ok()) return s;
+  if (absl::Status s = packed_.Reserve(*group_, copies, streams_.device()); !s.ok()) return s;
   std::vector<GradBucket> views;
   for (const auto& bucket : buckets_) {
     const DType dtype = bucket->ranges[0].dtype;
@@ -93,6 +95,7 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
 }
 
 absl::Status Reducer::Rebind(ProcessGroup* group, const std::vector<Trained>& all) {
+  Drain().IgnoreError();  // of the earlier group
   group_ = group;
   return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
 }
@@ -127,8 +130,8 @@ void Reducer::Advance(Stream stream) {
   while (scaled_ && status_.ok()) {
     if (InRounds()) {
       BucketState& last = *buckets_[launched() - 1];
-      if (!last.Done()) break;
-      status_ = Collect(last);
+      if (!streams_.on_gpu() && !last.Done()) break;
+      status_ = Collect(last, streams_.own());
       if (status_.ok()) StartRound(last);
     } else if (launched() < buckets_.size() && buckets_[launched()]->ready) {
       Launch(stream);
@@ -136,8 +139,9 @@ void Reducer::Advance(Stream stream) {
       break;
     }
   }
+  if (streams_.on_gpu()) return;
   while (done_ + (InRounds() ? 1 : 0) < launched() && status_.ok() && buckets_[done_]->Done()) {
-    Complete(*buckets_[done_]);
+    Complete(*buckets_[done_], stream);
     ++done_;
   }
 }
@@ -146,7 +150,7 @@ absl::Status Reducer::IssueAll(Stream stream) {
   while (status_.ok() && (InRounds() || launched() < buckets_.size())) {
     if (InRounds()) {
       BucketState& last = *buckets_[launched() - 1];
-      status_ = Collect(last);
+      status_ = Collect(last, streams_.own());
       if (status_.ok()) StartRound(last);
     } else {
       Launch(stream);
@@ -155,16 +159,50 @@ absl::Status Reducer::IssueAll(Stream stream) {
   return status_;
 }
 
-absl::Status Reducer::WaitAll() {
-  for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_]);
+absl::Status Reducer::WaitAll(Stream stream) {
+  if (!streams_.on_gpu()) {
+    for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
+    return status_;
+  }
+  for (size_t b = 0; b < launched(); ++b) {
+    if (!buckets_[b]->works.empty()) timer_.Done(b, buckets_[b]->times, buckets_[b]->works.back());
+  }
+  timer_.BeginWait(stream);
+  status_.Update(streams_.JoinOwn(stream));
+  if (hook_ != nullptr) {
+    for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
+  } else if (status_.ok() && launched() > 0) {
+    // Operations of a group take effect in the order of the calls: behind the last one all are done.
+    status_ = buckets_[launched() - 1]->works.back().BlockStream(stream);
+    done_ = launched();
+  }
+  timer_.EndWait(stream);
   return status_;
 }
 
-void Reducer::Abandon() {
-  for (size_t b = 0; b < launched(); ++b) Collect(*buckets_[b]).IgnoreError();
+absl::Status Reducer::Abandon() {
+  absl::Status first;
+  for (size_t b = 0; b < launched(); ++b) {
+    for (Work& work : buckets_[b]->works) first.Update(work.Wait());
+  }
+  return first;
+}
+
+absl::Status Reducer::Drain() {
+  absl::Status first;
+  for (Work& work : in_flight_) first.Update(work.Wait());
+  in_flight_.clear();
+  return first;
 }
 
 void Reducer::End() {
+  timer_.Drop();
+  if (streams_.on_gpu() && launched() > 0) {
+    in_flight_.clear();
+    for (size_t b = hook_ == nullptr ? launched() - 1 : 0; b < launched(); ++b) {
+      if (!buckets_[b]->works.empty()) in_flight_.push_back(buckets_[b]->works.back());
+    }
+  }
   for (const auto& bucket : buckets_) {
     bucket->ready = false;
     bucket->round = 0;
@@ -174,6 +212,7 @@ void Reducer::End() {
   launched_ = done_ = 0;
   scaled_ = false;
   status_ = absl::OkStatus();
+  streams_.Reset();
 }
 
 bool Reducer::Pending() const {
@@ -193,6 +232,15 @@ void Reducer::Launch(Stream stream) {
   BucketState& bucket = *buckets_[launched()];
   bucket.times.launched_ns = NowNs() - begin_ns_;
   bucket.times.operations = 0;
+  if (streams_.on_gpu()) {
+    const absl::StatusOr<Stream> behind = streams_.Behind(hook_ != nullptr || scale_.local != 1 || bucket.copied);
+    status_ = behind.status();
+    if (!status_.ok()) return;
+    stream = *behind;
+    if (bucket.copied) status_ = copy_in_(plan_[launched()], stream);
+    if (!status_.ok()) return;
+    timer_.Launched(launched(), stream);
+  }
   if (scale_.local != 1) status_ = CopyScaled(bucket.ranges, bucket.ranges, scale_.local, stream);
   if (!status_.ok()) return;
   scale_.reduce.bucket = static_cast<int>(launched());
@@ -247,19 +295,20 @@ void Reducer::StartRound(BucketState& bucket) {
   bucket.works.push_back(*std::move(work));
 }
 
-// Waits for the operations begun; the first failure of them.
-absl::Status Reducer::Collect(BucketState& bucket) {
+// Waits for the operations begun; on a GPU the stream does. The first failure of them.
+absl::Status Reducer::Collect(BucketState& bucket, Stream stream) {
   absl::Status first;
-  for (Work& work : bucket.works) first.Update(work.Wait());
-  bucket.works.clear();
+  for (Work& work : bucket.works) first.Update(streams_.on_gpu() ? work.BlockStream(stream) : work.Wait());
+  // A GPU's are kept: they say when all is over.
+  if (!streams_.on_gpu()) bucket.works.clear();
   return first;
 }
 
-void Reducer::Complete(BucketState& bucket) {
-  status_.Update(Collect(bucket));
+void Reducer::Complete(BucketState& bucket, Stream stream) {
+  status_.Update(Collect(bucket, stream));
   bucket.times.done_ns = NowNs() - begin_ns_;
   if (hook_ == nullptr || !status_.ok()) return;
-  const Stream stream = bucket.view.stream;
+  bucket.view.stream = stream;
   status_ = Call(bucket, [&] { return hook_->Finish(bucket.view); });
   if (status_.ok() && nonfinite_ != nullptr) status_ = CheckFinite({&bucket.view.buffer, 1}, nonfinite_, stream);
   if (status_.ok() && bucket.packed) status_ = CopyScaled({&bucket.view.buffer, 1}, bucket.ranges, 1, stream);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "libddp/reducer/bucket_plan.h"
+#include "libddp/reducer/gpu_timer.h"
+#include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
 #include "libddp/reducer/scratch.h"
 
@@ -28,6 +31,8 @@ struct StepScale {
   double share = 1;  // see GradBucket::share
 };
 
+// On a GPU no step waits on the host: what follows a reduction is ordered behind it on a stream.
+//
 // Thread-safety: CountDown and launched() from any thread; the rest by one thread at a time.
 class Reducer {
  public:
@@ -36,8 +41,17 @@ class Reducer {
     size_t piece = 0;              // bytes of an operation; 0: a whole bucket
   };
 
-  Reducer(ProcessGroup* group, std::shared_ptr<CommHook> hook, uint32_t* nonfinite)
-      : group_(group), hook_(std::move(hook)), nonfinite_(nonfinite) {}
+  // Submits to a GPU's stream what brings a bucket's gradients from the memory of the program's to their slots.
+  using CopyIn = std::function<absl::Status(const Bucket& bucket, Stream stream)>;
+
+  // `streams` outlives it.
+  Reducer(ProcessGroup* group, std::shared_ptr<CommHook> hook, uint32_t* nonfinite, GradStreams* streams,
+          CopyIn copy_in)
+      : group_(group),
+        hook_(std::move(hook)),
+        nonfinite_(nonfinite),
+        streams_(*streams),
+        copy_in_(std::move(copy_in)) {}
 
   // Collective, between steps. Groups the gradients listed in `order`, the order in which they are expected.
   absl::Status Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
@@ -61,9 +75,12 @@ class Reducer {
   void Advance(Stream stream);
   // Launches what is left, which has to be ready, until no bucket has an operation left to begin.
   absl::Status IssueAll(Stream stream);
-  absl::Status WaitAll();
-  // Waits for what was launched, whatever becomes of it.
-  void Abandon();
+  // Waits until the reductions are complete; on a GPU makes the stream wait.
+  absl::Status WaitAll(Stream stream);
+  // Blocks the host until what was launched in this step is done. Its outcome.
+  absl::Status Abandon();
+  // The same for what an earlier step has left under way on a GPU.
+  absl::Status Drain();
   void End();
   bool Pending() const;  // whether an operation is under way
 
@@ -71,6 +88,7 @@ class Reducer {
   size_t done() const { return done_; }                                          // buckets, in order
   const Bucket& bucket(size_t b) const { return plan_[b]; }
   std::vector<BucketTimes> times() const;
+  GpuTimer& timer() { return timer_; }
 
  private:
   // What one bucket is made of, and how far it is in the step that runs.
@@ -79,6 +97,7 @@ class Reducer {
     std::vector<std::vector<Buffer>> pieces;  // without a hook: one operation each
     GradBucket view;                          // with a hook
     bool packed = false;                      // view.buffer is a copy of the ranges
+    bool copied = false;                      // gradients come from and go to memory of the program's
     std::atomic<int> pending{0};              // gradients not announced yet
     bool ready = false;
     int round = 0;            // operations begun
@@ -94,14 +113,18 @@ class Reducer {
   bool InRounds() const;  // the last launched bucket has operations left to begin
   void Launch(Stream stream);
   void StartRound(BucketState& bucket);
-  absl::Status Collect(BucketState& bucket);
-  void Complete(BucketState& bucket);
+  absl::Status Collect(BucketState& bucket, Stream stream);
+  void Complete(BucketState& bucket, Stream stream);
   template <typename Fn>
   auto Call(const BucketState& bucket, Fn&& fn) -> decltype(fn());
 
   ProcessGroup* group_;
   const std::shared_ptr<CommHook> hook_;
   uint32_t* const nonfinite_;
+  GradStreams& streams_;
+  const CopyIn copy_in_;
+  GpuTimer timer_;
+  std::vector<Work> in_flight_;  // on a GPU, of the step before: when they are done, all are
 
   std::vector<Bucket> plan_;
   std::vector<std::unique_ptr<BucketState>> buckets_;

@@ -11,7 +11,6 @@ void Statistics::Record(std::vector<BucketTimes> buckets, int64_t exposed_ns) {
     communication += std::max<int64_t>(0, t.done_ns - std::max(t.launched_ns, covered));
     covered = std::max(covered, t.done_ns);
   }
-  ++statistics_.steps;
   statistics_.buckets = std::move(buckets);
   statistics_.exposed_ns = std::min(exposed_ns, communication);
   statistics_.communication_ns = communication;

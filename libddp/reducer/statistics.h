@@ -12,7 +12,8 @@ namespace ddp {
 // Not thread-safe. Costs some nanoseconds for each bucket.
 class Statistics {
  public:
-  // A reduced step has ended, of which this rank waited exposed_ns in FinishBackward.
+  void CountStep() { ++statistics_.steps; }
+  // What was measured of a reduced step, of which this rank waited exposed_ns in FinishBackward.
   void Record(std::vector<BucketTimes> buckets, int64_t exposed_ns);
   void CountPlan() { ++statistics_.plans; }
 

@@ -13,7 +13,7 @@ namespace ddp {
 
 // --- announcements --------------------------------------------------------------------------------------------------
 
-absl::Status Model::BeginForward(Stream) {
+absl::Status Model::BeginForward(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!options_.broadcast_buffers || options_.buffers.empty() || !last_was_reduced_) return absl::OkStatus();
   int root = 0;
@@ -26,27 +26,34 @@ absl::Status Model::BeginForward(Stream) {
   }
   std::vector<Buffer> buffers;
   for (const ModelBuffer& b : options_.buffers) buffers.push_back(b.data);
-  return Broadcast(buffers, root);
+  return Broadcast(buffers, root, stream);
 }
 
-void Model::BeginStep() {
+void Model::BeginStep(Stream stream) {
   if (in_step_) return;
   begin_ns_ = NowNs();
   agreed_failure_ = false;
   reducing_ = no_sync_ == 0 && is_last_;
-  if (reducing_) BeginReduction();
+  if (reducing_) BeginReduction(stream);
   in_step_.store(true, std::memory_order_release);
 }
 
-void Model::BeginReduction() {
+void Model::BeginReduction(Stream stream) {
   reducer_.Begin(begin_ns_);
   observing_ = ReplanDue();
   order_size_ = 0;
   copied_out_ = 0;
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kIdle) continue;
-    Zero({&all_[i].slot, 1}, {});
+    misuse_.Update(Zero({&all_[i].slot, 1}, streams_.Use({})));
     Arrive(i);
+  }
+  if (streams_.on_gpu()) {
+    ReadTimer();
+    const int64_t step = statistics_.steps() + 1;
+    if (step < 4 || step % 16 == 0 || group_->observer() != nullptr) {
+      reducer_.timer().Begin(step, begin_ns_, streams_.Use(stream));
+    }
   }
   if (!Meets()) return SetScale();
   if (absl::Status s = StartMeeting(StepNote::kStep); !s.ok()) misuse_.Update(s);
@@ -59,7 +66,7 @@ void Model::Arrive(size_t index) {
 void Model::GradReady(size_t index, Stream stream) noexcept {
   if (!in_step_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(mutex_);
-    BeginStep();
+    BeginStep(stream);
   }
   const auto misused = [this](const auto&... what) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -77,10 +84,15 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
                        ? "is frozen; SetParameters changes that"
                        : "was not used in the first step; without DdpOptions::static_graph that may change");
   }
+  if (streams_.on_gpu() && IsGpu(stream.device) && stream.device != device_) {
+    return misused("the gradient of '", trained.parameter.name, "' was announced with a stream of GPU ",
+                   stream.device.index, ", but is on GPU ", device_.index, "; give a stream of that GPU");
+  }
   if (!reducing_.load(std::memory_order_relaxed)) return;
   if (observing_.load(std::memory_order_relaxed)) {
     order_[order_size_.fetch_add(1, std::memory_order_relaxed)] = static_cast<uint32_t>(index);
   }
+  stream = streams_.Use(stream);
   if (trained.copied()) CopyIn(index, stream);
   // The last one to come sees what all the others have written.
   if (reducer_.CountDown(index)) {
@@ -145,27 +157,48 @@ void Model::CopyIn(size_t index, Stream stream) {
     status = absl::FailedPreconditionError(
         absl::StrCat("rank ", group_->rank(), ": the gradient of '", trained.parameter.name,
                      "' was announced before its memory was given; call SetGrad first"));
-  } else {
-    status = CopyScaled({&trained.parameter.grad, 1}, {&trained.slot, 1}, 1, stream);
+  } else if (!streams_.on_gpu()) {  // there, those of a bucket are copied together
+    status = CopyGradients({&index, 1}, true, stream);
   }
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   misuse_.Update(status);
 }
 
-absl::Status Model::CopyOut(size_t index, Stream stream) {
-  const Trained& trained = all_[index];
-  if (!trained.copied() || trained.parameter.grad.data == nullptr) return absl::OkStatus();
-  return CopyScaled({&trained.slot, 1}, {&trained.parameter.grad, 1}, 1, stream);
+// Gradients of the program's to their slots, or back; on a GPU all of one type in one launch.
+absl::Status Model::CopyGradients(absl::Span<const size_t> indices, bool in, Stream stream) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    std::vector<Buffer> grads, slots;
+    for (const size_t i : indices) {
+      const Trained& trained = all_[i];
+      if (!trained.copied() || trained.parameter.grad.data == nullptr || trained.parameter.grad.dtype != dtype)
+        continue;
+      grads.push_back(trained.parameter.grad);
+      slots.push_back(trained.slot);
+    }
+    if (absl::Status s = CopyScaled(in ? grads : slots, in ? slots : grads, 1, stream); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+// Those that were announced, in this backward or since the last reduction; the others' slots are zeros.
+absl::Status Model::CopyInBucket(const Bucket& bucket, Stream stream) {
+  std::vector<size_t> announced;
+  for (const size_t i : bucket.items) {
+    if ((announced_[i].load(std::memory_order_relaxed) & kSince) != 0) announced.push_back(i);
+  }
+  return CopyGradients(announced, true, stream);
 }
 
 // What was left out waits until it is known whether anybody used it.
 absl::Status Model::CopyOutDone(Stream stream) {
   for (; copied_out_ < reducer_.done(); ++copied_out_) {
+    std::vector<size_t> indices;
     for (const size_t i : reducer_.bucket(copied_out_).items) {
-      if (!all_[i].copied() || std::binary_search(left_out_.begin(), left_out_.end(), i)) continue;
-      if (absl::Status s = CopyOut(i, stream); !s.ok()) return s;
+      if (all_[i].copied() && !std::binary_search(left_out_.begin(), left_out_.end(), i)) indices.push_back(i);
     }
+    if (indices.empty()) continue;
+    if (absl::Status s = CopyGradients(indices, false, stream); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -195,8 +228,8 @@ absl::Status Model::CheckGivenGradients() {
 absl::Status Model::FinishBackward(Stream stream) {
   const TraceScope scope(*group_, "FinishBackward");
   std::lock_guard<std::mutex> lock(mutex_);
-  BeginStep();
-  const absl::Status status = reducing_ ? Reduce(stream) : misuse_;
+  BeginStep(stream);
+  const absl::Status status = reducing_ ? Reduce(streams_.Use(stream)) : misuse_;
   if (!status.ok() && !agreed_failure_) GiveUp(status);
   last_was_reduced_ = reducing_;
   EndStep();
@@ -220,7 +253,13 @@ absl::Status Model::Reduce(Stream stream) {
   }
   if (status.ok()) status = Communicate(stream);
   if (!status.ok()) return status;
-  Record(NowNs() - entered);
+  if (streams_.on_gpu()) {
+    statistics_.CountStep();
+    ReadTimer();
+  } else {
+    statistics_.CountStep();
+    Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - entered);
+  }
   return EndReduction();
 }
 
@@ -228,19 +267,36 @@ absl::Status Model::Reduce(Stream stream) {
 absl::Status Model::Communicate(Stream stream) {
   absl::Status status = reducer_.IssueAll(stream);
   if (status.ok() && Detecting()) status = StartUsedMap();
-  if (status.ok()) status = reducer_.WaitAll();
+  if (status.ok()) status = reducer_.WaitAll(stream);
   if (status.ok()) status = CopyOutDone(stream);
   if (status.ok() && Detecting()) status = FinishUsedMap(stream);
-  return status;
+  return status.ok() && streams_.on_gpu() ? FinishOnGpu(stream) : status;
 }
 
-void Model::Record(int64_t exposed_ns) {
-  std::vector<BucketTimes> times = reducer_.times();
+// What failed by the time the stream gets here, or ended with numbers that are none, must not be used. Where the
+// program has not given a stream, the host waits.
+absl::Status Model::FinishOnGpu(Stream stream) {
+  const DeviceGuard guard(Devices(), device_);
+  if (!guard.status().ok()) return guard.status();
+  absl::Status status = Devices().Commit(group_->failed_word(), options_.nonfinite,
+                                         static_cast<uint32_t*>(skip_step_.get()), stream.native);
+  if (!status.ok() || stream.native != streams_.own().native) return status;
+  status = reducer_.Abandon();
+  return status.ok() ? Synchronize(stream) : status;
+}
+
+// What the GPU has measured by now.
+void Model::ReadTimer() {
+  std::optional<GpuTimer::Step> step = reducer_.timer().Read();
+  if (step.has_value()) Record(step->step, step->begin_ns, std::move(step->buckets), step->exposed_ns);
+}
+
+void Model::Record(int64_t step, int64_t begin_ns, std::vector<BucketTimes> times, int64_t exposed_ns) {
   if (Observer* const observer = group_->observer(); observer != nullptr) {
     for (size_t b = 0; b < times.size(); ++b) {
       const BucketTimes& t = times[b];
-      observer->OnBucket({statistics_.steps() + 1, static_cast<int>(b), t.bytes, begin_ns_ + t.ready_ns,
-                          begin_ns_ + t.launched_ns, begin_ns_ + t.done_ns});
+      observer->OnBucket(
+          {step, static_cast<int>(b), t.bytes, begin_ns + t.ready_ns, begin_ns + t.launched_ns, begin_ns + t.done_ns});
     }
   }
   statistics_.Record(std::move(times), exposed_ns);
@@ -268,13 +324,20 @@ void Model::EndStep() {
 }
 
 void Model::ZeroGrad(Stream stream) {
+  // What the library owns lies together.
+  std::vector<Buffer> all = memory_.grad_spans();
   for (const Trained& t : all_) {
-    if (t.parameter.grad.data != nullptr) Zero({&t.parameter.grad, 1}, stream);
+    if (!t.owned && t.parameter.grad.data != nullptr) all.push_back(t.parameter.grad);
   }
+  const absl::Status status = Zero(all, IsGpu(stream.device) ? stream : streams_.own());
+  if (status.ok()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  misuse_.Update(status);
 }
 
-DdpStatistics Model::statistics() const {
+DdpStatistics Model::statistics() {
   std::lock_guard<std::mutex> lock(mutex_);
+  ReadTimer();
   return statistics_.Get();
 }
 

@@ -20,8 +20,8 @@ absl::Status Model::Settle(Stream stream) {
       missing.push_back(i);
       continue;
     }
-    if (all_[i].copied()) {
-      if (absl::Status s = CopyScaled({&all_[i].parameter.grad, 1}, {&all_[i].slot, 1}, 1, stream); !s.ok()) return s;
+    if (!streams_.on_gpu()) {
+      if (absl::Status s = CopyGradients({&i, 1}, true, stream); !s.ok()) return s;
     }
     Arrive(i);
   }
@@ -55,11 +55,12 @@ absl::Status Model::LeaveOut(size_t index, Stream stream) {
   left_out_.push_back(index);
   kept_.emplace_back();
   if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
-    kept_.back().resize(trained.slot.count * SizeOf(trained.slot.dtype));
-    const Buffer copy{kept_.back().data(), trained.slot.count, trained.slot.dtype, Device{}};
-    if (absl::Status s = CopyScaled({&trained.slot, 1}, {&copy, 1}, 1, stream); !s.ok()) return s;
+    absl::StatusOr<StreamArray> copy = StreamArray::Make(trained.slot.count, trained.slot.dtype, stream);
+    if (!copy.ok()) return copy.status();
+    if (absl::Status s = CopyScaled({&trained.slot, 1}, copy->span(), 1, stream); !s.ok()) return s;
+    kept_.back() = *std::move(copy);
   }
-  Zero({&trained.slot, 1}, stream);
+  if (absl::Status s = Zero({&trained.slot, 1}, stream); !s.ok()) return s;
   Arrive(index);
   return absl::OkStatus();
 }
@@ -79,10 +80,9 @@ absl::Status Model::FinishUsedMap(Stream stream) {
     const Trained& trained = all_[left_out_[k]];
     absl::Status status;
     if (used_map_[left_out_[k]] != 0) {
-      status = CopyOut(left_out_[k], stream);
-    } else if (!kept_[k].empty()) {
-      const Buffer copy{kept_[k].data(), trained.slot.count, trained.slot.dtype, Device{}};
-      status = CopyScaled({&copy, 1}, {&trained.slot, 1}, 1, stream);
+      status = CopyGradients({&left_out_[k], 1}, false, stream);
+    } else if (kept_[k].has_value()) {
+      status = CopyScaled(kept_[k]->span(), {&trained.slot, 1}, 1, stream);
     }
     if (!status.ok()) return status;
   }

@@ -19,13 +19,22 @@ namespace {
 
 DType GradType(const Parameter& p) { return p.grad.data == nullptr ? p.value.dtype : p.grad.dtype; }
 
-std::string CheckParameter(const Parameter& p) {
+std::string CheckDevice(const ProcessGroup& group, const Buffer& b) {
+  if (b.device.kind == Device::Kind::kCpu || b.device == group.device()) return "";
+  if (group.device().kind == Device::Kind::kCpu) return "is not in CPU memory, but the group's backend works there";
+  return absl::StrCat("is on GPU ", b.device.index, ", but the group works on GPU ", group.device().index,
+                      "; create it there (Context::device says where)");
+}
+
+std::string CheckParameter(const ProcessGroup& group, const Parameter& p, Device device) {
   if (p.name.empty() || p.name.find('\n') != std::string::npos) return "a name must not be empty, nor have line ends";
   if (!IsFloatingPoint(p.value.dtype) || !IsFloatingPoint(GradType(p))) {
     return "only floating-point parameters have gradients";
   }
-  if (p.value.device.kind != Device::Kind::kCpu || p.grad.device.kind != Device::Kind::kCpu) {
-    return "is not in CPU memory, but the group's backend works there";
+  for (const Buffer* b : {&p.value, &p.grad}) {
+    if (const std::string wrong = CheckDevice(group, *b); !wrong.empty()) return wrong;
+    if (b->device == device || (b == &p.grad && b->data == nullptr)) continue;
+    return "lies on another device than the first parameter; a model lies on one device";
   }
   if (p.grad.data != nullptr && p.grad.count != p.value.count) {
     return absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count);
@@ -39,7 +48,7 @@ std::string CheckParameter(const Parameter& p) {
   return "";
 }
 
-std::string CheckOptions(const DdpOptions& options) {
+std::string CheckOptions(const ProcessGroup& group, const DdpOptions& options) {
   if (options.op != ReduceOp::kAvg && options.op != ReduceOp::kSum) return "op must be kAvg or kSum";
   if (options.bucket_bytes == 0) return "bucket_bytes must be above 0";
   if (!(options.gradient_predivide_factor > 0) || !std::isfinite(options.gradient_predivide_factor)) {
@@ -53,8 +62,8 @@ std::string CheckOptions(const DdpOptions& options) {
     }
     if (!names.insert(b.name).second) return absl::StrCat("two buffers have the name '", b.name, "'");
     if (b.data.data == nullptr && b.data.count > 0) return absl::StrCat("buffer '", b.name, "' has no memory");
-    if (b.data.device.kind != Device::Kind::kCpu) {
-      return absl::StrCat("buffer '", b.name, "' is not in CPU memory, but the group's backend works there");
+    if (const std::string wrong = CheckDevice(group, b.data); !wrong.empty()) {
+      return absl::StrCat("buffer '", b.name, "' ", wrong);
     }
   }
   return "";
@@ -92,10 +101,10 @@ absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>&
     return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": ", what...));
   };
   if (parameters.empty()) return error("DistributedDataParallel needs at least one parameter");
-  if (const std::string wrong = CheckOptions(options); !wrong.empty()) return error("DdpOptions: ", wrong);
+  if (const std::string wrong = CheckOptions(group, options); !wrong.empty()) return error("DdpOptions: ", wrong);
   std::set<absl::string_view> names;
   for (const Parameter& p : parameters) {
-    std::string wrong = CheckParameter(p);
+    std::string wrong = CheckParameter(group, p, parameters[0].value.device);
     if (wrong.empty() && !names.insert(p.name).second) wrong = "two parameters have this name";
     if (!wrong.empty()) return error("parameter '", p.name, "': ", wrong);
   }
@@ -115,6 +124,7 @@ std::string Describe(const Parameter& p) {
   }
   if (p.grad.data != nullptr) absl::StrAppend(&text, " with a gradient of the caller's");
   if (p.frozen) absl::StrAppend(&text, ", frozen");
+  if (p.value.device.kind != Device::Kind::kCpu) absl::StrAppend(&text, ", on a GPU");
   return text;
 }
 

@@ -1,16 +1,21 @@
 #include "tests/support/fake_devices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/device/buffer_ops.h"
+#include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
+#include "libddp/device/cpu_scale.h"
 
 namespace ddp::testing {
 namespace {
@@ -52,11 +57,18 @@ class FakeStream {
 struct EventState {
   std::mutex mutex;
   std::condition_variable changed;
-  int recorded = 0, finished = 0;
+  int recorded = 0;
+  std::set<int> finished;  // records; those on other streams may be overtaken by later ones
+
+  bool Has(int number) const { return number == 0 || finished.count(number) > 0; }
 };
 using FakeEvent = std::shared_ptr<EventState>;  // streams may still refer to what has been destroyed
 
-FakeStream& AsStream(void* stream) { return *static_cast<FakeStream*>(stream); }
+// Null is the legacy default stream, of which all threads have the same.
+FakeStream& AsStream(void* stream) {
+  static FakeStream* const legacy = new FakeStream;
+  return stream == nullptr ? *legacy : *static_cast<FakeStream*>(stream);
+}
 const FakeEvent& AsEvent(void* event) { return *static_cast<FakeEvent*>(event); }
 
 thread_local int current_device = 0;
@@ -126,7 +138,7 @@ absl::Status FakeDevices::Record(void* event, void* stream) {
   }
   Enqueue(stream, [state, number] {
     const std::lock_guard<std::mutex> lock(state->mutex);
-    state->finished = std::max(state->finished, number);
+    state->finished.insert(number);
     state->changed.notify_all();
   });
   return absl::OkStatus();
@@ -141,7 +153,7 @@ absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
   }
   Enqueue(stream, [state, number] {
     std::unique_lock<std::mutex> lock(state->mutex);
-    state->changed.wait(lock, [&] { return state->finished >= number; });
+    state->changed.wait(lock, [&] { return state->Has(number); });
   });
   return absl::OkStatus();
 }
@@ -149,7 +161,7 @@ absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
 absl::StatusOr<bool> FakeDevices::Finished(void* event) {
   const FakeEvent& state = AsEvent(event);
   const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->finished >= state->recorded;
+  return state->Has(state->recorded);
 }
 
 absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
@@ -202,6 +214,7 @@ absl::Status FakeDevices::Run(const Transform& transform, absl::Span<const Trans
       std::vector<char> nowhere(piece.out == nullptr ? piece.count * SizeOf(transform.out) : 0);
       void* const out = piece.out == nullptr ? nowhere.data() : piece.out;
       if (piece.count > 0 && reduce(&piece.in, 1, &out, 1, piece.count)) *transform.nonfinite = 1;
+      if (transform.factor != nullptr) CpuScale(transform.out, out, piece.count, *transform.factor);
     }
   });
   return absl::OkStatus();
@@ -214,6 +227,24 @@ absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_i
     };
     *skip_step = set(failed) || set(found_inf) ? 1 : 0;
   });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
+                                   void* stream) {
+  const std::vector<TransformPiece> copy(pieces.begin(), pieces.end());
+  Enqueue(stream, [dtype, kind, copy, result] {
+    *result = 0;
+    for (const TransformPiece& piece : copy) {
+      const double part = CpuNormPart({const_cast<void*>(piece.in), piece.count, dtype, {}}, kind);
+      *result = kind != NormKind::kMax ? *result + part : std::isnan(part) ? part : std::max(part, *result);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) {
+  Enqueue(stream, [rule, numbers] { ddp::UpdateScale(rule, *numbers); });
   return absl::OkStatus();
 }
 

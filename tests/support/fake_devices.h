@@ -57,6 +57,9 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Zero(void* data, size_t bytes, void* stream) override;
   absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) override;
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override;
+  absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
+                        void* stream) override;
+  absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
 
  private:
   const int count_;

@@ -17,6 +17,8 @@ class ForwardingGroup : public ProcessGroup {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   absl::string_view backend() const override { return group_.backend(); }
+  Device device() const override { return group_.device(); }
+  const uint32_t* failed_word() const override { return group_.failed_word(); }
   absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
     return group_.AllReduce(in, out, options, after);
   }

@@ -1,10 +1,16 @@
 // How the scale changes. Plain arithmetic on plain memory, so that a kernel can do the same where the numbers are.
-#ifndef LIBDDP_AMP_SCALE_RULE_H_
-#define LIBDDP_AMP_SCALE_RULE_H_
+#ifndef LIBDDP_DEVICE_SCALE_RULE_H_
+#define LIBDDP_DEVICE_SCALE_RULE_H_
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define DDP_HOST_DEVICE __host__ __device__
+#else
+#define DDP_HOST_DEVICE
+#endif
 
 namespace ddp {
 
@@ -31,20 +37,18 @@ struct ScaleRule {
   int32_t hysteresis;
 };
 
-inline float InverseOf(float scale) { return static_cast<float>(1 / static_cast<double>(scale)); }
+DDP_HOST_DEVICE inline float InverseOf(float scale) { return static_cast<float>(1 / static_cast<double>(scale)); }
 
 // After torch's amp_update_scale_ (aten/src/ATen/native/cuda/AmpKernels.cu), with a least scale, and hysteresis as in
 // Megatron-LM's DynamicGradScaler: a tracker counts down with each bad step, and is wound up again when the scale
 // grows.
-inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& numbers) {
+DDP_HOST_DEVICE inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& numbers) {
   bool found = false;
   for (uint32_t& word : numbers.found_inf) {
     found |= word != 0;
     word = 0;
   }
-  const auto times = [&numbers](double factor) {
-    return static_cast<float>(static_cast<double>(numbers.scale) * factor);
-  };
+  const double scale = static_cast<double>(numbers.scale);
   if (found) {
     numbers.growth_tracker = 0;
     if (numbers.hysteresis_tracker > 1) {
@@ -52,12 +56,12 @@ inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& numbers) {
       return;
     }
     numbers.hysteresis_tracker = 0;
-    const float smaller = times(rule.backoff_factor);
+    const float smaller = static_cast<float>(scale * rule.backoff_factor);
     numbers.scale = smaller > rule.min_scale ? smaller : rule.min_scale;
   } else if (++numbers.growth_tracker >= rule.growth_interval) {
     numbers.growth_tracker = 0;
     numbers.hysteresis_tracker = rule.hysteresis;
-    const float larger = times(rule.growth_factor);
+    const float larger = static_cast<float>(scale * rule.growth_factor);
     if (std::isfinite(larger)) numbers.scale = larger;
   }
   numbers.inv_scale = InverseOf(numbers.scale);
@@ -65,4 +69,4 @@ inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& numbers) {
 
 }  // namespace ddp
 
-#endif  // LIBDDP_AMP_SCALE_RULE_H_
+#endif  // LIBDDP_DEVICE_SCALE_RULE_H_

@@ -1,0 +1,37 @@
+#include <atomic>
+
+#include "libddp/base/spin.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+namespace {
+
+std::atomic<DeviceRuntime*> in_place_of_cuda{nullptr};
+
+}  // namespace
+
+DeviceRuntime& Devices() {
+  DeviceRuntime* const other = in_place_of_cuda.load(std::memory_order_acquire);
+  return other == nullptr ? *CudaDevices() : *other;
+}
+
+ScopedDevices::ScopedDevices(DeviceRuntime& devices) { in_place_of_cuda.store(&devices, std::memory_order_release); }
+ScopedDevices::~ScopedDevices() { in_place_of_cuda.store(nullptr, std::memory_order_release); }
+
+absl::Status Synchronize(Stream stream) {
+  DeviceRuntime& gpus = Devices();
+  const DeviceGuard guard(gpus, stream.device);
+  if (!guard.status().ok()) return guard.status();
+  const absl::StatusOr<OwnedEvent> event = MakeEvent(gpus);
+  if (!event.ok()) return event.status();
+  if (absl::Status s = gpus.Record(event->get(), stream.native); !s.ok()) return s;
+  Backoff backoff(/*oversubscribed=*/false);
+  while (true) {
+    const absl::StatusOr<bool> finished = gpus.Finished(event->get());
+    if (!finished.ok()) return finished.status();
+    if (*finished) return absl::OkStatus();
+    backoff.Pause();
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,64 @@
+// When the buckets of a step on a GPU were reduced, by the GPU's clock.
+#ifndef LIBDDP_REDUCER_GPU_TIMER_H_
+#define LIBDDP_REDUCER_GPU_TIMER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/process_group.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+
+// Measures one step at a time by events, which no stream and no host waits for: what they say is read later, when they
+// have happened. What cannot be measured (a stream that is captured, an event that cannot be made) is left out.
+// Not thread-safe.
+class GpuTimer {
+ public:
+  struct Step {
+    int64_t step = 0;
+    int64_t begin_ns = 0;  // by the host's clock, when the step began
+    int64_t exposed_ns = 0;
+    std::vector<BucketTimes> buckets;
+  };
+
+  // A step of which `stream` is the first stream. Does nothing while an earlier one has not been read.
+  void Begin(int64_t step, int64_t begin_ns, Stream stream);
+  // Bucket b's operations begin behind what `behind` holds.
+  void Launched(size_t b, Stream behind);
+  // `work` is bucket b's last.
+  void Done(size_t b, const BucketTimes& times, Work work);
+  // Around what makes the program's stream wait for the reductions.
+  void BeginWait(Stream stream) { Mark(kWaitBegin, stream); }
+  void EndWait(Stream stream);
+  // Forgets a step that has not ended.
+  void Drop() {
+    if (state_ == State::kMeasuring) state_ = State::kIdle;
+  }
+
+  // The step that was measured last, once, when all of it has happened.
+  std::optional<Step> Read();
+
+ private:
+  enum class State : uint8_t { kIdle, kMeasuring, kEnded };
+  // Events: of the step, then two for each bucket.
+  static constexpr size_t kBegin = 0, kWaitBegin = 1, kWaitEnd = 2, kBuckets = 3;
+
+  void Mark(size_t event, Stream stream);
+  absl::StatusOr<Step> TryRead();
+
+  State state_ = State::kIdle;
+  Step step_;
+  Device device_;
+  OwnedStream stream_;  // waits for works, that nothing else has to
+  std::vector<OwnedEvent> events_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_REDUCER_GPU_TIMER_H_

@@ -1,0 +1,74 @@
+#include "libddp/reducer/grad_streams.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp {
+
+absl::Status GradStreams::Create(Device device) {
+  const DeviceGuard guard(Devices(), device);
+  if (!guard.status().ok()) return guard.status();
+  absl::StatusOr<OwnedStream> stream = MakeStream(Devices());
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<OwnedEvent> event = MakeEvent(Devices());
+  if (!event.ok()) return event.status();
+  owned_ = *std::move(stream);
+  event_ = *std::move(event);
+  own_ = {device, owned_.get()};
+  return absl::OkStatus();
+}
+
+Stream GradStreams::Use(Stream given) {
+  if (!on_gpu()) return given;
+  const Stream used = IsGpu(given.device) ? given : own_;
+  if (used.native == own_.native) own_used_.store(true, std::memory_order_relaxed);
+  void* first = first_.load(std::memory_order_relaxed);
+  if (first == used.native) return used;
+  if (first == this && first_.compare_exchange_strong(first, used.native, std::memory_order_relaxed)) return used;
+  if (first == used.native) return used;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (std::find(others_.begin(), others_.end(), used.native) == others_.end()) others_.push_back(used.native);
+  several_.store(true, std::memory_order_relaxed);
+  return used;
+}
+
+absl::StatusOr<Stream> GradStreams::Behind(bool own) {
+  void* const first = first_.load(std::memory_order_relaxed);
+  const bool several = several_.load(std::memory_order_relaxed);
+  if (!own && !several && first != this) return Stream{own_.device, first};
+  own_used_.store(true, std::memory_order_relaxed);
+  std::vector<void*> all;
+  if (several) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all = others_;
+  }
+  if (first != this) all.push_back(first);
+  for (void* const stream : all) {
+    if (stream == own_.native) continue;
+    if (absl::Status s = Order({own_.device, stream}, own_); !s.ok()) return s;
+  }
+  return own_;
+}
+
+absl::Status GradStreams::JoinOwn(Stream stream) {
+  return own_used_.load(std::memory_order_relaxed) && stream.native != own_.native ? Order(own_, stream)
+                                                                                   : absl::OkStatus();
+}
+
+void GradStreams::Reset() {
+  own_used_.store(false, std::memory_order_relaxed);
+  first_.store(this, std::memory_order_relaxed);
+  if (!several_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  others_.clear();
+  several_.store(false, std::memory_order_relaxed);
+}
+
+absl::Status GradStreams::Order(Stream before, Stream after) {
+  const DeviceGuard guard(Devices(), own_.device);
+  if (!guard.status().ok()) return guard.status();
+  if (absl::Status s = Devices().Record(event_.get(), before.native); !s.ok()) return s;
+  return Devices().WaitEvent(after.native, event_.get());
+}
+
+}  // namespace ddp

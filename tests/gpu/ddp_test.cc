@@ -1,0 +1,37 @@
+// DistributedDataParallel on real GPUs, one a rank; ranks are threads or processes.
+#include <functional>
+
+#include "ddp/context.h"
+#include "tests/support/catch.h"
+#include "tests/support/ddp_gpu_cases.h"
+#include "tests/support/ranks.h"
+
+namespace ddp::testing {
+namespace {
+
+void RunCase(const std::function<void(GpuRank&)>& body) {
+  ContextOptions options;
+  options.backend = RankCount() > 1 ? "nccl" : "local";
+  options.device = {Device::Kind::kCuda, -1};
+  RunOnRanks(
+      [&](Rank& rank) {
+        GpuRank gpu{rank.group()};
+        body(gpu);
+      },
+      options);
+}
+
+TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
+TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
+TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
+TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
+TEST_CASE("models that do not lie where the group works are refused") { RunCase(gpu_cases::Misuse); }
+TEST_CASE("GradScaler works on GPUs") { RunCase(gpu_cases::Scaler); }
+TEST_CASE("a GPU's steps are measured without waiting") { RunCase(gpu_cases::Statistics); }
+// Up to NCCL 2.29.1 only with NCCL_WIN_ENABLE=0: the kernels for registered memory cannot be aborted there.
+TEST_CASE("no step consumes what a reduction left that failed later", "[.][fails]") {
+  RunCase(gpu_cases::FailsAfterReturn);
+}
+
+}  // namespace
+}  // namespace ddp::testing

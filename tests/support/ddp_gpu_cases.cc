@@ -1,0 +1,456 @@
+#include "tests/support/ddp_gpu_cases.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <time.h>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/grad_scaler.h"
+#include "libddp/comm/exchange.h"
+#include "libddp/device/buffer_ops.h"
+#include "tests/support/check.h"
+#include "tests/support/numbers.h"
+
+// g++ takes members of class type that are left out of designated initializers for forgotten.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+
+namespace ddp::testing::gpu_cases {
+namespace {
+
+using absl::StatusCode;
+using Model = std::unique_ptr<DistributedDataParallel>;
+
+const std::vector<size_t> kCounts = {1, 1000, 3, 0, 40'001, 64, 7, 256};
+
+// A stream of the program's.
+class TestStream {
+ public:
+  explicit TestStream(const GpuRank& rank) : guard_(Devices(), rank.device()) {
+    owned_ = RANK_VALUE(MakeStream(Devices()));
+    stream_ = {rank.device(), owned_.get()};
+  }
+  Stream get() const { return stream_; }
+  void Wait() const { RANK_CHECK_OK(Synchronize(stream_)); }
+
+ private:
+  DeviceGuard guard_;
+  OwnedStream owned_;
+  Stream stream_;
+};
+
+// Memory of a GPU, written and read element by element on the host.
+void Write(const Buffer& to, const std::function<double(size_t)>& value, Stream stream) {
+  if (to.count == 0) return;
+  std::vector<char> host(to.count * SizeOf(to.dtype));
+  for (size_t i = 0; i < to.count; ++i) SetElement(to.dtype, host.data(), i, value(i));
+  const Buffer from{host.data(), to.count, to.dtype, {}};
+  RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
+}
+std::vector<double> Read(const Buffer& from, Stream stream) {
+  std::vector<char> host(std::max<size_t>(1, from.count) * SizeOf(from.dtype));
+  const Buffer to{host.data(), from.count, from.dtype, {}};
+  if (from.count > 0) RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
+  std::vector<double> values(from.count);
+  for (size_t i = 0; i < from.count; ++i) values[i] = GetElement(from.dtype, host.data(), i);
+  return values;
+}
+uint32_t ReadWord(const uint32_t* word, Stream stream) {
+  return static_cast<uint32_t>(Read({const_cast<uint32_t*>(word), 1, DType::kInt32, stream.device}, stream)[0]);
+}
+
+double Gradient(DType dtype, int rank, size_t p, size_t i, int step) {
+  return WholeNumber(dtype, ReduceOp::kAvg, (rank + step) % 4, i + 3 * p);
+}
+double Average(DType dtype, int size, size_t p, size_t i, int step) {
+  double sum = 0;
+  for (int r = 0; r < size; ++r) sum += Gradient(dtype, r, p, i, step);
+  return sum / size;
+}
+
+std::vector<Parameter> MakeParameters(const GpuRank& rank, DType dtype) {
+  std::vector<Parameter> parameters;
+  for (size_t i = 0; i < kCounts.size(); ++i) {
+    parameters.push_back(
+        {absl::StrCat("layer", i, ".weight"), {}, Buffer{nullptr, kCounts[i], dtype, rank.device()}, {}});
+  }
+  return parameters;
+}
+
+Model Make(const GpuRank& rank, DType dtype, const DdpOptions& options) {
+  return RANK_VALUE(DistributedDataParallel::Create(rank.group, MakeParameters(rank, dtype), options));
+}
+
+struct Step {
+  DType dtype = DType::kFloat32;
+  int number = 0;
+  double tolerance = 0;
+  std::function<bool(size_t p)> used = [](size_t) { return true; };
+  std::function<double(size_t p, size_t i)> expected = nullptr;  // null: the average
+};
+
+void CheckGradients(const GpuRank& rank, DistributedDataParallel& model, const Step& step, Stream stream) {
+  for (size_t p = 0; p < model.size(); ++p) {
+    const std::vector<double> got = Read(model.grad(p), stream);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double want =
+          step.expected != nullptr ? step.expected(p, i) : Average(step.dtype, rank.size(), p, i, step.number);
+      const double tolerance = rank.size() == 3 ? std::max(1e-6, step.tolerance) : step.tolerance;
+      RANK_CHECK(std::fabs(got[i] - want) <= tolerance * std::max(1.0, std::fabs(want)), "rank ", rank.rank(), " step ",
+                 step.number, " parameter ", p, " at ", i, ": ", got[i], " not ", want);
+    }
+  }
+}
+
+// Announces all gradients in reverse order, each written on one of `streams`.
+void Backward(const GpuRank& rank, DistributedDataParallel& model, const Step& step,
+              const std::vector<const TestStream*>& streams) {
+  for (size_t p = model.size(); p-- > 0;) {
+    if (!step.used(p)) continue;
+    const Stream stream = streams[p % streams.size()]->get();
+    Write(
+        model.grad(p), [&](size_t i) { return Gradient(step.dtype, rank.rank(), p, i, step.number); }, stream);
+    model.GradReady(p, stream);
+  }
+}
+
+// Gradients of the program's own, anew in each step.
+struct OwnGradients {
+  std::vector<std::shared_ptr<void>> memory;
+  void Give(const GpuRank& rank, DistributedDataParallel& model, DType dtype) {
+    memory.clear();
+    for (size_t p = 0; p < model.size(); ++p) {
+      memory.push_back(RANK_VALUE(AllocateOn(rank.device(), std::max<size_t>(1, kCounts[p]) * SizeOf(dtype))));
+      RANK_CHECK_OK(model.SetGrad(p, {memory.back().get(), kCounts[p], dtype, rank.device()}));
+    }
+  }
+};
+
+}  // namespace
+
+void Averages(GpuRank& rank) {
+  const TestStream a(rank), b(rank);
+  for (const std::vector<const TestStream*>& streams : {std::vector<const TestStream*>{&a}, {&a, &b}}) {
+    for (const size_t bucket : {size_t{1}, size_t{64} << 10, DdpOptions::kDefaultBucketBytes}) {
+      const Model model = Make(rank, DType::kFloat32, {.bucket_bytes = bucket});
+      for (int step = 0; step < 3; ++step) {
+        Backward(rank, *model, {.number = step}, streams);
+        RANK_CHECK_OK(model->FinishBackward(b.get()));
+        CheckGradients(rank, *model, {.number = step}, b.get());
+        RANK_CHECK_EQ(ReadWord(model->skip_step(), b.get()), 0u);
+      }
+      // Without a stream: what is written is written, and when FinishBackward returns all is done.
+      Backward(rank, *model, {.number = 3}, streams);
+      a.Wait();
+      b.Wait();
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradients(rank, *model, {.number = 3}, a.get());
+      model->ZeroGrad(a.get());
+      CheckGradients(rank, *model, {.expected = [](size_t, size_t) { return 0.0; }}, a.get());
+    }
+  }
+  const Model measured = Make(rank, DType::kFloat32, {.bucket_bytes = DdpOptions::kAutoBucketBytes});
+  Backward(rank, *measured, {}, {&a});
+  RANK_CHECK_OK(measured->FinishBackward(a.get()));
+  CheckGradients(rank, *measured, {}, a.get());
+}
+
+void Options(GpuRank& rank) {
+  const TestStream a(rank), b(rank);
+  struct Case {
+    DType dtype;
+    DdpOptions options;
+    double tolerance = 0;
+  };
+  const DType kF32 = DType::kFloat32, kBf16 = DType::kBFloat16;
+  const std::vector<Case> cases = {
+      {kF32, {.copy_gradients = true}},
+      {kBf16, {.reduce_in_float32 = true}},
+      {kBf16, {.reduce_in_float32 = true, .copy_gradients = true}},
+      {kF32, {.piece_bytes = 4096}},
+      {kF32, {.gradient_predivide_factor = 2}},
+      {kF32, {.bucket_bytes = 4096, .hook = CreateAllReduceHook()}},
+      {kF32, {.copy_gradients = true, .hook = CreateAllReduceHook()}},
+      {kF32, {.hook = CreateCompressionHook(kBf16)}, 0.02},
+      {kF32, {.hook = CreateCompressionHook(DType::kFloat16, CreateAllReduceHook())}, 0.01},
+      {kF32, {.weighted = true}, 1e-6},
+      {kF32, {.weighted = true, .copy_gradients = true}, 1e-6},
+      {kF32, {.unused = UnusedParameters::kDetect}},
+      {kF32, {.static_graph = true}},
+  };
+  for (const Case& c : cases) {
+    const Model model = Make(rank, c.dtype, c.options);
+    OwnGradients own;
+    for (int number = 0; number < 3; ++number) {
+      if (c.options.copy_gradients) own.Give(rank, *model, c.dtype);
+      const Step step{.dtype = c.dtype, .number = number, .tolerance = c.tolerance};
+      Backward(rank, *model, step, {&a, &b});
+      RANK_CHECK_OK(model->FinishBackward(a.get()));
+      CheckGradients(rank, *model, step, a.get());
+    }
+  }
+  // PowerSGD takes gradients without shapes in full; matrices by way of the host.
+  std::vector<Parameter> parameters = {{"matrix", {40, 30}, {nullptr, 1200, kF32, rank.device()}, {}}};
+  const Model model = RANK_VALUE(DistributedDataParallel::Create(
+      rank.group, parameters, {.hook = CreatePowerSgdHook({.rank = 1, .start_step = 1})}));
+  for (int number = 0; number < 2; ++number) {
+    // Of rank 1, so that rank 1 is all it takes.
+    Write(
+        model->grad(0), [](size_t i) { return static_cast<double>((i / 30 + 1) * (i % 30 + 1)); }, a.get());
+    model->GradReady(0, a.get());
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+    CheckGradients(rank, *model,
+                   {.number = number,
+                    .tolerance = 1e-3,
+                    .expected = [](size_t, size_t i) { return static_cast<double>((i / 30 + 1) * (i % 30 + 1)); }},
+                   a.get());
+  }
+  // Nobody uses parameter 1, rank 0 alone parameter 2.
+  const Model detect = Make(rank, kF32, {.unused = UnusedParameters::kDetect});
+  for (size_t p = 0; p < detect->size(); ++p)
+    Write(
+        detect->grad(p), [](size_t) { return 5.0; }, a.get());
+  const auto used = [&](size_t p) { return p != 1 && (p != 2 || rank.rank() == 0); };
+  Backward(rank, *detect, {.number = 1, .used = used}, {&a, &b});
+  RANK_CHECK_OK(detect->FinishBackward(a.get()));
+  const auto expected = [&](size_t p, size_t i) {
+    if (p == 1) return 5.0;
+    return p == 2 ? Gradient(kF32, 0, p, i, 1) / rank.size() : Average(kF32, rank.size(), p, i, 1);
+  };
+  CheckGradients(rank, *detect, {.tolerance = 1e-6, .expected = expected}, a.get());
+}
+
+void NormAndClipping(GpuRank& rank) {
+  const TestStream a(rank);
+  const std::shared_ptr<void> word = RANK_VALUE(AllocateOn(rank.device(), sizeof(uint32_t)));
+  const Model model = Make(rank, DType::kFloat32, {.nonfinite = static_cast<uint32_t*>(word.get())});
+  Backward(rank, *model, {.number = 2}, {&a});
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  double squares = 0, sum = 0, most = 0;
+  for (size_t p = 0; p < kCounts.size(); ++p) {
+    for (size_t i = 0; i < kCounts[p]; ++i) {
+      const double g = std::fabs(Average(DType::kFloat32, rank.size(), p, i, 2));
+      squares += g * g;
+      sum += g;
+      most = std::max(most, g);
+    }
+  }
+  const auto check = [&](double got, double want) {
+    RANK_CHECK(std::fabs(got - want) <= (rank.size() == 3 ? 1e-6 : 1e-15) * want, got, " not ", want);
+  };
+  check(RANK_VALUE(model->GradNorm(2, a.get())), std::sqrt(squares));
+  check(RANK_VALUE(model->GradNorm(1, a.get())), sum);
+  check(RANK_VALUE(model->GradNorm(HUGE_VAL, a.get())), most);
+  check(RANK_VALUE(model->ClipGradNorm(1, 2, a.get())), std::sqrt(squares));
+  RANK_CHECK(std::fabs(RANK_VALUE(model->GradNorm(2, a.get())) - 1) < 1e-4);
+  RANK_CHECK_EQ(ReadWord(model->skip_step(), a.get()), 0u);
+
+  // One element of one rank.
+  Backward(rank, *model, {.number = 1}, {&a});
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  for (size_t p = model->size(); p-- > 0;) {
+    const bool bad = p == 4 && rank.rank() == rank.size() - 1;
+    Write(
+        model->grad(p), [&](size_t i) { return bad && i == 40'000 ? HUGE_VAL : 1.0; }, a.get());
+    model->GradReady(p, a.get());
+  }
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  RANK_CHECK_EQ(ReadWord(model->skip_step(), a.get()), 1u);
+  RANK_CHECK(std::isinf(RANK_VALUE(model->GradNorm(2, a.get()))));
+}
+
+void Accumulation(GpuRank& rank) {
+  const TestStream a(rank);
+  const std::shared_ptr<void> statistics = RANK_VALUE(AllocateOn(rank.device(), 4 * sizeof(float)));
+  const Buffer running{statistics.get(), 4, DType::kFloat32, rank.device()};
+  Write(
+      running, [&](size_t) { return rank.rank() + 7.0; }, a.get());
+  double on_host = rank.rank() + 9.0;
+  const Model model =
+      Make(rank, DType::kFloat32, {.buffers = {{"running", running}, {"host", {&on_host, 1, DType::kFloat64, {}}}}});
+  RANK_CHECK_EQ(Read(running, a.get())[3], 7.0);
+  RANK_CHECK_EQ(on_host, 9.0);
+  Write(
+      running, [&](size_t) { return rank.rank() + 3.0; }, a.get());
+  RANK_CHECK_OK(model->BeginForward(a.get()));
+  RANK_CHECK_EQ(Read(running, a.get())[0], 3.0);
+  {
+    const DistributedDataParallel::NoSync local(*model);
+    Backward(rank, *model, {.number = 1}, {&a});
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+    CheckGradients(rank, *model,
+                   {.expected = [&](size_t p, size_t i) { return Gradient(DType::kFloat32, rank.rank(), p, i, 1); }},
+                   a.get());
+  }
+  // Parameter 0 is not announced again: its gradient of the step before is complete.
+  Backward(rank, *model, {.number = 1, .used = [](size_t p) { return p != 0; }}, {&a});
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  CheckGradients(rank, *model, {.number = 1}, a.get());
+
+  // Rank 0 has one step more than the others.
+  {
+    DistributedDataParallel::Join join(*model, {.divide_by_active = true});
+    for (int step = 0; step < (rank.rank() == 0 ? 2 : 1); ++step) {
+      RANK_CHECK_OK(model->BeginForward(a.get()));
+      Backward(rank, *model, {.number = step}, {&a});
+      RANK_CHECK_OK(model->FinishBackward(a.get()));
+      const Step alone{.tolerance = 1e-6,
+                       .expected = [](size_t p, size_t i) { return Gradient(DType::kFloat32, 0, p, i, 1); }};
+      CheckGradients(rank, *model, step == 0 ? Step{.tolerance = 1e-6} : alone, a.get());
+    }
+    RANK_CHECK_OK(join.Finish());
+  }
+
+  // Frozen, and thawed.
+  std::vector<Parameter> fewer = MakeParameters(rank, DType::kFloat32);
+  fewer[4].frozen = true;
+  RANK_CHECK_OK(model->SetParameters(fewer));
+  Backward(rank, *model, {.number = 3, .used = [](size_t p) { return p != 4; }}, {&a});
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  const auto expected = [&](size_t p, size_t i) { return p == 4 ? 0 : Average(DType::kFloat32, rank.size(), p, i, 3); };
+  CheckGradients(rank, *model, {.expected = expected}, a.get());
+}
+
+void Misuse(GpuRank& rank) {
+  std::vector<Parameter> parameters = MakeParameters(rank, DType::kFloat32);
+  parameters[2].value.device = {Device::Kind::kCuda, static_cast<int16_t>(rank.device().index + 1)};
+  RANK_CHECK_STATUS(DistributedDataParallel::Create(rank.group, parameters, {}), StatusCode::kInvalidArgument,
+                    "layer2.weight", absl::StrCat("GPU ", rank.device().index + 1));
+  parameters[2].value.device = {};
+  RANK_CHECK_STATUS(DistributedDataParallel::Create(rank.group, parameters, {}), StatusCode::kInvalidArgument,
+                    "layer2.weight", "one device");
+  parameters.resize(1);
+  parameters[0].value.device = {};
+  if (rank.size() > 1) {
+    if (rank.rank() == 0) parameters[0].value.device = rank.device();
+    RANK_CHECK_STATUS(DistributedDataParallel::Create(rank.group, parameters, {}), StatusCode::kFailedPrecondition,
+                      "parameter 0", "on a GPU");
+  }
+  // A model on the CPU in a GPU's group.
+  parameters[0].value = {nullptr, 10, DType::kFloat32, {}};
+  const Model model = RANK_VALUE(DistributedDataParallel::Create(rank.group, parameters, {}));
+  for (size_t i = 0; i < 10; ++i) static_cast<float*>(model->grad(0).data)[i] = static_cast<float>(rank.rank() + 1);
+  model->GradReady(0);
+  RANK_CHECK_OK(model->FinishBackward());
+  RANK_CHECK_EQ(static_cast<float*>(model->grad(0).data)[9], static_cast<float>(rank.size() + 1) / 2);
+  RANK_CHECK(model->skip_step() == nullptr);
+}
+
+namespace {
+
+// value -= grad, as one that heeds what it is given. `value` in a GPU's memory; the host does the sums, after waiting.
+class HostOptimizer final : public Optimizer {
+ public:
+  explicit HostOptimizer(DistributedDataParallel& model) : model_(model) {}
+  Buffers grads() const override { return model_.grad_spans(); }
+  bool fused() const override { return true; }
+  absl::Status Step(const StepOptions& options) override {
+    const auto set = [&](const uint32_t* word) { return word != nullptr && ReadWord(word, options.stream) != 0; };
+    skipped = set(options.skip_step) || set(options.found_inf);
+    if (options.inv_scale != nullptr) {
+      inv_scale =
+          Read({const_cast<float*>(options.inv_scale), 1, DType::kFloat32, options.stream.device}, options.stream)[0];
+    }
+    if (skipped) return absl::OkStatus();
+    ++steps;
+    return absl::OkStatus();
+  }
+  int steps = 0;
+  bool skipped = false;
+  double inv_scale = 1;
+
+ private:
+  DistributedDataParallel& model_;
+};
+
+}  // namespace
+
+void Scaler(GpuRank& rank) {
+  const TestStream a(rank);
+  const std::unique_ptr<GradScaler> scaler =
+      RANK_VALUE(GradScaler::Create({.initial_scale = 8, .growth_interval = 1, .device = rank.device()}));
+  const Model model = Make(rank, DType::kFloat32, {.nonfinite = RANK_VALUE(scaler->AddFoundInf())});
+  HostOptimizer optimizer(*model);
+  for (const bool bad : {false, true}) {
+    const std::shared_ptr<void> loss = RANK_VALUE(AllocateOn(rank.device(), sizeof(float)));
+    const Buffer one{loss.get(), 1, DType::kFloat32, rank.device()};
+    Write(
+        one, [](size_t) { return 3.0; }, a.get());
+    RANK_CHECK_OK(scaler->Scale({&one, 1}, a.get()));
+    RANK_CHECK_EQ(Read(one, a.get())[0], bad ? 48.0 : 24.0);
+    for (size_t p = model->size(); p-- > 0;) {
+      Write(
+          model->grad(p), [&](size_t) { return bad && rank.rank() == 0 ? HUGE_VAL : 1.0; }, a.get());
+      model->GradReady(p, a.get());
+    }
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+    RANK_CHECK_OK(scaler->Step(optimizer, {.stream = a.get(), .skip_step = model->skip_step()}));
+    RANK_CHECK_EQ(optimizer.skipped, bad);
+    RANK_CHECK_EQ(optimizer.inv_scale, bad ? 1.0 / 16 : 1.0 / 8);
+    RANK_CHECK_OK(scaler->Update(a.get()));
+    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), bad ? 8.0f : 16.0f);
+  }
+  RANK_CHECK_EQ(optimizer.steps, 1);
+  // Unscaling is a pass of its own for those who want the gradients as they are.
+  const Buffer one = model->grad_spans()[0];
+  RANK_CHECK_OK(Zero({&one, 1}, a.get()));
+  Write(
+      model->grad(4), [](size_t) { return 16.0; }, a.get());
+  RANK_CHECK_OK(scaler->Scale({}, a.get()));
+  RANK_CHECK_OK(scaler->Unscale(optimizer, a.get()));
+  RANK_CHECK_EQ(Read(model->grad(4), a.get())[40'000], 2.0);
+  RANK_CHECK(!RANK_VALUE(scaler->FoundInf(optimizer)));
+}
+
+void Statistics(GpuRank& rank) {
+  const TestStream a(rank);
+  const Model model = Make(rank, DType::kFloat32, {.bucket_bytes = 4096});
+  for (int step = 0; step < 3; ++step) {
+    Backward(rank, *model, {.number = step}, {&a});
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+    a.Wait();
+  }
+  DdpStatistics statistics = model->statistics();
+  // The timer's own stream may be a little behind.
+  for (int k = 0; k < 10'000 && statistics.communication_ns == 0; ++k) {
+    const timespec nap{0, 1'000'000};
+    nanosleep(&nap, nullptr);
+    statistics = model->statistics();
+  }
+  RANK_CHECK_EQ(statistics.steps, 3);
+  RANK_CHECK(statistics.buckets.size() > 1);
+  RANK_CHECK(statistics.communication_ns > 0 && statistics.exposed_ns >= 0);
+}
+
+// Rank 0 does not come to a step, so that the others' FinishBackward has certainly returned before it can end.
+void FailsAfterReturn(GpuRank& rank) {
+  const TestStream a(rank);
+  const Model model = Make(rank, DType::kFloat32, {});
+  HostOptimizer optimizer(*model);
+  Backward(rank, *model, {}, {&a});
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  RANK_CHECK_OK(optimizer.Step({.stream = a.get(), .skip_step = model->skip_step()}));
+  RANK_CHECK_EQ(optimizer.steps, 1);
+  if (rank.rank() != 0) {
+    Backward(rank, *model, {.number = 1}, {&a});
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+  }
+  Exchange(rank.group, 0).status().IgnoreError();  // the abort may overtake it, but only when all have come
+  if (rank.rank() == 0) rank.group.Abort(absl::AbortedError("the test says so"));
+  if (rank.rank() != 0) {
+    RANK_CHECK_OK(optimizer.Step({.stream = a.get(), .skip_step = model->skip_step()}));
+    RANK_CHECK(optimizer.skipped);
+    RANK_CHECK_EQ(optimizer.steps, 1);
+  }
+  Backward(rank, *model, {.number = 2}, {&a});
+  RANK_CHECK_STATUS(model->FinishBackward(a.get()), StatusCode::kAborted, "the test says so");
+}
+
+}  // namespace ddp::testing::gpu_cases

@@ -1,0 +1,33 @@
+// What DistributedDataParallel does with gradients on GPUs, as cases that simulated and real GPUs are put to. They work
+// by way of Devices().
+#ifndef TESTS_SUPPORT_DDP_GPU_CASES_H_
+#define TESTS_SUPPORT_DDP_GPU_CASES_H_
+
+#include "ddp/process_group.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp::testing {
+
+// What a rank works with.
+struct GpuRank {
+  ProcessGroup& group;
+  int rank() const { return group.rank(); }
+  int size() const { return group.size(); }
+  Device device() const { return group.device(); }
+};
+
+// Each is collective, and throws a CheckFailure where something is wrong.
+namespace gpu_cases {
+void Averages(GpuRank& rank);          // several steps, buckets and streams
+void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
+void NormAndClipping(GpuRank& rank);   // also what is not finite
+void Accumulation(GpuRank& rank);      // NoSync, Join, buffers
+void Misuse(GpuRank& rank);            // streams and memory of other devices
+void Scaler(GpuRank& rank);            // GradScaler with a fused optimizer
+void Statistics(GpuRank& rank);        // times by the GPU's clock
+void FailsAfterReturn(GpuRank& rank);  // rank 0 aborts after FinishBackward has returned; only for 2 ranks or more
+}  // namespace gpu_cases
+
+}  // namespace ddp::testing
+
+#endif  // TESTS_SUPPORT_DDP_GPU_CASES_H_

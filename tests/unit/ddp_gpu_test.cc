@@ -1,0 +1,71 @@
+// DistributedDataParallel on GPUs that are simulated.
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "tests/support/ddp_gpu_cases.h"
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+void RunCase(
+    const std::function<void(GpuRank&)>& body, std::initializer_list<int> sizes = {1, 2, 3, 4},
+    const std::function<void(FakeDevices&)>& prepare = [](FakeDevices&) {}) {
+  for (const int size : sizes) {
+    Job job(size);
+    prepare(job.gpus);
+    const ScopedDevices devices(job.gpus);
+    job.Run([&](Rank&, ProcessGroup& group) {
+      GpuRank rank{group};
+      body(rank);
+    });
+  }
+}
+
+TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
+TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
+TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
+TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
+TEST_CASE("models that do not lie where the group works are refused") { RunCase(gpu_cases::Misuse); }
+TEST_CASE("GradScaler works on GPUs") { RunCase(gpu_cases::Scaler); }
+TEST_CASE("a GPU's steps are measured without waiting") {
+  RunCase(gpu_cases::Statistics, {1, 2}, [](FakeDevices& gpus) {
+    const auto clock = std::make_shared<std::atomic<int>>(0);
+    gpus.elapsed_us = [clock] { return ++*clock; };
+  });
+}
+TEST_CASE("no step consumes what a reduction left that failed later") {
+  RunCase(gpu_cases::FailsAfterReturn, {2, 3, 4});
+}
+
+TEST_CASE("FinishBackward does not wait for the GPU") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    std::vector<Parameter> parameters = {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}};
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
+    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream stream{rank.device(), owned.get()};
+    std::atomic<bool> open{false};
+    FakeDevices::Enqueue(stream.native, [&] {
+      while (!open) std::this_thread::yield();
+    });
+    float* const grad = static_cast<float*>(model->grad(0).data);
+    FakeDevices::Enqueue(stream.native, [&] {
+      for (size_t i = 0; i < 1000; ++i) grad[i] = static_cast<float>(rank.rank + 1);
+    });
+    model->GradReady(0, stream);
+    RANK_CHECK_OK(model->FinishBackward(stream));
+    float seen = 0;
+    FakeDevices::Enqueue(stream.native, [&] { seen = grad[999]; });
+    open = true;
+    FakeDevices::Synchronize(stream.native);
+    RANK_CHECK_EQ(seen, 1.5f);
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

@@ -26,6 +26,7 @@ on its share of every batch, and their gradients are averaged while the backward
   train_mlp --save=mlp.ckpt --epochs=2          saves a checkpoint after each epoch ...
   train_mlp --resume=mlp.ckpt --epochs=5        ... and goes on from there, up to the fifth
   mpirun -n 2 train_mlp --steps=200 --no-sync   what a step costs without communication
+  mpirun -n 4 train_mlp --device=cuda --tf32    on four GPUs
 
 Flags are written --name=value or --name value; a dash in a name is as good as an underscore.
 )";
@@ -52,6 +53,9 @@ absl::StatusOr<examples::ModelChoice> ReadHidden() {
       hidden.empty() ? "no hidden layer" : absl::StrCat("hidden layers of ", absl::StrJoin(hidden, ", "));
   choice.make = [hidden](const examples::Dataset& data, int max_batch) {
     return nn::MakeMlp(data.features(), hidden, data.classes, max_batch);
+  };
+  choice.make_on_gpu = [hidden](const examples::Dataset& data, int max_batch, nn::Device& device) {
+    return nn::MakeMlp(data.features(), hidden, data.classes, max_batch, device);
   };
   return choice;
 }

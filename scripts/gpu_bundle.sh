@@ -8,21 +8,23 @@ usage() {
   cat <<END
 Usage: bash scripts/gpu_bundle.sh [--no-setup] [--build FOLDER] [-DVARIABLE=VALUE...] FOLDER
 
-Builds the tests and benchmarks that need GPUs (in build/bundle) and lays them out in FOLDER, which is made anew:
+Builds the tests, benchmarks and trainers that need GPUs (in build/bundle) and lays them out in FOLDER, which is made anew:
 
   bin/            the programs
-  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL
+  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL;
+                  large ones packed, until gpu_verify.sh runs
   gpu_verify.sh   runs all of it; bash FOLDER/gpu_verify.sh --help
 
 Copy FOLDER anywhere; nothing in it knows where it was. The other machine needs the GPUs' driver, NCCL 2.18 or newer
-(or DDP_NCCL_LIBRARY), and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
+(or DDP_NCCL_LIBRARY), cuBLAS for the trainers, and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
 
   --no-setup      installs nothing
   --build FOLDER  builds in this folder, which is configured already
 END
 }
 
-readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test nccl_policy_test nccl_group_test nccl_failure_test nccl_bench p2p_bench device_bench)
+readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test
+  nccl_bench p2p_bench device_bench train_mlp)
 
 # The shared libraries that the programs of folder $1 need and that have to come along, one a line.
 libraries_of() {
@@ -61,7 +63,7 @@ main() {
   if [[ -z $build ]]; then
     ((!setup)) || require_packages "${ddp_packages[@]}"
     build=$repo/build/bundle
-    configure cuda -B "$build" -DDDP_BUILD_EXAMPLES=OFF
+    configure cuda -B "$build"
   fi
   # RPATH, not RUNPATH: it is good for the libraries' libraries, too.
   # shellcheck disable=SC2016 # $ORIGIN is the loader's
@@ -78,6 +80,7 @@ main() {
   libraries_of "$folder/bin" | while read -r library; do
     cp -L -- "$library" "$folder/lib/"
   done
+  find "$folder/lib" -size +8M -exec xz -T0 -1 {} +
   cp -- "$repo/scripts/gpu_verify.sh" "$folder/"
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib

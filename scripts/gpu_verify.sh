@@ -6,7 +6,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 DDP_LOG_LEVEL=$
 
 usage() {
   cat <<END
-Usage: bash gpu_verify.sh [--part=NAME,...] [--out=FOLDER] [--peers=FOLDER] [--gpus=N]
+Usage: bash gpu_verify.sh [--part=NAME,...] [--out=FOLDER] [--peers=FOLDER] [--data=FOLDER] [--gpus=N]
 
 Runs everything that this machine's GPUs allow, part by part, each of which takes less than ten minutes. A step that
 fails does not stop the others. Prints a table; writes each step's output, the benchmarks' rows and summary.json to
@@ -16,16 +16,21 @@ FOLDER (default: gpu-verify in the current folder). Exits with 1 if a step faile
   device  kernels, memory and streams on one GPU, also under compute-sanitizer where it is installed
   nccl    the nccl backend on 1, 2 and 4 GPUs, ranks as threads and under mpirun
   fault   ranks that are killed at each stage (2 GPUs)
+  ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
+  train   train_mlp: losses of a GPU, and of several, beside the CPU's; its speed; with --data its accuracy
   bench   kernels, links, and collectives beside raw NCCL; with --peers also the peers' programs, in turn with ours
 
-  --peers=FOLDER  nccl_allreduce.cu (built with nvcc where that is installed) and torch_allreduce.py (torchrun)
+  --peers=FOLDER  nccl_allreduce.cu (built with nvcc where that is installed), torch_allreduce.py and torch_ddp.py
+                  (torchrun)
+  --data=FOLDER   MNIST's four IDX files, for train
   --gpus=N        use so many at most
 END
 }
 
 out=gpu-verify
 peers=""
-parts=unit,device,nccl,fault,bench
+data=""
+parts=unit,device,nccl,fault,ddp,train,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 results=()
 failed=0
@@ -106,6 +111,75 @@ part_fault() {
   step 400 fault "$here/bin/gpu_fault_test"
 }
 
+part_ddp() {
+  local n
+  export DDP_TEST_GPUS=1
+  step 100 nn "$here/bin/gpu_nn_test"
+  for n in 1 2 4; do
+    export DDP_TEST_GPUS=$n DDP_TEST_RANKS=$n DDP_TIMEOUT=60
+    if ((n > gpus)); then
+      skip "ddp-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    step 60 "ddp-$n-threads" "$here/bin/gpu_ddp_test"
+    ! command -v mpirun >/dev/null ||
+      step 60 "ddp-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_ddp_test"
+  done
+  # Kernels for registered memory cannot be aborted before NCCL 2.29.2.
+  export DDP_TEST_GPUS=2 DDP_TEST_RANKS=2
+  step 40 ddp-fails env NCCL_WIN_ENABLE=0 "$here/bin/gpu_ddp_test" "[fails]"
+}
+
+# train SECONDS NAME RANKS ARGUMENT...: writes NAME.json
+train() {
+  local limit=$1 name=$2 n=$3
+  shift 3
+  step "$limit" "train-$name" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/train_mlp" \
+    --summary-json="$out/train-$name.json" "$@"
+}
+
+# same_losses A B TOLERANCE: of the first steps of two runs, of which B has rank 0's share of A's batches
+same_losses() {
+  step 20 "train-losses-$1-$2" python3 -c '
+import json, sys
+a, b = (json.load(open(f)) for f in sys.argv[1:3])
+one_rank = a["world_size"] == b["world_size"]
+pairs = list(zip(a["first_losses"], b["first_losses"])) if one_rank else [(a["final_loss"], b["final_loss"])]
+worst = max(abs(x - y) / max(1, abs(x)) for x, y in pairs)
+print(len(pairs), "losses, largest difference", worst)
+sys.exit(not pairs or worst > float(sys.argv[3]))' "$out/train-$1.json" "$out/train-$2.json" "$3"
+}
+
+part_train() {
+  if ! command -v mpirun >/dev/null || ! command -v python3 >/dev/null; then
+    skip train "needs mpirun and python3"
+    return
+  fi
+  local n short=(--steps=40 --warmup=10)
+  train 60 cpu 1 "${short[@]}" --batch=128
+  train 60 gpu 1 "${short[@]}" --batch=128 --device=cuda
+  same_losses cpu gpu 2e-4
+  train 60 gpu-tf32 1 "${short[@]}" --batch=128 --device=cuda --tf32
+  same_losses cpu gpu-tf32 2e-2
+  train 60 gpu-adam 1 "${short[@]}" --batch=128 --device=cuda --optimizer=adam
+  train 60 cpu-adam 1 "${short[@]}" --batch=128 --optimizer=adam
+  same_losses cpu-adam gpu-adam 1e-3
+  for n in 1 2 4; do
+    ((n <= gpus)) || continue
+    if ((n > 1)); then
+      train 60 "gpu-$n" "$n" "${short[@]}" --batch=$((128 / n)) --device=cuda
+      same_losses gpu "gpu-$n" 2e-4
+    fi
+    train 60 "speed-$n" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
+    [[ ! -f $peers/torch_ddp.py ]] || ! command -v torchrun >/dev/null ||
+      step 90 "peer-torch-ddp-$n" torchrun --nproc_per_node="$n" "$peers/torch_ddp.py" --device cuda --batch 128 --tf32 \
+        --steps 1000 --warmup 200
+  done
+  n=$((gpus < 4 ? gpus : 4))
+  [[ -z $data ]] || train 200 mnist "$n" --data="$data" --batch=$((256 / n)) --epochs=6 \
+    --device=cuda --tf32 --schedule=cosine
+}
+
 part_bench() {
   local n
   step 120 bench-device "$here/bin/device_bench" --json "$out/bench-device.json"
@@ -148,6 +222,17 @@ peer_bench() {
   fi
 }
 
+# Packed libraries, and where cuBLAS is if the loader does not know.
+unpack() {
+  local packed cublas
+  for packed in "$here"/lib/*.xz; do
+    [[ ! -f $packed || -f ${packed%.xz} ]] || xz -dk "$packed"
+  done
+  ldconfig -p 2>/dev/null | grep -q 'libcublasLt\.so\.1' && return
+  cublas=$(find /usr/local /opt /usr/lib -name 'libcublasLt.so.1[23]' 2>/dev/null | sort -V | tail -n 1)
+  [[ -z $cublas ]] || export LD_LIBRARY_PATH=${cublas%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
 # Text as a JSON string.
 quoted() {
   local text=${1//\\/\\\\}
@@ -186,6 +271,7 @@ main() {
         ;;
       --out=?*) out=${argument#*=} ;;
       --peers=?*) peers=${argument#*=} ;;
+      --data=?*) data=${argument#*=} ;;
       --part=?*) parts=${argument#*=} ;;
       --gpus=[0-9]*) ((${argument#*=} >= gpus)) || gpus=${argument#*=} ;;
       *)
@@ -195,10 +281,11 @@ main() {
     esac
   done
   mkdir -p -- "$out" && out=$(cd -- "$out" && pwd) || return 2
+  unpack
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
   ((gpus > 0)) && CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1))) && export CUDA_VISIBLE_DEVICES
   local part
-  for part in unit device nccl fault bench; do
+  for part in unit device nccl fault ddp train bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -18,7 +18,8 @@ size_t ParameterSpec::count() const {
   return product;
 }
 
-Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(layers)), max_batch_(max_batch) {
+Model::Model(std::vector<NamedLayer> layers, int max_batch, Device& device)
+    : layers_(std::move(layers)), device_(device), max_batch_(max_batch) {
   NN_CHECK(!layers_.empty() && max_batch > 0);
   const auto batch = static_cast<size_t>(max_batch);
   size_t widest = 0;
@@ -28,7 +29,7 @@ Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(
     NN_CHECK(layer.input_size() == width);
     width = layer.output_size();
     widest = std::max(widest, static_cast<size_t>(width));
-    outputs_.push_back(hwy::AllocateAligned<float>(batch * static_cast<size_t>(width)));
+    outputs_.push_back(device.Allocate(batch * static_cast<size_t>(width)));
     first_parameter_.push_back(parameters_.size());
     for (ParameterSpec spec : layer.parameters()) {
       spec.name = absl::StrCat(named.name, ".", spec.name);
@@ -39,7 +40,7 @@ Model::Model(std::vector<NamedLayer> layers, int max_batch) : layers_(std::move(
     }
   }
   first_parameter_.push_back(parameters_.size());
-  for (FloatArray& grad : grads_) grad = hwy::AllocateAligned<float>(batch * widest);
+  for (std::shared_ptr<float>& grad : grads_) grad = device.Allocate(batch * widest);
 }
 
 void Model::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
@@ -63,13 +64,15 @@ void Model::Initialize(uint64_t seed) {
     // A generator and an interval of our own: the standard library's distributions differ between implementations.
     std::seed_seq sequence{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(i)};
     std::mt19937 random(sequence);
-    const absl::Span<float> values(values_[i], parameters_[i].count());
+    std::vector<float> values(parameters_[i].count());
     if (parameters_[i].fan_in == 0) {
       std::fill(values.begin(), values.end(), parameters_[i].initial);
-      continue;
+    } else {
+      const double bound = 1 / std::sqrt(static_cast<double>(parameters_[i].fan_in));
+      for (float& value : values) value = static_cast<float>((random() * 0x1p-31 - 1) * bound);
     }
-    const double bound = 1 / std::sqrt(static_cast<double>(parameters_[i].fan_in));
-    for (float& value : values) value = static_cast<float>((random() * 0x1p-31 - 1) * bound);
+    device_.Upload(values.data(), values_[i], values.size() * sizeof(float));
+    device_.Wait();
   }
 }
 
@@ -104,19 +107,20 @@ void Model::Backward(GradReadyFn grad_ready, bool accumulate) {
 
 void SetThreads(int threads) { onednn::SetThreads(threads); }
 
-std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch) {
+std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch, Device& device) {
   // A linear layer and its ReLU are one layer here, and two in the PyTorch model whose names we use; layer 0 there
   // flattens the images.
   std::vector<NamedLayer> layers;
   int width = inputs;
   const auto add = [&](int next, Activation activation) {
+    Layer* const below = layers.empty() ? nullptr : layers.back().layer.get();
     layers.push_back(
-        {absl::StrCat(2 * layers.size() + 1), std::make_unique<Linear>(width, next, activation, max_batch)});
+        {absl::StrCat(2 * layers.size() + 1), device.MakeLinear(width, next, activation, max_batch, below)});
     width = next;
   };
   for (const int next : hidden) add(next, Activation::kRelu);
   add(outputs, Activation::kNone);
-  return std::make_unique<Model>(std::move(layers), max_batch);
+  return std::make_unique<Model>(std::move(layers), max_batch, device);
 }
 
 }  // namespace nn

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "examples/nn/device.h"
 #include "examples/nn/layer.h"
-#include "hwy/aligned_allocator.h"
 
 namespace nn {
 
@@ -38,7 +38,10 @@ struct NamedLayer {
 class Model {
  public:
   // Each layer's input is as large as the output of the one before. Up to `max_batch` rows at a time.
-  Model(std::vector<NamedLayer> layers, int max_batch);
+  // All are of `device`, which outlives the model.
+  Model(std::vector<NamedLayer> layers, int max_batch, Device& device = Cpu());
+
+  Device& device() const { return device_; }
 
   int input_size() const { return layers_.front().layer->input_size(); }
   int output_size() const { return layers_.back().layer->output_size(); }
@@ -75,9 +78,8 @@ class Model {
   void Backward(GradReadyFn grad_ready, bool accumulate = false);
 
  private:
-  using FloatArray = hwy::AlignedFreeUniquePtr<float[]>;
-
   std::vector<NamedLayer> layers_;
+  Device& device_;
   int max_batch_;
   int rows_ = 0;
   std::vector<ParameterSpec> parameters_;
@@ -85,14 +87,15 @@ class Model {
   std::vector<size_t> first_parameter_;  // per layer, and one past the last
   std::vector<float*> values_;
   const float* input_ = nullptr;
-  std::vector<FloatArray> outputs_;  // one per layer
-  FloatArray grads_[2];              // of one layer's output and of its input, taking turns
+  std::vector<std::shared_ptr<float>> outputs_;  // one per layer
+  std::shared_ptr<float> grads_[2];              // of one layer's output and of its input, taking turns
 };
 
 // A multi-layer perceptron: linear layers with ReLU between them. `hidden` may be empty. Parameters have the names and
 // shapes of PyTorch's nn.Sequential(Flatten, Linear, ReLU, Linear, ReLU, Linear): "1.weight" [out, in], "1.bias" [out],
 // "3.weight", ...
-std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch);
+std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch,
+                               Device& device = Cpu());
 
 // How many threads the arithmetic of models made and used by the calling thread may take. Before MakeMlp: products are
 // planned for it. Left alone, it is every core that the process may run on, so that two ranks get in each other's way.

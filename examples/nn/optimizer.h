@@ -46,11 +46,16 @@ class Optimizer {
 
   // Steps taken so far.
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps) { steps_ = steps; }
+  virtual void set_steps(int64_t steps) { steps_ = steps; }
+
+  // On a GPU: a word in its memory. Where it is not 0 when Step gets there, the step changes nothing. Null: no such
+  // word, as on the CPU, where the caller knows.
+  void set_skip(const uint32_t* skip) { skip_ = skip; }
 
  protected:
   int64_t steps_ = 0;
   float grad_scale_ = 1;
+  const uint32_t* skip_ = nullptr;
 };
 
 struct SgdOptions {

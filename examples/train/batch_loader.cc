@@ -1,15 +1,15 @@
 #include "examples/train/batch_loader.h"
 
-#include <new>
-
 namespace examples {
 
-BatchLoader::BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation)
+BatchLoader::BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation,
+                         nn::Device& device)
     : data_(data), sampler_(sampler), augmentation_(augmentation) {
   for (Slot& slot : slots_) {
-    slot.pixels = hwy::AllocateAligned<float>(sampler.batch * static_cast<size_t>(data.features()));
-    if (slot.pixels == nullptr) throw std::bad_alloc();
-    slot.labels.resize(sampler.batch);
+    const size_t floats = sampler.batch * static_cast<size_t>(data.features());
+    slot.memory = device.AllocateHost(floats * sizeof(float) + sampler.batch * sizeof(int32_t));
+    slot.pixels = static_cast<float*>(slot.memory.get());
+    slot.labels = {static_cast<int32_t*>(slot.memory.get()) + floats, sampler.batch};
   }
   augmentation_.seed = sampler.seed;
   free_ = taken_ = filled_ = sampler_.batches();  // nothing to do before Start
@@ -41,8 +41,8 @@ Batch BatchLoader::Next() {
   free_ = taken_;
   to_thread_.notify_one();
   to_caller_.wait(lock, [this] { return filled_ > taken_; });
-  const Slot& slot = slots_[taken_++ % 2];
-  return {slot.pixels.get(), slot.labels};
+  const size_t s = taken_++ % 2;
+  return {slots_[s].pixels, slots_[s].labels, static_cast<int>(s)};
 }
 
 // Fills batch after batch, but none into a slot that is not free.
@@ -69,7 +69,7 @@ void BatchLoader::Run() {
 
 void BatchLoader::Fill(size_t batch) {
   Slot& slot = slots_[batch % 2];
-  GatherBatch(data_, data_.train, sampler_.Batch(batch), augmentation_, slot.pixels.get(), slot.labels.data());
+  GatherBatch(data_, data_.train, sampler_.Batch(batch), augmentation_, slot.pixels, slot.labels.data());
 }
 
 }  // namespace examples

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -12,14 +13,15 @@
 #include "absl/types/span.h"
 #include "examples/data/dataset.h"
 #include "examples/data/sampler.h"
-#include "hwy/aligned_allocator.h"
+#include "examples/nn/device.h"
 
 namespace examples {
 
 // This rank's part of a global batch.
 struct Batch {
   const float* pixels = nullptr;     // row by row
-  absl::Span<const int32_t> labels;  // one for each row
+  absl::Span<const int32_t> labels;  // one for each row; directly behind the pixels
+  int slot = 0;                      // 0 and 1 in turn
 };
 
 // Double-buffered: a thread gathers, augments and normalises the next batch while the caller computes on this one.
@@ -31,8 +33,10 @@ struct Batch {
 // Thread-safety: one thread at a time.
 class BatchLoader {
  public:
-  // The data set outlives the loader. The augmentation's seed and epoch are set by the loader.
-  BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation);
+  // The data set outlives the loader. The augmentation's seed and epoch are set by the loader. Batches lie in memory
+  // from which `device` uploads.
+  BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation,
+              nn::Device& device = nn::Cpu());
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
@@ -48,8 +52,9 @@ class BatchLoader {
 
  private:
   struct Slot {
-    hwy::AlignedFreeUniquePtr<float[]> pixels;
-    std::vector<int32_t> labels;
+    std::shared_ptr<void> memory;
+    float* pixels = nullptr;
+    absl::Span<int32_t> labels;
   };
 
   void Run();

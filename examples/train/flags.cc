@@ -53,7 +53,9 @@ ABSL_FLAG(
 ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over all classes");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
-ABSL_FLAG(std::string, backend, "auto", "auto, hierarchical (ranks of one host), local (one rank)");
+ABSL_FLAG(std::string, device, "cpu", "cpu; or cuda, one GPU for each rank: that of its number among its host's ranks");
+ABSL_FLAG(bool, tf32, false, "with --device=cuda: matrix products round their inputs to TensorFloat-32");
+ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (the CPUs), local (one rank)");
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
           "MiB of gradients that are reduced in one go; if not given, 25; 0: as measured when the program starts");
 ABSL_FLAG(bool, no_ddp, false, "train without DistributedDataParallel, on one rank, to measure what it costs");
@@ -79,11 +81,12 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",       "synthetic", "augment",      "epochs",         "steps",           "batch",         "accumulate",
-    "drop_last",  "optimizer", "lr",           "lr_scale",       "schedule",        "lr_warmup",     "lr_step",
-    "lr_gamma",   "momentum",  "weight_decay", "clip_norm",      "label_smoothing", "grad_scaler",   "seed",
-    "threads",    "backend",   "bucket_mb",    "no_ddp",         "no_sync",         "deterministic", "save",
-    "save_every", "resume",    "init_weights", "export_weights", "warmup",          "trace",         "summary_json"};
+    "data",          "synthetic",   "augment",      "epochs",    "steps",           "batch",          "accumulate",
+    "drop_last",     "optimizer",   "lr",           "lr_scale",  "schedule",        "lr_warmup",      "lr_step",
+    "lr_gamma",      "momentum",    "weight_decay", "clip_norm", "label_smoothing", "grad_scaler",    "seed",
+    "threads",       "device",      "tf32",         "backend",   "bucket_mb",       "no_ddp",         "no_sync",
+    "deterministic", "save",        "save_every",   "resume",    "init_weights",    "export_weights", "warmup",
+    "trace",         "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -126,7 +129,8 @@ absl::Status Check(const TrainFlags& flags) {
            CheckRange<int64_t>("lr_step", flags.lr_step, 1, kMany),
            CheckRange<double>("lr_gamma", flags.schedule.gamma, 0, 1),
            CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam", "adamw"}),
-           CheckOneOf("backend", flags.backend, {"auto", "hierarchical", "local"}),
+           CheckOneOf("backend", flags.backend, {"auto", "nccl", "hierarchical", "local"}),
+           CheckOneOf("device", flags.device, {"cpu", "cuda"}),
        }) {
     if (!status.ok()) return status;
   }
@@ -142,6 +146,15 @@ absl::Status Check(const TrainFlags& flags) {
   }
   if (!flags.init_weights.empty() && !flags.resume.empty()) {
     return absl::InvalidArgumentError("--init_weights does not go with --resume, which brings weights: leave one out");
+  }
+  if (flags.tf32 && flags.device != "cuda") {
+    return absl::InvalidArgumentError("--tf32 is for GPUs: give --device=cuda too");
+  }
+  if (flags.grad_scaler && flags.device == "cuda") {
+    return absl::InvalidArgumentError("--grad_scaler is for the CPU: leave out --device=cuda, whose layers need none");
+  }
+  if (flags.device == "cpu" && flags.backend == "nccl") {
+    return absl::InvalidArgumentError("--backend=nccl is for GPUs: give --device=cuda too");
   }
   if (flags.no_sync && !flags.save.empty()) {
     return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
@@ -209,6 +222,8 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
   flags.seed = absl::GetFlag(FLAGS_seed);
   flags.threads = absl::GetFlag(FLAGS_threads);
+  flags.device = absl::GetFlag(FLAGS_device);
+  flags.tf32 = absl::GetFlag(FLAGS_tf32);
   flags.backend = absl::GetFlag(FLAGS_backend);
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
   flags.no_sync = absl::GetFlag(FLAGS_no_sync);

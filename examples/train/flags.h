@@ -40,6 +40,8 @@ struct TrainFlags {
   bool grad_scaler = false;
   uint64_t seed = 1;
   int threads = 1;
+  std::string device = "cpu";
+  bool tf32 = false;
   std::string backend = "auto";
   std::optional<double> bucket_mb;  // unset: the library's default; 0: it measures
   bool no_ddp = false;

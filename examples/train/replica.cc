@@ -16,7 +16,7 @@ absl::Span<float> AsFloats(const ddp::Buffer& buffer) { return {static_cast<floa
 
 absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::ProcessGroup& group,
                                                          const ReplicaOptions& options) {
-  std::unique_ptr<Replica> replica(new Replica(model));
+  std::unique_ptr<Replica> replica(new Replica(model, model.device().is_host() ? ddp::Device{} : group.device()));
   if (options.mode == SyncMode::kNone) {
     replica->AllocateHere();
   } else {
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::
 absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptions& options) {
   std::vector<ddp::Parameter> parameters;
   for (const nn::ParameterSpec& spec : model_.parameters()) {
-    const ddp::Buffer buffer = {nullptr, spec.count(), ddp::DType::kFloat32, {}};
+    const ddp::Buffer buffer = {nullptr, spec.count(), ddp::DType::kFloat32, device_};
     parameters.push_back({spec.name, spec.shape, buffer, buffer});
   }
   ddp::DdpOptions ddp_options;
@@ -67,30 +67,38 @@ void Replica::AllocateHere() {
     offsets_[i] = count;
     count += (specs[i].count() + kAlignment - 1) / kAlignment * kAlignment;
   }
-  own_values_ = hwy::AllocateAligned<float>(count);
-  own_grads_ = hwy::AllocateAligned<float>(count);
-  if (own_values_ == nullptr || own_grads_ == nullptr) throw std::bad_alloc();
+  own_values_ = model_.device().Allocate(count);
+  own_grads_ = model_.device().Allocate(count);
   values_ = {own_values_.get(), count};
   grads_ = {own_grads_.get(), count};
-  std::fill(values_.begin(), values_.end(), 0.0f);
-  std::fill(grads_.begin(), grads_.end(), 0.0f);
 }
 
 absl::Status Replica::ClipGradNorm(double max_norm) {
-  if (ddp_ != nullptr) return ddp_->ClipGradNorm(max_norm).status();
+  if (ddp_ != nullptr) return ddp_->ClipGradNorm(max_norm, 2, stream_).status();
+  std::vector<float> grads(grads_.size());
+  model_.device().Download(grads_.data(), grads.data(), grads.size() * sizeof(float));
   double squares = 0;
-  for (const float g : grads_) squares += static_cast<double>(g) * static_cast<double>(g);
+  for (const float g : grads) squares += static_cast<double>(g) * static_cast<double>(g);
   const double scale = max_norm / (std::sqrt(squares) + 1e-6);
   if (scale < 1) {  // false for a NaN
-    for (float& g : grads_) g = static_cast<float>(g * scale);
+    for (float& g : grads) g = static_cast<float>(g * scale);
+    model_.device().Upload(grads.data(), grads_.data(), grads.size() * sizeof(float));
+    model_.device().Wait();
   }
   return absl::OkStatus();
 }
 
 std::string Replica::ParametersSha256() const {
+  std::vector<float> copy;
+  const float* values = values_.data();
+  if (!model_.device().is_host()) {
+    copy.resize(values_.size());
+    model_.device().Download(values, copy.data(), copy.size() * sizeof(float));
+    values = copy.data();
+  }
   Sha256 sha;
   for (size_t i = 0; i < offsets_.size(); ++i) {
-    sha.Update(values_.data() + offsets_[i], model_.parameters()[i].count() * sizeof(float));
+    sha.Update(values + offsets_[i], model_.parameters()[i].count() * sizeof(float));
   }
   return ToHex(sha.Finish());
 }

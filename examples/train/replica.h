@@ -14,7 +14,6 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "examples/nn/model.h"
-#include "hwy/aligned_allocator.h"
 
 namespace examples {
 
@@ -46,7 +45,7 @@ class Replica {
   size_t offset(size_t i) const { return offsets_[i]; }
 
   // Before a forward pass of training, or the first of an evaluation: gives all ranks rank 0's buffers.
-  absl::Status BeginForward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->BeginForward(); }
+  absl::Status BeginForward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->BeginForward(stream_); }
 
   // Runs the backward pass of the model's last Forward. Where it is the last of those that make one step, each bucket
   // of gradients is reduced as soon as it is complete. Gradients are added to those of the passes before, unless it is
@@ -55,7 +54,7 @@ class Replica {
     if (ddp_ != nullptr) ddp_->SetIsLastMicrobatch(last);
     model_.Backward(
         [this](size_t i) {
-          if (ddp_ != nullptr) ddp_->GradReady(i);
+          if (ddp_ != nullptr) ddp_->GradReady(i, stream_);
         },
         /*accumulate=*/!first);
   }
@@ -63,8 +62,14 @@ class Replica {
   // After FinishBackward: scales the gradients down to a norm of max_norm, where theirs is larger.
   absl::Status ClipGradNorm(double max_norm);
 
-  // Waits until the gradients are averages over all ranks.
-  absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(); }
+  // Waits until the gradients are averages over all ranks; on a GPU its stream waits.
+  absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(stream_); }
+
+  // See DistributedDataParallel::skip_step; null without it.
+  const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
+
+  // Where the parameters are.
+  ddp::Device device() const { return device_; }
 
   ddp::DdpStatistics statistics() const { return ddp_ == nullptr ? ddp::DdpStatistics() : ddp_->statistics(); }
 
@@ -72,7 +77,8 @@ class Replica {
   std::string ParametersSha256() const;
 
  private:
-  explicit Replica(nn::Model& model) : model_(model) {}
+  Replica(nn::Model& model, ddp::Device device)
+      : model_(model), device_(device), stream_{device, model.device().stream()} {}
 
   absl::Status AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptions& options);
   void AllocateHere();
@@ -80,7 +86,9 @@ class Replica {
   nn::Model& model_;
   std::unique_ptr<ddp::DistributedDataParallel> ddp_;
   std::optional<ddp::DistributedDataParallel::NoSync> no_sync_;
-  hwy::AlignedFreeUniquePtr<float[]> own_values_, own_grads_;
+  const ddp::Device device_;
+  const ddp::Stream stream_;
+  std::shared_ptr<float> own_values_, own_grads_;
   absl::Span<float> values_, grads_;
   std::vector<size_t> offsets_;
 };

@@ -86,6 +86,8 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"epochs", summary.epochs},
       {"world_size", summary.world_size},
       {"backend", summary.backend},
+      {"device", summary.device},
+      {"tf32", summary.tf32},
       {"threads", summary.threads},
       {"batch", summary.batch},
       {"accumulate", summary.accumulate},

@@ -15,6 +15,8 @@ struct Summary {
   // The run.
   int world_size = 1;
   std::string backend;
+  std::string device = "cpu";
+  bool tf32 = false;
   int threads = 1;
   int batch = 0;
   int accumulate = 1;

@@ -49,17 +49,17 @@ std::string Given(const std::optional<double>& flag) { return flag.has_value() ?
 // Everything that must be equal on all ranks for them to train one model, one item a line.
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
-  return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
-                      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
-                      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
-                      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
-                      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", f.schedule.gamma, "\n--momentum=", f.momentum,
-                      "\n--weight_decay=", f.weight_decay, "\n--clip_norm=", f.clip_norm,
-                      "\n--label_smoothing=", f.label_smoothing, "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler,
-                      "\n--bucket_mb=", Given(f.bucket_mb), "\n--seed=", f.seed, "\n--no_ddp=", f.no_ddp,
-                      "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
-                      "\n--save_every=", f.save_every, "\n--resume=", f.resume, "\n--init_weights=", f.init_weights,
-                      "\n--export_weights=", f.export_weights);
+  return absl::StrCat(
+      settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
+      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
+      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
+      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
+      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", f.schedule.gamma, "\n--momentum=", f.momentum,
+      "\n--weight_decay=", f.weight_decay, "\n--clip_norm=", f.clip_norm, "\n--label_smoothing=", f.label_smoothing,
+      "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler, "\n--bucket_mb=", Given(f.bucket_mb), "\n--seed=", f.seed,
+      "\n--device=", f.device, "\n--tf32=", f.tf32, "\n--no_ddp=", f.no_ddp, "\n--no_sync=", f.no_sync,
+      "\n--deterministic=", f.deterministic, "\n--save=", f.save, "\n--save_every=", f.save_every,
+      "\n--resume=", f.resume, "\n--init_weights=", f.init_weights, "\n--export_weights=", f.export_weights);
 }
 
 std::string DataText(const Dataset& data) {
@@ -72,10 +72,11 @@ absl::StatusOr<std::string> WorldText(ddp::Context& context, const TrainFlags& f
   const absl::StatusOr<std::vector<std::string>> cores = ddp::GatherStrings(context.world(), BoundCores());
   if (!cores.ok()) return cores.status();
   const int ranks = context.world_size();
-  std::string text = absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",
-                                  ranks == 1 ? "" : absl::StrCat(" started by ", context.launcher()), ", ",
-                                  flags.threads, flags.threads == 1 ? " thread" : " threads", ranks == 1 ? "" : " each",
-                                  ", backend ", context.world().backend(), "; cores:");
+  std::string text = absl::StrCat(
+      ranks, ranks == 1 ? " rank" : " ranks", ranks == 1 ? "" : absl::StrCat(" started by ", context.launcher()), ", ",
+      flags.threads, flags.threads == 1 ? " thread" : " threads", ranks == 1 ? "" : " each",
+      flags.device == "cuda" ? ", a GPU" : "", flags.device == "cuda" && ranks > 1 ? " each" : "", ", backend ",
+      context.world().backend(), "; cores:");
   for (size_t rank = 0; rank < cores->size(); ++rank) {
     absl::StrAppend(&text, rank == 0 ? " " : "; ", "rank ", rank, " on ", (*cores)[rank]);
   }
@@ -89,6 +90,19 @@ absl::Status CheckSummaryPath(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0 && access(folder.c_str(), W_OK) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("cannot write --summary_json=", path,
                                                  ": give a file in a folder that exists and can be written to"));
+}
+
+absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const Program& program,
+                                                    const Settings& settings) {
+  if (settings.model.make_on_gpu == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=cuda: ", program.name, "'s layers compute on the CPU only; leave it out"));
+  }
+  try {
+    return nn::OpenCuda(context.device().index, settings.flags.tf32);
+  } catch (const nn::DeviceError& e) {
+    return absl::FailedPreconditionError(e.what());
+  }
 }
 
 absl::Status Train(ddp::Context& context, const Program& program, const Settings& settings) {
@@ -113,7 +127,14 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   console.Print(absl::StrCat(program.name, ": ", *world, "\ndata: ", data->name, ", ", DataText(*data), "\n"));
 
   nn::SetThreads(flags.threads);
-  const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch);
+  std::unique_ptr<nn::Device> gpu;
+  if (flags.device == "cuda") {
+    absl::StatusOr<std::unique_ptr<nn::Device>> opened = OpenGpu(context, program, settings);
+    if (status = AgreeOn(group, opened.status()); !status.ok()) return status;
+    gpu = *std::move(opened);
+  }
+  const std::unique_ptr<nn::Model> model =
+      gpu != nullptr ? choice.make_on_gpu(*data, flags.batch, *gpu) : choice.make(*data, flags.batch);
   absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, *data, *model, console);
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
@@ -138,6 +159,8 @@ int TrainMain(int argc, char** argv, const Program& program) {
   ddp::ContextOptions options;
   if (settings.ok() && settings->flags.backend != "auto") options.backend = settings->flags.backend;
   if (settings.ok() && !settings->flags.trace.empty()) options.trace = settings->flags.trace;
+  // Which GPU is told by the rank's number on its host.
+  if (settings.ok() && settings->flags.device == "cuda") options.device = {ddp::Device::Kind::kCuda, -1};
   const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) {
     PrintError(program, "", settings.ok() ? context.status() : settings.status());
@@ -156,6 +179,9 @@ int TrainMain(int argc, char** argv, const Program& program) {
     } catch (const std::bad_alloc&) {
       status = absl::ResourceExhaustedError(
           absl::StrCat("rank ", group.rank(), " has not enough memory; give a smaller model or --batch"));
+      group.Abort(status);
+    } catch (const nn::DeviceError& e) {
+      status = absl::InternalError(absl::StrCat("rank ", group.rank(), ": ", e.what()));
       group.Abort(status);
     }
   }

@@ -24,6 +24,8 @@ struct ModelChoice {
   // InvalidArgument where the model cannot be made for images of this size. May be null.
   std::function<absl::Status(const Dataset& data)> check;
   std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch)> make;
+  // The same for --device=cuda; null where the model has layers for the CPU only.
+  std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make_on_gpu;
 };
 
 // One trainer.

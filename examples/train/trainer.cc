@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,6 +40,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
       flags_(flags),
       data_(data),
       model_(model),
+      device_(model.device()),
       console_(console),
       loader_(data,
               {.samples = data.train.count(),
@@ -48,11 +49,16 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
                .world_size = group.size(),
                .seed = flags.seed,
                .drop_last = flags.drop_last},
-              AugmentationFor(flags, data)),
-      pixels_(hwy::AllocateAligned<float>(static_cast<size_t>(flags.batch) * static_cast<size_t>(data.features()))),
-      labels_(static_cast<size_t>(flags.batch)),
+              AugmentationFor(flags, data), model.device()),
       evaluation_share_(EvaluationShare(data.test.count(), group.rank(), group.size())) {
-  if (pixels_ == nullptr) throw std::bad_alloc();
+  const size_t rows = static_cast<size_t>(flags.batch),
+               row_bytes = (static_cast<size_t>(data.features()) + 1) * sizeof(float);
+  evaluation_ = device_.AllocateHost(rows * row_bytes);
+  const size_t micro_batches = static_cast<size_t>(flags.accumulate);
+  if (!device_.is_host()) uploaded_ = device_.Allocate(rows * micro_batches * row_bytes / sizeof(float));
+  losses_memory_ = device_.AllocateHost(static_cast<size_t>(kLossSteps) * micro_batches * sizeof(double));
+  losses_ = static_cast<double*>(losses_memory_.get());
+  hits_memory_ = device_.AllocateHost(sizeof(int64_t));
 }
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& group, const TrainFlags& flags,
@@ -93,11 +99,17 @@ absl::Status Trainer::RunEpoch() {
   Clock::time_point before = Clock::now();
   loader_.Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
   while (progress_.epoch == epoch && progress_.step < last_step_) {
+    // What was uploaded from the batch that is given back now has to have arrived.
+    if (started_ > 0) device_.Await(static_cast<int>((started_ - 1) % nn::Device::kMarks));
     if (absl::Status status = Step(loader_.Next()); !status.ok()) return status;
     Advance();
+    if (progress_.epoch != epoch || progress_.step >= last_step_) {
+      device_.Wait();
+      TakeLosses(started_);
+    }
     const Clock::time_point now = Clock::now();
     step_ns_.push_back(Nanoseconds(now - before));
-    console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(loss_steps_));
+    console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(std::max<int64_t>(1, loss_steps_)));
     before = now;
     if (absl::Status status = AfterStep(); !status.ok()) return status;
   }
@@ -105,26 +117,22 @@ absl::Status Trainer::RunEpoch() {
 }
 
 // Micro-batch after micro-batch; only the last one's backward pass is reduced.
-absl::Status Trainer::Step(const Batch& batch) {
-  double loss = 0;
+absl::Status Trainer::Step(const Batch& given) {
+  const Batch batch = device_.is_host() ? given : Upload(given);
+  ++started_;
   for (int micro = 0; micro < flags_.accumulate; ++micro) {
     if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
-    const absl::StatusOr<double> part = Forward(batch, micro);
-    if (!part.ok()) return part.status();
-    loss += *part / flags_.accumulate;
+    if (absl::Status status = Forward(batch, micro); !status.ok()) return status;
     if (micro + 1 == flags_.accumulate) {
-      news_ = News(loss);
+      // A GPU has done the steps before the one that it uploaded for last.
+      TakeLosses(device_.is_host() ? started_ : started_ - 2);
+      news_ = News();
       if (notice_.has_value()) {
         if (absl::Status status = notice_->Begin(news_); !status.ok()) return status;
       }
     }
     if (absl::Status status = Backward(micro); !status.ok()) return status;
   }
-  if (std::isfinite(loss)) {
-    loss_sum_ += loss;
-    ++loss_steps_;
-  }
-  if (summary_.first_losses.size() < kFirstLosses) summary_.first_losses.push_back(loss);
   if (notice_.has_value()) {
     const absl::StatusOr<int32_t> news = notice_->End();
     if (!news.ok()) return news.status();
@@ -134,8 +142,17 @@ absl::Status Trainer::Step(const Batch& batch) {
   return Update();
 }
 
-// The mean loss of one micro-batch.
-absl::StatusOr<double> Trainer::Forward(const Batch& batch, int micro) {
+// A batch as the GPU has it.
+Batch Trainer::Upload(const Batch& batch) {
+  const size_t floats = batch.labels.size() * static_cast<size_t>(data_.features());
+  device_.Upload(batch.pixels, uploaded_.get(), (floats + batch.labels.size()) * sizeof(float));
+  device_.Mark(static_cast<int>(started_ % nn::Device::kMarks));
+  const auto* const labels = reinterpret_cast<const int32_t*>(uploaded_.get() + floats);
+  return {uploaded_.get(), {labels, batch.labels.size()}};
+}
+
+// One micro-batch, and its mean loss.
+absl::Status Trainer::Forward(const Batch& batch, int micro) {
   const ddp::TraceScope scope(group_, "forward");
   const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
   const auto rows = static_cast<size_t>(flags_.batch);
@@ -143,19 +160,33 @@ absl::StatusOr<double> Trainer::Forward(const Batch& batch, int micro) {
   const float* pixels = batch.pixels + first * static_cast<size_t>(data_.features());
   const absl::Span<const float> logits = model_.Forward(pixels, flags_.batch);
   const absl::Span<float> output_grad = model_.output_grad();
-  const double loss = nn::SoftmaxCrossEntropy(logits, batch.labels.subspan(first, rows), output_grad,
-                                              {.label_smoothing = static_cast<float>(flags_.label_smoothing),
-                                               .grad_scale = 1.0f / static_cast<float>(flags_.accumulate)});
-  if (scaler_ != nullptr) {
-    const ddp::Buffer scaled = {output_grad.data(), output_grad.size(), ddp::DType::kFloat32, {}};
-    if (absl::Status status = scaler_->Scale({scaled}); !status.ok()) return status;
+  double* const loss = losses_ + (started_ - 1) % kLossSteps * flags_.accumulate + micro;
+  device_.CrossEntropy(logits.data(), batch.labels.data() + first, flags_.batch, data_.classes, output_grad.data(),
+                       {.label_smoothing = static_cast<float>(flags_.label_smoothing),
+                        .grad_scale = 1.0f / static_cast<float>(flags_.accumulate)},
+                       loss);
+  if (scaler_ == nullptr) return absl::OkStatus();
+  return scaler_->Scale({{output_grad.data(), output_grad.size(), ddp::DType::kFloat32, {}}});
+}
+
+// Takes up the losses of this run's steps before `end`, which are done.
+void Trainer::TakeLosses(int64_t end) {
+  for (; taken_ < end; ++taken_) {
+    const double* const losses = losses_ + taken_ % kLossSteps * flags_.accumulate;
+    last_loss_ = std::accumulate(losses, losses + flags_.accumulate, 0.0) / flags_.accumulate;
+    if (summary_.first_losses.size() < kFirstLosses) summary_.first_losses.push_back(last_loss_);
+    if (!std::isfinite(last_loss_)) {
+      loss_not_finite_ = true;
+      continue;
+    }
+    loss_sum_ += last_loss_;
+    ++loss_steps_;
   }
-  return loss;
 }
 
 // What this rank has to tell the others beside the gradients.
-int32_t Trainer::News(double loss) const {
-  if (scaler_ == nullptr && !std::isfinite(loss)) return kNonFiniteLoss + group_.rank();
+int32_t Trainer::News() const {
+  if (scaler_ == nullptr && loss_not_finite_) return kNonFiniteLoss + group_.rank();
   return writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
 }
 
@@ -167,8 +198,14 @@ absl::Status Trainer::Backward(int micro) {
   }
   const Clock::time_point before = Clock::now();
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last) exposed_ns_.push_back(Nanoseconds(Clock::now() - before));
+  if (last) exposed_ns_.push_back(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
   return absl::OkStatus();
+}
+
+// The GPU's stream waits, not the host: what the library has measured last, of one step in 16.
+int64_t Trainer::ExposedOnGpu() {
+  if (started_ % 16 == 0) exposed_on_gpu_ns_ = replica_->statistics().exposed_ns;
+  return exposed_on_gpu_ns_;
 }
 
 absl::Status Trainer::Update() {
@@ -227,22 +264,39 @@ absl::Status Trainer::Stop(int signal) {
 
 // The mean training loss since the epoch began, and the share of test images that are recognised, each by one rank.
 absl::Status Trainer::Evaluate() {
-  double sums[] = {loss_sum_, static_cast<double>(loss_steps_), 0, static_cast<double>(evaluation_share_.size())};
+  // A GPU's last losses come after its steps.
+  const bool lost = !device_.is_host() && loss_not_finite_;
+  double sums[] = {lost ? NAN : loss_sum_, static_cast<double>(loss_steps_), 0,
+                   static_cast<double>(evaluation_share_.size())};
   const size_t batch = static_cast<size_t>(flags_.batch);
   if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
   model_.SetTraining(false);
   const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
+  auto* const hits = static_cast<int64_t*>(hits_memory_.get());
+  *hits = 0;
   for (size_t first = 0; first < evaluation_share_.size(); first += batch) {
     const auto samples = absl::MakeConstSpan(evaluation_share_).subspan(first, batch);
-    GatherBatch(data_, data_.test, samples, {}, pixels_.get(), labels_.data());
-    const absl::Span<const float> logits = model_.Forward(pixels_.get(), static_cast<int>(samples.size()));
-    sums[2] += static_cast<double>(nn::CountCorrect(logits, absl::MakeConstSpan(labels_).first(samples.size())));
+    auto* const pixels = static_cast<float*>(evaluation_.get());
+    auto* const labels = reinterpret_cast<int32_t*>(pixels + samples.size() * static_cast<size_t>(data_.features()));
+    device_.Wait();  // for what was uploaded from there
+    GatherBatch(data_, data_.test, samples, {}, pixels, labels);
+    Batch share{pixels, {labels, samples.size()}};
+    if (!device_.is_host()) share = Upload(share);
+    const int rows = static_cast<int>(samples.size());
+    const absl::Span<const float> logits = model_.Forward(share.pixels, rows);
+    device_.CountHits(logits.data(), share.labels.data(), rows, data_.classes, hits);
   }
+  device_.Wait();
+  sums[2] = static_cast<double>(*hits);
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
   if (absl::Status status = Wait(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   summary_.test_accuracy = sums[2] / sums[3];
+  if (!device_.is_host() && !std::isfinite(summary_.final_loss)) {
+    return Agreed(absl::OutOfRangeError(absl::StrCat("the training loss is not finite by step ", progress_.step,
+                                                     "; give a lower --lr than ", progress_.lr, ", or --clip_norm")));
+  }
   if (!flags_.deterministic || flags_.no_sync) return absl::OkStatus();
   return RequireSame(
       group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
@@ -251,9 +305,9 @@ absl::Status Trainer::Evaluate() {
 
 // Found before the step changed anything. Without notices the other ranks do not know, and wait for this one.
 absl::Status Trainer::LossNotFinite(int rank) const {
-  const absl::Status why =
-      absl::OutOfRangeError(absl::StrCat("the training loss is not finite in step ", progress_.step + 1, " on rank ",
-                                         rank, "; give a lower --lr than ", progress_.lr, ", or --clip_norm"));
+  const absl::Status why = absl::OutOfRangeError(
+      absl::StrCat("the training loss is not finite ", device_.is_host() ? "in" : "by", " step ", progress_.step + 1,
+                   " on rank ", rank, "; give a lower --lr than ", progress_.lr, ", or --clip_norm"));
   if (notice_.has_value()) return Agreed(why);
   group_.Abort(why);
   return why;
@@ -262,6 +316,8 @@ absl::Status Trainer::LossNotFinite(int rank) const {
 absl::StatusOr<Summary> Trainer::Summarize() {
   summary_.world_size = group_.size();
   summary_.backend = std::string(group_.backend());
+  summary_.device = device_.name();
+  summary_.tf32 = flags_.tf32;
   summary_.threads = flags_.threads;
   summary_.batch = flags_.batch;
   summary_.accumulate = flags_.accumulate;

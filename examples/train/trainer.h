@@ -3,6 +3,7 @@
 #define EXAMPLES_TRAIN_TRAINER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,7 +26,6 @@
 #include "examples/train/flat_optimizer.h"
 #include "examples/train/replica.h"
 #include "examples/train/summary.h"
-#include "hwy/aligned_allocator.h"
 
 namespace examples {
 
@@ -61,8 +61,10 @@ class Trainer {
   absl::Status CheckResumed() const;
   absl::Status CheckSaveable() const;
   absl::Status BroadcastState();
-  std::vector<Tensor> Weights() const;
-  std::vector<Tensor> Tensors() const;
+  std::vector<Tensor> Weights();
+  std::vector<Tensor> Tensors();
+  absl::Span<float> OnHost(absl::Span<float> state);
+  void Mirror(bool to_host);
   absl::Status ExportWeights();
 
   // The learning rate before the schedule.
@@ -70,10 +72,13 @@ class Trainer {
   ddp::DType AutocastType() const { return flags_.amp == "bf16" ? ddp::DType::kBFloat16 : ddp::DType::kFloat32; }
   bool Finished() const;
   absl::Status RunEpoch();
-  absl::Status Step(const Batch& batch);
-  absl::StatusOr<double> Forward(const Batch& batch, int micro);
-  int32_t News(double loss) const;
+  absl::Status Step(const Batch& given);
+  Batch Upload(const Batch& batch);
+  absl::Status Forward(const Batch& batch, int micro);
+  void TakeLosses(int64_t end);
+  int32_t News() const;
   absl::Status Backward(int micro);
+  int64_t ExposedOnGpu();
   absl::Status Update();
   absl::Status UpdateScaled();
   void Advance();
@@ -89,6 +94,7 @@ class Trainer {
   const TrainFlags flags_;
   const Dataset& data_;
   nn::Model& model_;
+  nn::Device& device_;
   Console& console_;
 
   BatchLoader loader_;
@@ -107,9 +113,21 @@ class Trainer {
   int32_t news_ = 0;                          // of the last step
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
 
-  // One batch of an evaluation.
-  hwy::AlignedFreeUniquePtr<float[]> pixels_;
-  std::vector<int32_t> labels_;
+  // One batch of an evaluation, as Batch has it; and on a GPU, where a batch is uploaded to.
+  std::shared_ptr<void> evaluation_;
+  std::shared_ptr<float> uploaded_;
+  // On a GPU, what rank 0 reads and writes of its state in its place, by where that is.
+  std::map<float*, std::vector<float>> mirrors_;
+
+  // The GPU writes there, while the host goes on, and the host reads when it has to wait anyway: the losses of the last
+  // kLossSteps steps, one for each micro-batch; and how many images of an evaluation were recognised.
+  static constexpr int64_t kLossSteps = 4;
+  std::shared_ptr<void> losses_memory_, hits_memory_;
+  double* losses_ = nullptr;
+  int64_t started_ = 0;           // steps of this run
+  int64_t taken_ = 0;             // those of them whose losses are in loss_sum_
+  double last_loss_ = 0;          // the last one taken
+  bool loss_not_finite_ = false;  // one of those taken
 
   // Of this rank, since the epoch began; what went before a checkpoint within the epoch counts on rank 0.
   double loss_sum_ = 0;
@@ -117,6 +135,7 @@ class Trainer {
   // Of this rank, one number for each step of this run.
   std::vector<int64_t> step_ns_;
   std::vector<int64_t> exposed_ns_;
+  int64_t exposed_on_gpu_ns_ = 0;
 
   std::vector<uint32_t> evaluation_share_;
   Summary summary_;

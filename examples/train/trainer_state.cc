@@ -15,13 +15,11 @@ namespace {
 absl::Status Wait(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
 
 // Without its learning rate.
-std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, size_t count) {
+std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, nn::Device& device, size_t count) {
   if (flags.optimizer != "sgd") {
-    return std::make_unique<nn::Adam>(
-        count, nn::AdamOptions{.weight_decay = flags.weight_decay, .decoupled = flags.optimizer == "adamw"});
+    return device.MakeAdam(count, {.weight_decay = flags.weight_decay, .decoupled = flags.optimizer == "adamw"});
   }
-  return std::make_unique<nn::Sgd>(count,
-                                   nn::SgdOptions{.momentum = flags.momentum, .weight_decay = flags.weight_decay});
+  return device.MakeSgd(count, {.momentum = flags.momentum, .weight_decay = flags.weight_decay});
 }
 
 ReplicaOptions OptionsFor(const TrainFlags& flags) {
@@ -50,7 +48,8 @@ absl::Status Trainer::Start() {
   absl::StatusOr<std::unique_ptr<Replica>> replica = Replica::Create(model_, group_, OptionsFor(flags_));
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
-  optimizer_ = MakeOptimizer(flags_, replica_->values().size());
+  optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
+  optimizer_->set_skip(replica_->skip_step());
   progress_.seed = static_cast<int64_t>(flags_.seed);
   progress_.train_samples = static_cast<int64_t>(data_.train.count());
   progress_.drop_last = flags_.drop_last ? 1 : 0;
@@ -109,11 +108,15 @@ absl::Status Trainer::Load() {
     RemoveUnfinished(flags_.resume);
     const absl::StatusOr<Progress> saved = LoadCheckpoint(flags_.resume, flags_.optimizer, Tensors());
     if (!saved.ok()) return saved.status();
+    Mirror(/*to_host=*/false);
     progress_ = *saved;
     if (absl::Status status = CheckResumed(); !status.ok()) return status;
   }
   if (!flags_.init_weights.empty()) {
-    if (absl::Status status = LoadSafetensors(flags_.init_weights, Weights()); !status.ok()) return status;
+    const std::vector<Tensor> weights = Weights();
+    Mirror(/*to_host=*/true);  // what else is mirrored stays
+    if (absl::Status status = LoadSafetensors(flags_.init_weights, weights); !status.ok()) return status;
+    Mirror(/*to_host=*/false);
   }
   return CheckSaveable();
 }
@@ -164,10 +167,11 @@ absl::Status Trainer::CheckResumed() const {
 // Rank 0's parameters, optimizer state and progress, to all ranks.
 absl::Status Trainer::BroadcastState() {
   const absl::Span<float> values = replica_->values();
-  std::vector<ddp::Buffer> floats = {{values.data(), values.size(), ddp::DType::kFloat32, {}}};
+  std::vector<ddp::Buffer> floats = {{values.data(), values.size(), ddp::DType::kFloat32, replica_->device()}};
   for (const nn::NamedState& state : optimizer_->state()) {
-    floats.push_back({state.data.data(), state.data.size(), ddp::DType::kFloat32, {}});
+    floats.push_back({state.data.data(), state.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
+  device_.Wait();
   for (const nn::LayerBuffer& buffer : model_.buffers()) {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, {}});
   }
@@ -179,11 +183,11 @@ absl::Status Trainer::BroadcastState() {
 }
 
 // Parameters and buffers.
-std::vector<Tensor> Trainer::Weights() const {
+std::vector<Tensor> Trainer::Weights() {
   std::vector<Tensor> tensors;
   for (size_t i = 0; i < model_.parameters().size(); ++i) {
     const nn::ParameterSpec& spec = model_.parameters()[i];
-    tensors.push_back({spec.name, spec.shape, replica_->values().subspan(replica_->offset(i), spec.count())});
+    tensors.push_back({spec.name, spec.shape, OnHost(replica_->values()).subspan(replica_->offset(i), spec.count())});
   }
   for (const nn::LayerBuffer& buffer : model_.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.data});
   return tensors;
@@ -191,7 +195,7 @@ std::vector<Tensor> Trainer::Weights() const {
 
 // Parameter by parameter, so that a checkpoint depends neither on the memory's layout nor on the number of ranks. Each
 // is followed by the optimizer's state for it.
-std::vector<Tensor> Trainer::Tensors() const {
+std::vector<Tensor> Trainer::Tensors() {
   std::vector<Tensor> tensors;
   for (Tensor& tensor : Weights()) {
     const size_t i = tensors.size() / (1 + optimizer_->state().size());
@@ -200,7 +204,7 @@ std::vector<Tensor> Trainer::Tensors() const {
     const nn::ParameterSpec& spec = model_.parameters()[i];
     for (const nn::NamedState& state : optimizer_->state()) {
       tensors.push_back({absl::StrCat(spec.name, "/", state.name), spec.shape,
-                         state.data.subspan(replica_->offset(i), spec.count())});
+                         OnHost(state.data).subspan(replica_->offset(i), spec.count())});
     }
   }
   return tensors;
@@ -211,14 +215,38 @@ absl::Status Trainer::ExportWeights() {
   if (flags_.export_weights.empty()) return absl::OkStatus();
   absl::Status status;
   if (group_.rank() == 0) {
-    status = SaveSafetensors(flags_.export_weights, Weights(), progress_.step * flags_.accumulate);
+    const std::vector<Tensor> weights = Weights();
+    Mirror(/*to_host=*/true);
+    status = SaveSafetensors(flags_.export_weights, weights, progress_.step * flags_.accumulate);
   }
   return AgreeOn(group_, status);
+}
+
+// On a GPU, memory of the host's that stands for a part of the state: see Mirror.
+absl::Span<float> Trainer::OnHost(absl::Span<float> state) {
+  if (device_.is_host()) return state;
+  std::vector<float>& mirror = mirrors_[state.data()];
+  mirror.resize(state.size());
+  return absl::MakeSpan(mirror);
+}
+
+void Trainer::Mirror(bool to_host) {
+  for (auto& [state, mirror] : mirrors_) {
+    const size_t bytes = mirror.size() * sizeof(float);
+    if (to_host) {
+      device_.Download(state, mirror.data(), bytes);
+    } else {
+      device_.Upload(mirror.data(), state, bytes);
+    }
+  }
+  device_.Wait();
 }
 
 // Begins to write the checkpoint.
 absl::Status Trainer::Save() {
   if (flags_.save.empty()) return absl::OkStatus();
+  device_.Wait();
+  TakeLosses(started_);
   if (progress_.epoch_samples > 0) {
     double sums[] = {loss_sum_, static_cast<double>(loss_steps_)};
     const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
@@ -233,7 +261,11 @@ absl::Status Trainer::Save() {
     progress_.loss_scale = static_cast<double>(state->scale);
     progress_.growth_tracker = state->growth_tracker;
   }
-  if (writer_ != nullptr) writer_->Start(progress_, Tensors());
+  if (writer_ != nullptr) {
+    const std::vector<Tensor> tensors = Tensors();
+    Mirror(/*to_host=*/true);
+    writer_->Start(progress_, tensors);
+  }
   return absl::OkStatus();
 }
 

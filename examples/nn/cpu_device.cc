@@ -1,0 +1,60 @@
+#include <cstring>
+#include <new>
+
+#include "absl/types/span.h"
+#include "examples/nn/device.h"
+#include "hwy/aligned_allocator.h"
+
+namespace nn {
+namespace {
+
+class CpuDevice final : public Device {
+ public:
+  std::string name() const override { return "cpu"; }
+  void* stream() const override { return nullptr; }
+
+  std::shared_ptr<float> Allocate(size_t count) override {
+    return std::static_pointer_cast<float>(AllocateHost(count * sizeof(float)));
+  }
+  std::shared_ptr<void> AllocateHost(size_t bytes) override {
+    auto memory = hwy::AllocateAligned<char>(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    void* const data = memory.release();
+    std::memset(data, 0, bytes);
+    return std::shared_ptr<void>(data, [](void* p) { hwy::FreeAlignedBytes(p, nullptr, nullptr); });
+  }
+  void Upload(const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void Download(const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void Wait() override {}
+  void Mark(int) override {}
+  void Await(int) override {}
+
+  std::unique_ptr<Layer> MakeLinear(int inputs, int outputs, Activation activation, int max_batch, Layer*) override {
+    return std::make_unique<Linear>(inputs, outputs, activation, max_batch);
+  }
+  std::unique_ptr<Optimizer> MakeSgd(size_t count, const SgdOptions& options) override {
+    return std::make_unique<Sgd>(count, options);
+  }
+  std::unique_ptr<Optimizer> MakeAdam(size_t count, const AdamOptions& options) override {
+    return std::make_unique<Adam>(count, options);
+  }
+
+  void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
+                    const LossOptions& options, double* loss) override {
+    const size_t n = static_cast<size_t>(rows), count = n * static_cast<size_t>(classes);
+    *loss = SoftmaxCrossEntropy({logits, count}, {labels, n}, {dlogits, count}, options);
+  }
+  void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
+    const size_t n = static_cast<size_t>(rows);
+    *hits += CountCorrect({logits, n * static_cast<size_t>(classes)}, {labels, n});
+  }
+};
+
+}  // namespace
+
+Device& Cpu() {
+  static CpuDevice cpu;
+  return cpu;
+}
+
+}  // namespace nn

@@ -1,0 +1,193 @@
+#include "examples/nn/cuda_kernels.h"
+
+namespace nn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+
+__device__ float WarpMax(float x) {
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+  return x;
+}
+__device__ float WarpSum(float x) {
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
+
+// A warp for a row, all rows in one block: so the loss is summed in one order, without a second launch.
+__global__ void __launch_bounds__(1024)
+    CrossEntropyKernel(const float* logits, const int32_t* labels, int rows, int classes, float smoothing,
+                       float grad_scale, float* dlogits, double* loss) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const float spread = smoothing / static_cast<float>(classes);
+  const float per_row = grad_scale / static_cast<float>(rows);
+  double total = 0;
+  for (int row = warp; row < rows; row += warps) {
+    const float* const in = logits + static_cast<size_t>(row) * classes;
+    float* const out = dlogits + static_cast<size_t>(row) * classes;
+    const int label = labels[row];
+    float largest = -INFINITY;
+    for (int j = lane; j < classes; j += kWarp) largest = fmaxf(largest, in[j]);
+    largest = WarpMax(largest);
+    float sum = 0, plain = 0;  // plain: of the logits below the largest, for the smoothed part of the target
+    for (int j = lane; j < classes; j += kWarp) {
+      sum += expf(in[j] - largest);
+      plain += in[j] - largest;
+    }
+    sum = WarpSum(sum);
+    plain = WarpSum(plain);
+    const float scale = 1 / sum;
+    for (int j = lane; j < classes; j += kWarp) {
+      const float target = spread + (j == label ? 1 - smoothing : 0.0f);
+      out[j] = (expf(in[j] - largest) * scale - target) * per_row;
+    }
+    total += static_cast<double>(logf(sum)) - static_cast<double>((1 - smoothing) * (in[label] - largest)) -
+             static_cast<double>(spread * plain);
+  }
+  __shared__ double totals[1024 / kWarp];
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < warps; ++w) total += totals[w];
+  *loss = total / rows;
+}
+
+__global__ void __launch_bounds__(1024)
+    CountHitsKernel(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) {
+  int mine = 0;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+    const float* const in = logits + static_cast<size_t>(row) * classes;
+    int best = 0;
+    for (int j = 1; j < classes; ++j) best = in[j] > in[best] ? j : best;
+    mine += best == labels[row];
+  }
+  __shared__ int all;
+  if (threadIdx.x == 0) all = 0;
+  __syncthreads();
+  atomicAdd(&all, mine);
+  __syncthreads();
+  if (threadIdx.x == 0) *hits += all;
+}
+
+// A block for 32 columns, eight rows at a time.
+__global__ void __launch_bounds__(kThreads)
+    SumRowsKernel(const float* dy, int rows, int width, bool accumulate, float* sums) {
+  constexpr int kRows = kThreads / kWarp;
+  const int column = blockIdx.x * kWarp + threadIdx.x % kWarp, first = threadIdx.x / kWarp;
+  float sum = 0;
+  if (column < width) {
+    for (int row = first; row < rows; row += kRows) sum += dy[static_cast<size_t>(row) * width + column];
+  }
+  __shared__ float parts[kRows][kWarp];
+  parts[first][threadIdx.x % kWarp] = sum;
+  __syncthreads();
+  if (first != 0 || column >= width) return;
+  for (int r = 1; r < kRows; ++r) sum += parts[r][threadIdx.x];
+  sums[column] = accumulate ? sums[column] + sum : sum;
+}
+
+__global__ void __launch_bounds__(kThreads) MaskKernel(const float* y, float* dy, size_t count) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count && !(y[i] > 0)) dy[i] = 0;
+}
+
+__device__ bool Skipped(const uint32_t* skip) { return skip != nullptr && *skip != 0; }
+
+template <bool kMomentum>
+__device__ void SgdOne(const SgdCoefficients& c, float grad, float& value, float& m) {
+  const float g = fmaf(c.weight_decay, value, grad * c.grad_scale);
+  const float next = kMomentum ? fmaf(c.momentum, m, g) : g;
+  if (kMomentum) m = next;
+  value = fmaf(-c.lr, next, value);
+}
+
+template <bool kMomentum>
+__global__ void __launch_bounds__(kThreads)
+    SgdKernel(SgdCoefficients c, size_t count, const float* grad, float* value, float* m, const uint32_t* skip) {
+  if (Skipped(skip)) return;
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i * 4 + 4 <= count) {
+    const float4 g = reinterpret_cast<const float4*>(grad)[i];
+    float4 v = reinterpret_cast<float4*>(value)[i];
+    float4 moment = kMomentum ? reinterpret_cast<float4*>(m)[i] : float4{};
+    SgdOne<kMomentum>(c, g.x, v.x, moment.x);
+    SgdOne<kMomentum>(c, g.y, v.y, moment.y);
+    SgdOne<kMomentum>(c, g.z, v.z, moment.z);
+    SgdOne<kMomentum>(c, g.w, v.w, moment.w);
+    if (kMomentum) reinterpret_cast<float4*>(m)[i] = moment;
+    reinterpret_cast<float4*>(value)[i] = v;
+    return;
+  }
+  float none = 0;
+  for (size_t k = i * 4; k < count; ++k) SgdOne<kMomentum>(c, grad[k], value[k], kMomentum ? m[k] : none);
+}
+
+__global__ void AdamStepKernel(AdamRates rates, AdamState* state, const uint32_t* skip) {
+  if (Skipped(skip)) return;
+  const double t = ++state->steps;
+  state->step_size = static_cast<float>(rates.lr / (1 - pow(rates.beta1, t)));
+  state->rsqrt_correction = static_cast<float>(1 / sqrt(1 - pow(rates.beta2, t)));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AdamKernel(AdamCoefficients c, size_t count, const float* grad, float* value, float* m, float* v,
+               const AdamState* state, const uint32_t* skip) {
+  if (Skipped(skip)) return;
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const float x = value[i];
+  const float g = fmaf(c.weight_decay, x, grad[i] * c.grad_scale);
+  const float mean = fmaf(c.beta1, m[i], c.one_minus_beta1 * g);
+  const float square = fmaf(c.beta2, v[i], c.one_minus_beta2 * (g * g));
+  const float scale = fmaf(sqrtf(square), state->rsqrt_correction, c.eps);
+  m[i] = mean;
+  v[i] = square;
+  value[i] = fmaf(-state->step_size, mean / scale, x * c.keep);
+}
+
+unsigned Blocks(size_t count, size_t per_block) { return static_cast<unsigned>((count + per_block - 1) / per_block); }
+
+}  // namespace
+
+cudaError_t CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float label_smoothing,
+                         float grad_scale, float* dlogits, double* loss, cudaStream_t stream) {
+  CrossEntropyKernel<<<1, 1024, 0, stream>>>(logits, labels, rows, classes, label_smoothing, grad_scale, dlogits, loss);
+  return cudaGetLastError();
+}
+
+cudaError_t CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits,
+                      cudaStream_t stream) {
+  CountHitsKernel<<<1, 1024, 0, stream>>>(logits, labels, rows, classes, hits);
+  return cudaGetLastError();
+}
+
+cudaError_t SumRows(const float* dy, int rows, int width, bool accumulate, float* sums, cudaStream_t stream) {
+  SumRowsKernel<<<Blocks(static_cast<size_t>(width), kWarp), kThreads, 0, stream>>>(dy, rows, width, accumulate, sums);
+  return cudaGetLastError();
+}
+
+cudaError_t Mask(const float* y, float* dy, size_t count, cudaStream_t stream) {
+  MaskKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(y, dy, count);
+  return cudaGetLastError();
+}
+
+cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m,
+                const uint32_t* skip, cudaStream_t stream) {
+  const unsigned blocks = Blocks(count, kThreads * 4);
+  if (m != nullptr) {
+    SgdKernel<true><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, skip);
+  } else {
+    SgdKernel<false><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, skip);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t Adam(const AdamRates& rates, const AdamCoefficients& coefficients, size_t count, const float* grad,
+                 float* value, float* m, float* v, AdamState* state, const uint32_t* skip, cudaStream_t stream) {
+  AdamStepKernel<<<1, 1, 0, stream>>>(rates, state, skip);
+  AdamKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(coefficients, count, grad, value, m, v, state, skip);
+  return cudaGetLastError();
+}
+
+}  // namespace nn::cuda

@@ -1,0 +1,98 @@
+#include "examples/nn/cuda_linear.h"
+
+#include "examples/nn/check.h"
+#include "examples/nn/cuda_kernels.h"
+
+namespace nn::cuda {
+
+// cuBLAS's matrices are column-major: the row-major x [rows, I] is its x^T [I, rows], and y = x W^T is y^T = W x^T with
+// W [O, I] in memory as [I, O], transposed.
+struct GpuLinear::Products {
+  Products(MatmulContext& context, int rows, int inputs, int outputs, Activation activation, bool mask_dx)
+      : forward(context, {inputs, outputs, true}, {inputs, rows},
+                activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS, false),
+        both_grads(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_BGRADB, false),
+        weight_grad(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_DEFAULT, false),
+        weight_grad_sum(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_DEFAULT, true),
+        input_grad(context, {inputs, outputs}, {outputs, rows},
+                   mask_dx ? CUBLASLT_EPILOGUE_DRELU : CUBLASLT_EPILOGUE_DEFAULT, false),
+        plain_input_grad(context, {inputs, outputs}, {outputs, rows}, CUBLASLT_EPILOGUE_DEFAULT, false) {
+    NN_CHECK(forward.supported() && weight_grad.supported() && weight_grad_sum.supported() &&
+             plain_input_grad.supported());
+  }
+
+  Matmul forward, both_grads, weight_grad, weight_grad_sum, input_grad, plain_input_grad;
+};
+
+GpuLinear::GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch,
+                     GpuLinear* below)
+    : context_(context),
+      inputs_(inputs),
+      outputs_(outputs),
+      activation_(activation),
+      max_batch_(max_batch),
+      below_(below) {
+  NN_CHECK(inputs > 0 && outputs > 0 && max_batch > 0);
+  parameters_ = {{"weight", {outputs, inputs}, inputs}, {"bias", {outputs}, inputs}};
+  if (Masks()) {
+    void* data = nullptr;
+    Check(cudaMalloc(&data, Matmul::MaskBytes(outputs, max_batch)), "cudaMalloc");
+    mask_.reset(data, [](void* p) { cudaFree(p); });
+  }
+  if (below_ != nullptr) NN_CHECK(below_->output_size() == inputs);
+  const Products& products = ProductsFor(max_batch);
+  if (below_ != nullptr) below_->masked_above_ = below_->Masks() && products.input_grad.supported();
+}
+
+GpuLinear::~GpuLinear() = default;
+
+GpuLinear::Products& GpuLinear::ProductsFor(int rows) {
+  NN_CHECK(rows > 0 && rows <= max_batch_);
+  std::unique_ptr<Products>& products = products_[rows];
+  if (products == nullptr) {
+    products = std::make_unique<Products>(context_, rows, inputs_, outputs_, activation_,
+                                          below_ != nullptr && below_->Masks());
+  }
+  return *products;
+}
+
+void GpuLinear::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
+  NN_CHECK(values.size() == 2 && grads.size() == 2);
+  weight_ = values[0];
+  bias_ = values[1];
+  weight_grad_ = grads[0];
+  bias_grad_ = grads[1];
+}
+
+void GpuLinear::Forward(const float* x, float* y, int rows) {
+  NN_CHECK(weight_ != nullptr);
+  ProductsFor(rows).forward.Run(weight_, x, y, bias_, mask_.get());
+}
+
+void GpuLinear::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                         GradReadyFn grad_ready) {
+  Products& products = ProductsFor(rows);
+  if (Masks() && !masked_above_) {
+    Check(Mask(y, dy, static_cast<size_t>(rows) * static_cast<size_t>(outputs_), context_.stream), "a kernel");
+  }
+  if (!accumulate && products.both_grads.supported()) {
+    products.both_grads.Run(x, dy, weight_grad_, bias_grad_, nullptr);
+    grad_ready(1);
+  } else {
+    Check(SumRows(dy, rows, outputs_, accumulate, bias_grad_, context_.stream), "a kernel");
+    grad_ready(1);
+    (accumulate ? products.weight_grad_sum : products.weight_grad).Run(x, dy, weight_grad_, nullptr, nullptr);
+  }
+  grad_ready(0);
+  if (dx == nullptr) return;
+  const bool mask_dx = below_ != nullptr && below_->masked_above_;
+  // Every number of rows does what was agreed for the largest.
+  NN_CHECK(!mask_dx || products.input_grad.supported());
+  if (mask_dx) {
+    products.input_grad.Run(weight_, dy, dx, nullptr, below_->mask_.get());
+  } else {
+    products.plain_input_grad.Run(weight_, dy, dx, nullptr, nullptr);
+  }
+}
+
+}  // namespace nn::cuda

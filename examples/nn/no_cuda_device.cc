@@ -1,0 +1,11 @@
+#include "examples/nn/device.h"
+
+namespace nn {
+
+std::unique_ptr<Device> OpenCuda(int, bool) {
+  throw DeviceError(
+      "--device=cuda: this program was built without CUDA; install CUDA 12.8 or newer with cuBLAS and configure with "
+      "-DDDP_WITH_CUDA=ON, or leave out --device");
+}
+
+}  // namespace nn

@@ -48,18 +48,18 @@ main() {
   files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
 
   # clang-tidy needs to know how each file is compiled: a configured build folder says so, nothing needs to be built.
-  [[ -f build/clang/compile_commands.json ]] || configure clang
+  [[ -f build/asan/compile_commands.json ]] || configure asan
   if ((${#files[@]} == 0)); then
     mapfile -d '' -t files < <(files_like 'libddp/*.cc')
   fi
   # A backend that this build leaves out has no entry, and clang-tidy could only guess.
   local file known=()
   for file in "${files[@]}"; do
-    if grep -qF "$(realpath -- "$file")\"" build/clang/compile_commands.json; then known+=("$file"); fi
+    if grep -qF "$(realpath -- "$file")\"" build/asan/compile_commands.json; then known+=("$file"); fi
   done
   say "clang-tidy on ${#known[@]} files"
   printf '%s\0' "${known[@]}" |
-    xargs -0 -n 1 -P "$(build_jobs)" clang-tidy-14 -p build/clang --quiet --warnings-as-errors='*' 2> >(grep -v 'warnings generated' >&2) ||
+    xargs -0 -n 1 -P "$(build_jobs)" clang-tidy-14 -p build/asan --quiet --warnings-as-errors='*' 2> >(grep -v 'warnings generated' >&2) ||
     failed=1
   ((!failed)) || die "lint found something to change"
   say "lint found nothing"

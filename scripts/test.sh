@@ -10,7 +10,7 @@ Usage: bash scripts/test.sh [--preset NAME] [--no-setup] [-DVARIABLE=VALUE...] [
 
 Installs what is missing (apt-get), builds everything in build/NAME, and runs the whole test suite.
 
-  --preset NAME  dev (the default), release, cuda, asan, tsan, clang or fuzz
+  --preset NAME  dev (the default), release, cuda, asan or tsan
   --no-setup     installs nothing
   -DVAR=VALUE    is handed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
   ctest flags    for example -R bucket (tests whose name has "bucket"), -L unit (tests of that label), -j 2
@@ -28,7 +28,7 @@ main() {
         return
         ;;
       --preset)
-        (($# > 1)) || die "--preset needs a name: dev, release, cuda, asan, tsan, clang or fuzz"
+        (($# > 1)) || die "--preset needs a name: dev, release, cuda, asan or tsan"
         preset=$2
         shift
         ;;
@@ -42,16 +42,15 @@ main() {
 
   case $preset in
     dev | release | cuda) ;;
-    clang) packages+=(clang) ;;
-    asan | tsan | fuzz)
-      [[ $preset != fuzz ]] || packages+=(clang libclang-rt-dev)
+    asan | tsan)
+      [[ $preset != asan ]] || packages+=(clang libclang-rt-dev)
       # The sanitizers of this generation of compilers lose their shadow memory where the kernel spreads addresses widely
       # (vm.mmap_rnd_bits above 28), so tests, and the programs that the build runs to list them, go without that.
       if [[ -z ${DDP_TEST_FIXED_ADDRESSES-} ]] && setarch "$(uname -m)" -R true 2>/dev/null; then
         DDP_TEST_FIXED_ADDRESSES=1 exec setarch "$(uname -m)" -R bash "${BASH_SOURCE[0]}" "${given[@]}"
       fi
       ;;
-    *) die "there is no preset \"$preset\": use dev, release, cuda, asan, tsan, clang or fuzz" ;;
+    *) die "there is no preset \"$preset\": use dev, release, cuda, asan or tsan" ;;
   esac
 
   ((!setup)) || require_packages "${packages[@]}"

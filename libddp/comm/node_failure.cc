@@ -2,7 +2,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <string>
 #include <utility>
@@ -21,7 +20,7 @@ constexpr int64_t kLeaveNs = 1'000'000'000;
 
 void CopyText(absl::string_view text, absl::Span<char> to) {
   const size_t n = std::min(text.size(), to.size() - 1);
-  std::memcpy(to.data(), text.data(), n);
+  std::copy_n(text.data(), n, to.data());
   to[n] = 0;
 }
 

@@ -1,9 +1,8 @@
-// main() of a test in one process. Version 2 of Catch2 is compiled here.
-#define CATCH_CONFIG_RUNNER
-#include "tests/support/catch.h"
+// main() of a test in one process.
+#include "tests/support/catch_runner.h"
 #include "tests/support/gpu.h"
 
 int main(int argc, char** argv) {
   if (ddp::testing::TooFewGpus()) return 0;
-  return Catch::Session().run(argc, argv);
+  return ddp::testing::RunTestCases(argc, argv);
 }

@@ -1,9 +1,10 @@
-// main() of a test on several ranks. Version 2 of Catch2 is compiled here.
-#define CATCH_CONFIG_RUNNER
+// main() of a test on several ranks.
+#define CATCH_CONFIG_EXTERNAL_INTERFACES  // version 2 of Catch2 declares listeners only then
 #include <cstdio>
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/catch_runner.h"
 #include "tests/support/gpu.h"
 #include "tests/support/launch.h"
 
@@ -48,7 +49,7 @@ CATCH_REGISTER_LISTENER(JobEnder)
 
 int main(int argc, char** argv) {
   if (ddp::testing::TooFewGpus()) return 0;
-  const int result = Catch::Session().run(argc, argv);
+  const int result = ddp::testing::RunTestCases(argc, argv);
   ddp::testing::FinishMpi();
   return result;
 }

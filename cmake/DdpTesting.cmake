@@ -132,9 +132,13 @@ function(ddp_add_distributed_test)
 
   set(nodes)
   set(wire)
+  set(process_labels "distributed;${arg_LABELS}")
   if(arg_NODE_SIZE)
     set(nodes ";DDP_NODE_SIZE=${arg_NODE_SIZE}")
     set(wire --mca btl tcp,self --mca btl_tcp_if_include lo)
+    if(DDP_SANITIZE)
+      list(APPEND process_labels slow)  # a minute each, and threads take the same way but for the wire
+    endif()
   endif()
 
   foreach(ranks IN LISTS arg_RANKS)
@@ -146,7 +150,7 @@ function(ddp_add_distributed_test)
         ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60${nodes}")
     endif()
     if(DDP_TEST_MPIRUN AND NOT arg_PROCESSES_OFF)
-      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "distributed;${arg_LABELS}" ${wire}
+      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "${process_labels}" ${wire}
                           $<TARGET_FILE:${arg_TARGET}> ${arg_ARGS})
       if(nodes)
         set_property(TEST ${arg_NAME}.n${ranks} APPEND PROPERTY ENVIRONMENT DDP_NODE_SIZE=${arg_NODE_SIZE})

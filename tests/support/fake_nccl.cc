@@ -167,7 +167,7 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
   const uint64_t number = comm->collectives++;
   return Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
-    if (call.stuck && !Await(lock, comm, true, [] { return false; })) return;
+    if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
     const std::pair<std::string, uint64_t> key{comm->world, number};
     Meeting& meeting = state->meetings[key];
     meeting.in.resize(static_cast<size_t>(comm->size));
@@ -260,7 +260,7 @@ Result Send(const void* in, size_t count, nccl::DataType type, int peer, Comm co
   const bool registered = Registered(in);
   return Add(stream, true, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
-    if (call.stuck && !Await(lock, comm, true, [] { return false; })) return;
+    if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
     const char* const bytes = static_cast<const char*>(in);
     state->mail[{comm->world, {comm->rank, peer}}].push_back({{bytes, bytes + Bytes(count, type)}, registered});
     state->changed.notify_all();

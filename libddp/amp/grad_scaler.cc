@@ -52,7 +52,7 @@ class Scaler final : public GradScaler {
   const float* scale_data() override;
   absl::Status Scale(Buffers values, Stream stream) override;
   absl::Status Unscale(Optimizer& optimizer, Stream stream) override;
-  absl::Status Step(Optimizer& optimizer, const StepOptions& options) override;
+  absl::Status Step(Optimizer& optimizer, const StepOptions& given) override;
   absl::StatusOr<bool> FoundInf(const Optimizer& optimizer) override;
   absl::Status Update(Stream stream) override;
   absl::Status Update(float new_scale, Stream stream) override;

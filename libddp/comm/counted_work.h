@@ -17,10 +17,7 @@ class CountedWork : public internal::WorkState {
   bool Done() const final { return done_.load(std::memory_order_acquire); }
   absl::Status BlockStream(Stream) final { return Wait(absl::InfiniteFuture()); }
   void Ref() final { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() final {
-    // The last owner need not count down.
-    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
+  void Unref() final;
 
   // Sets the outcome, once; from here on the buffers are the caller's again.
   void Finish(absl::Status status) {

@@ -212,8 +212,9 @@ void SharedSegment::Forget(const char* kept, size_t bytes) {
   if (used_by_threads_) return;
   const auto forget = [](char* begin, const char* end) {
     if (end > begin) {
-      mmap(begin, static_cast<size_t>(end - begin), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-           -1, 0);
+      // Where it fails the memory stays as it was, which nobody uses any more.
+      static_cast<void>(mmap(begin, static_cast<size_t>(end - begin), PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0));
     }
   };
   forget(data_, kept);

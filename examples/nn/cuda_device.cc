@@ -69,17 +69,8 @@ class GpuAdam final : public Optimizer {
 
   void Step(absl::Span<float> value, absl::Span<const float> grad) override {
     NN_CHECK(value.size() == count_ && grad.size() == count_);
-    const AdamCoefficients coefficients{
-        .step_size = 0,  // where the count of steps is
-        .rsqrt_correction = 0,
-        .beta1 = static_cast<float>(options_.beta1),
-        .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
-        .beta2 = static_cast<float>(options_.beta2),
-        .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
-        .eps = static_cast<float>(options_.eps),
-        .weight_decay = options_.decoupled ? 0.0f : static_cast<float>(options_.weight_decay),
-        .grad_scale = grad_scale_,
-        .keep = options_.decoupled ? static_cast<float>(1 - options_.lr * options_.weight_decay) : 1.0f};
+    // The others depend on the number of the step, which is counted on the GPU.
+    const AdamCoefficients coefficients = ConstantCoefficients(options_, grad_scale_);
     Check(cuda::Adam({options_.lr, options_.beta1, options_.beta2}, coefficients, count_, grad.data(), value.data(),
                      mean_.get(), square_.get(), numbers(), skip_, stream_),
           "a kernel");

@@ -42,21 +42,26 @@ std::vector<NamedState> Sgd::state() {
 Adam::Adam(size_t count, const AdamOptions& options)
     : options_(options), count_(count), mean_(Zeros(count)), square_(Zeros(count)) {}
 
+AdamCoefficients ConstantCoefficients(const AdamOptions& options, float grad_scale) {
+  return {.step_size = 0,
+          .rsqrt_correction = 0,
+          .beta1 = static_cast<float>(options.beta1),
+          .one_minus_beta1 = static_cast<float>(1 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .one_minus_beta2 = static_cast<float>(1 - options.beta2),
+          .eps = static_cast<float>(options.eps),
+          .weight_decay = options.decoupled ? 0.0f : static_cast<float>(options.weight_decay),
+          .grad_scale = grad_scale,
+          .keep = options.decoupled ? static_cast<float>(1 - options.lr * options.weight_decay) : 1.0f};
+}
+
 void Adam::Step(absl::Span<float> value, absl::Span<const float> grad) {
   NN_CHECK(value.size() == count_ && grad.size() == count_);
   ++steps_;
   const auto t = static_cast<double>(steps_);
-  const AdamCoefficients coefficients{
-      .step_size = static_cast<float>(options_.lr / (1 - std::pow(options_.beta1, t))),
-      .rsqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
-      .beta1 = static_cast<float>(options_.beta1),
-      .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
-      .beta2 = static_cast<float>(options_.beta2),
-      .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
-      .eps = static_cast<float>(options_.eps),
-      .weight_decay = options_.decoupled ? 0.0f : static_cast<float>(options_.weight_decay),
-      .grad_scale = grad_scale_,
-      .keep = options_.decoupled ? static_cast<float>(1 - options_.lr * options_.weight_decay) : 1.0f};
+  AdamCoefficients coefficients = ConstantCoefficients(options_, grad_scale_);
+  coefficients.step_size = static_cast<float>(options_.lr / (1 - std::pow(options_.beta1, t)));
+  coefficients.rsqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t)));
   AdamPass(coefficients, count_, grad.data(), value.data(), mean_.get(), square_.get());
 }
 

@@ -92,6 +92,10 @@ struct AdamOptions {
   bool decoupled = false;
 };
 
+struct AdamCoefficients;  // of kernels.h
+// Those coefficients that are the same in every step; the other two, step_size and rsqrt_correction, are 0.
+AdamCoefficients ConstantCoefficients(const AdamOptions& options, float grad_scale);
+
 // torch.optim.Adam: with t the number of this step, from 1,
 //   g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
 //   value -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)

@@ -9,9 +9,9 @@ set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_o
                          "DDP_LOG_LEVEL=error")
 # Under sanitizers everything takes several times longer.
 if(DDP_SANITIZE)
-  set(DDP_TEST_TIMEOUT 240)
+  set(DDP_TEST_TIMEOUT 400)
 else()
-  set(DDP_TEST_TIMEOUT 120)
+  set(DDP_TEST_TIMEOUT 240)
 endif()
 
 # Ranks under mpirun: with an Open MPI only, whose variables libddp reads, and not under ThreadSanitizer, which cannot see across processes.

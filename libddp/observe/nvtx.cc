@@ -59,6 +59,9 @@ class NvtxObserver final : public Observer {
 }  // namespace
 
 std::unique_ptr<Observer> CreateNvtxObserver() {
+  // NVTX loads the tool at its first call, and a second thread that comes meanwhile reads what the first one writes.
+  static std::mutex first_call;
+  std::lock_guard<std::mutex> lock(first_call);
   // Without a tool that was injected into the process there is no domain to be had.
   const nvtxDomainHandle_t domain = nvtxDomainCreateA("ddp");
   if (domain == nullptr) return nullptr;

@@ -45,6 +45,15 @@ struct Rank {
   }
 };
 
+// Enough for `work` of a rank to be done in, on slow machines too.
+inline absl::Duration TimeFor(absl::Duration work) {
+#ifdef __SANITIZE_THREAD__
+  return 10 * work;
+#else
+  return work;
+#endif
+}
+
 // Never freed: a thread that is left behind in NCCL's start looks at its GPU once more when the test lets go of it.
 inline FakeDevices& KeptDevices(int count) {
   static auto* const all = new std::vector<std::unique_ptr<FakeDevices>>;

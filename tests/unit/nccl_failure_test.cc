@@ -126,7 +126,7 @@ TEST_CASE("ranks that call different things are told so, and nobody hangs") {
 
 TEST_CASE("a rank that does not come is named when time is out") {
   Job job(3);
-  job.timeout = absl::Seconds(4);
+  job.timeout = TimeFor(absl::Seconds(4));
   job.Run([](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, false);
     if (rank.rank == 1) {
@@ -135,7 +135,7 @@ TEST_CASE("a rank that does not come is named when time is out") {
       return;
     }
     RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded,
-                      "did not arrive: rank 1", "all_reduce", "4s", "DDP_TIMEOUT");
+                      "did not arrive: rank 1", "all_reduce", absl::FormatDuration(rank.timeout), "DDP_TIMEOUT");
   });
 }
 

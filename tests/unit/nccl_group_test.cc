@@ -176,7 +176,7 @@ TEST_CASE("groups that are split off work for themselves") {
 
 TEST_CASE("messages arrive in the order of the calls") {
   Job job(3);
-  job.timeout = absl::Seconds(4);
+  job.timeout = TimeFor(absl::Seconds(4));
   job.Run([](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kInt32, 10, false), b(rank, group, DType::kInt32, 20, false);
     for (size_t i = 0; i < 10; ++i) a.Set(i, static_cast<double>(i));

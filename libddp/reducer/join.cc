@@ -19,8 +19,9 @@ absl::Status Model::StartMeeting(StepNote::Kind kind) {
     note_.throw_on_early = join_->throw_on_early;
   }
   absl::StatusOr<Work> work = StartGather<StepNote>(*group_, {&note_, 1}, absl::MakeSpan(notes_));
-  if (work.ok()) meeting_work_ = *std::move(work);
-  return work.status();
+  if (!work.ok()) return work.status();
+  meeting_work_ = *std::move(work);
+  return absl::OkStatus();
 }
 
 absl::Status Model::FinishMeeting() {

@@ -70,8 +70,9 @@ absl::Status Model::StartUsedMap() {
   for (const size_t i : left_out_) used_map_[i] = 0;
   const Buffer map{used_map_.data(), used_map_.size(), DType::kUInt8, Device{}};
   absl::StatusOr<Work> work = group_->AllReduce({&map, 1}, {&map, 1}, {.op = ReduceOp::kMax});
-  if (work.ok()) used_work_ = *std::move(work);
-  return work.status();
+  if (!work.ok()) return work.status();
+  used_work_ = *std::move(work);
+  return absl::OkStatus();
 }
 
 absl::Status Model::FinishUsedMap(Stream stream) {

@@ -25,6 +25,7 @@ struct SharedAllocation {
   size_t own_offset = 0;                // of this rank's part in the segment
   std::weak_ptr<SharedSegment> segment;
   std::shared_ptr<const std::atomic<bool>> freed;  // by this rank's user: the addresses may mean something else by now
+  std::weak_ptr<char> view;                        // of this rank's part, see SharedSegment::ViewAgain; may be none
 
   char* part(int rank) const { return parts[static_cast<size_t>(rank)]; }
   bool gone() const { return freed->load(std::memory_order_acquire); }
@@ -62,6 +63,19 @@ class AllocationTable {
         if (keep->back() == nullptr) return nullptr;
       }
       return a.part(rank) + Address::Offset(address);
+    }
+    return nullptr;
+  }
+
+  // Where [data, data + bytes), of this rank's part of an allocation, has its second view; null if there is none.
+  // `keep` gets what holds it there.
+  char* View(int rank, const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const {
+    for (const SharedAllocation& a : live_) {
+      const char* const part = a.part(rank);
+      if (data < part || data + bytes > part + a.bytes || a.gone()) continue;
+      const std::shared_ptr<char> view = a.view.lock();
+      if (view != nullptr && (keep->empty() || keep->back() != view)) keep->push_back(view);
+      return view == nullptr ? nullptr : view.get() + (data - part);
     }
     return nullptr;
   }

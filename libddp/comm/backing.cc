@@ -30,6 +30,7 @@ absl::Status Backing::MoveTo(std::shared_ptr<SharedSegment> segment, size_t offs
   std::memcpy(segment->data() + offset, data_, bytes_);
   if (absl::Status s = segment->MapAt(data_, offset, bytes_); !s.ok()) return s;
   freed_->store(true);
+  view_.reset();
   freed_ = std::make_shared<std::atomic<bool>>(false);
   // Two owners: both are ours. Otherwise a thread is still fetching a message that nobody has asked for.
   if (segment_ != nullptr && addresses_ == segment_ && segment_.use_count() == 2) segment_->Forget(data_, bytes_);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "ddp/process_group.h"
@@ -19,6 +20,9 @@ class Backing {
   // An Allocation of [data, data + bytes), which begins a page, in `addresses`. `segment` if it is what they show.
   static Allocation Make(char* data, size_t bytes, std::shared_ptr<void> addresses,
                          std::shared_ptr<SharedSegment> segment);
+
+  // Keeps the second view of the memory for as long as its group has it.
+  void KeepView(std::shared_ptr<char> view) { view_ = std::move(view); }
 
   // Null for memory from elsewhere.
   static Backing* Of(const Allocation& allocation);
@@ -39,6 +43,7 @@ class Backing {
   size_t bytes_ = 0;
   std::shared_ptr<void> addresses_;
   std::shared_ptr<SharedSegment> segment_;
+  std::shared_ptr<char> view_;
   std::shared_ptr<std::atomic<bool>> freed_ = std::make_shared<std::atomic<bool>>(false);
 };
 

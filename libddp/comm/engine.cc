@@ -444,4 +444,14 @@ char* Engine::Reach(int rank, uint64_t address, size_t bytes, std::vector<std::s
   return allocations_.Resolve(rank, address, bytes, keep);
 }
 
+char* Engine::View(const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const {
+  Lock lock(mutex_);
+  return allocations_.View(options_.rank, data, bytes, keep);
+}
+
+absl::Status Engine::MakePrivate(char* data, size_t bytes) {
+  Lock lock(mutex_);
+  return allocations_.MakePrivate(options_.rank, data, bytes);
+}
+
 }  // namespace ddp

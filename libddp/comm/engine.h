@@ -83,6 +83,11 @@ class Engine final : public ProgressThread::Client {
   // Where this process sees what `rank` calls `address`, or null; `keep` holds it there.
   char* Reach(int rank, uint64_t address, size_t bytes, std::vector<std::shared_ptr<SharedSegment>>* keep) const;
 
+  // Where else this process sees [data, data + bytes) of this rank's own part, or null; `keep` holds it there.
+  char* View(const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const;
+  // See AllocationTable.
+  absl::Status MakePrivate(char* data, size_t bytes);
+
   // Called where a thread that waits has nothing else to do. Set before the first operation.
   void DoBesides(std::function<void()> besides) { besides_ = std::move(besides); }
 

@@ -64,11 +64,16 @@ absl::StatusOr<GroupMemory::Parts> GroupMemory::MakeParts(size_t bytes, uint64_t
   return parts;
 }
 
-void GroupMemory::Add(const Parts& parts, size_t bytes, char* own, std::shared_ptr<const std::atomic<bool>> freed) {
-  const size_t place = OwnPlace();
-  SharedAllocation allocation{next_id_++, {}, bytes, parts.offsets[place], parts.segment, std::move(freed)};
+void GroupMemory::Add(const Parts& parts, Backing* backing, size_t bytes) {
+  const size_t place = OwnPlace(), own = parts.offsets[place];
+  SharedAllocation allocation{next_id_++, {}, bytes, own, parts.segment, backing->freed(), {}};
   for (const size_t offset : parts.offsets) allocation.parts.push_back(parts.segment->data() + offset);
-  allocation.parts[place] = own;
+  allocation.parts[place] = backing->data();
+  // Where there is none the memory is as good, but slower.
+  if (absl::StatusOr<std::shared_ptr<char>> view; viewed_ && (view = parts.segment->ViewAgain(own, bytes)).ok()) {
+    allocation.view = *view;
+    backing->KeepView(*std::move(view));
+  }
   for (Engine* engine : engines_) engine->AddAllocation(allocation);
 }
 
@@ -84,7 +89,7 @@ absl::StatusOr<Allocation> GroupMemory::Allocate(size_t bytes) {
   segment->Prepare(0, segment->bytes());  // page tables for the peers' parts
   char* const own = segment->data() + parts->offsets[OwnPlace()];
   Allocation allocation = Backing::Make(own, bytes, segment, segment);
-  Add(*parts, bytes, own, Backing::Of(allocation)->freed());
+  Add(*parts, Backing::Of(allocation), bytes);
   return allocation;
 }
 
@@ -99,7 +104,7 @@ absl::Status GroupMemory::Register(const Allocation& memory) {
   const absl::Status moved = backing->MoveTo(parts->segment, parts->offsets[OwnPlace()]);
   if (absl::Status s = Agree(group_, moved); !s.ok()) return s;
   parts->segment->Prepare(0, parts->segment->bytes());
-  Add(*parts, memory.bytes(), backing->data(), backing->freed());
+  Add(*parts, backing, memory.bytes());
   return absl::OkStatus();
 }
 

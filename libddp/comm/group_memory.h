@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/backing.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/shared_segment.h"
 
@@ -22,8 +23,9 @@ class GroupMemory {
  public:
   // `node`: the ranks of the group that share memory with this one, itself among them, ascending; every rank of the
   // group has such a list. The engines, over these ranks, get to know the memory.
-  GroupMemory(ProcessGroup* group, std::vector<int> node, std::vector<Engine*> engines)
-      : group_(*group), node_(std::move(node)), engines_(std::move(engines)) {}
+  // `viewed`: each rank's part of the memory gets a second view.
+  GroupMemory(ProcessGroup* group, std::vector<int> node, std::vector<Engine*> engines, bool viewed)
+      : group_(*group), node_(std::move(node)), engines_(std::move(engines)), viewed_(viewed) {}
 
   absl::StatusOr<Allocation> Allocate(size_t bytes);
   absl::Status Register(const Allocation& memory);
@@ -37,13 +39,14 @@ class GroupMemory {
 
   // Collective. Where `address` is not 0, this rank's part begins as far into a huge page as `address` does.
   absl::StatusOr<Parts> MakeParts(size_t bytes, uint64_t address);
-  void Add(const Parts& parts, size_t bytes, char* own, std::shared_ptr<const std::atomic<bool>> freed);
+  void Add(const Parts& parts, Backing* backing, size_t bytes);
 
   size_t OwnPlace() const;
 
   ProcessGroup& group_;
   const std::vector<int> node_;
   const std::vector<Engine*> engines_;
+  const bool viewed_;
   uint64_t next_id_ = 0;
 };
 

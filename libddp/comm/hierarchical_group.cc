@@ -43,7 +43,7 @@ class HierarchicalGroup final : public ProcessGroup {
         progress_(progress),
         engine_(std::move(options), progress),
         channels_(ChannelBlock(control_->data() + RoundUp(ControlBlock::Bytes(size())), size()), &engine_, progress),
-        memory_(this, AllRanks(size()), {&engine_}) {
+        memory_(this, AllRanks(size()), {&engine_}, /*viewed=*/false) {
     engine_.DoBesides([this] { channels_.Progress(); });
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {

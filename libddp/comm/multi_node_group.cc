@@ -33,7 +33,7 @@ constexpr double kReducingShare = 0.95, kSpreadingShare = 1.05;
 // About so many bytes more are sent in the time that another exchange would take.
 constexpr size_t kExchangeBytes = size_t{16} << 10;
 // Of a share above that it costs more to sum all of it on each node than to send one message less for each chunk.
-constexpr size_t kMostOnEachNode = size_t{1} << 20;
+constexpr size_t kMostOnEachNode = size_t{512} << 10;
 
 RangeList Ranges(Buffers buffers) {
   RangeList list;
@@ -64,8 +64,8 @@ class MultiNodeGroup final : public ProcessGroup {
         on_each_node_(BlockPlan::OnEachNode(members_.layout, members_.layout.node_of(rank()))),
         per_rank_(BlockPlan::PerRank(members_.layout)),
         pipeline_(std::move(options), group.progress),
-        memory_(this, members_.layout.ranks[static_cast<size_t>(members_.layout.node_of(rank()))],
-                pipeline_.engines()) {
+        memory_(this, members_.layout.ranks[static_cast<size_t>(members_.layout.node_of(rank()))], pipeline_.engines(),
+                /*viewed=*/true) {
     for (int r = 0; r < size(); ++r) from_root_.push_back(BlockPlan::FromRoot(members_.layout, r));
   }
 
@@ -161,6 +161,7 @@ absl::StatusOr<Work> MultiNodeGroup::Reduce(Kind kind, absl::string_view call, B
           ? Make(key, AllReducePlan(from.count, SizeOf(partial), SizeOf(to.dtype)), in, out, from.count)
           : MakePerRank(key, in, out, from.count, to.count);
   operation->partial = partial;
+  operation->sums_as_is = partial == from.dtype && options.prescale == 1;
   operation->sum = *sum;
   operation->finish = *finish;
   operation->nonfinite = options.nonfinite;

@@ -57,7 +57,20 @@ void NodePipeline::FailLocked(const absl::Status& why, bool tell) {
   told_ = !tell;
 }
 
-// Ends every operation that the engines have let go of. The wire works on scratch memory only, which stays.
+// What the wire may still write to is no longer what the user sees. Returns the failure, with more where this fails.
+absl::Status NodePipeline::KeepLateWritersOut(const NodeOperation& operation) {
+  absl::Status status;
+  const auto part = [&](char* data, size_t bytes) {
+    status.Update(reducing_.MakePrivate(data, bytes));
+    return true;
+  };
+  if (operation.exposed) operation.out.ForEach(part);
+  if (status.ok()) return failure_;
+  return WithFailedRanks(absl::Status(failure_.code(), absl::StrCat(failure_.message(), "; and ", status.message())),
+                         FailedRanks(failure_));
+}
+
+// Ends every operation that the engines have let go of. What the wire works on stays.
 void NodePipeline::EndPending() {
   TakeLaunched();
   for (Step* step : flight_) {
@@ -69,7 +82,7 @@ void NodePipeline::EndPending() {
   }
   if (options_.observer != nullptr && !std::exchange(written_, true)) options_.observer->OnGroupFailed();
   for (NodeOperation* operation : queue_) {
-    if (!operation->Done()) operation->Finish(failure_);
+    if (!operation->Done()) operation->Finish(KeepLateWritersOut(*operation));
     ended_.push_back(operation);
   }
   queue_.clear();

@@ -13,12 +13,11 @@ using Kind = OperationKey::Kind;
 
 // Blocks have room for multiples of so many elements, but where they are ranks' own.
 constexpr size_t kAlign = 16;
-// A message of about so many bytes costs little more than its bytes; up to kWhole an operation goes as one. Above 64
-// KiB less its own header Open MPI asks the receiver over TCP before it sends.
-constexpr size_t kMessageBytes = size_t{256} << 10;
-constexpr size_t kWholeBytes = size_t{60} << 10;
-// An operation is cut into at least so many chunks, if they are not smaller than kWhole: for the stages to overlap.
-constexpr size_t kLeastChunks = 4;
+// Above 64 KiB less its own header Open MPI asks the receiver over TCP before it sends. That costs as much as some
+// messages of fewer bytes, and as 100 KiB more of one that has to ask anyway; so there are few of these.
+constexpr size_t kUnaskedBytes = size_t{60} << 10;
+constexpr size_t kMostUnasked = 3;
+constexpr size_t kMessageBytes = size_t{512} << 10;
 
 size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
@@ -61,10 +60,8 @@ void NodeOperation::Cut() {
   if (elements == 0) return;
   const size_t size = std::max({in_size(), out_size(), partial_size()});
   const auto rounded = [&](size_t n) { return begins.empty() ? RoundUp(n, kAlign) : n; };
-  room_ = rounded(elements);
-  if (elements * size > kWholeBytes) {
-    room_ = rounded(std::clamp(CeilDiv(elements, kLeastChunks), kWholeBytes / size, kMessageBytes / size));
-  }
+  const size_t unasked = CeilDiv(elements, kUnaskedBytes / size);
+  room_ = rounded(CeilDiv(elements, unasked <= kMostUnasked ? unasked : CeilDiv(elements, kMessageBytes / size)));
   while (!Fits(room_) && room_ > kAlign) room_ = RoundUp(room_ / 2, kAlign);
   chunks_ = CeilDiv(elements, room_);
 }

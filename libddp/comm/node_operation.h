@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,7 @@ class NodeOperation final : public CountedWork {
   // Where block b begins in the whole array, and at last its end; only for a plan with a block for each rank.
   std::vector<size_t> begins;
   DType partial = DType::kUInt8;  // of a node's sum
+  bool sums_as_is = false;        // the sum of one rank alone is what it has
   CpuReduce sum, finish;          // within a node, and between nodes
   uint64_t parameters = 0;        // of what else all ranks must agree on
   uint32_t* nonfinite = nullptr;
@@ -55,9 +57,11 @@ class NodeOperation final : public CountedWork {
 
   // --- the pipeline's ---
   uint64_t sequence = 0;
-  size_t begun = 0, finished = 0;  // chunks
-  bool met = false;                // all ranks of this node have come
-  bool compared = false;           // all peers' headers have come, and agree
+  size_t begun = 0, finished = 0;            // chunks
+  bool met = false;                          // all ranks of this node have come
+  bool exposed = false;                      // the wire may write to `out`, in its second view
+  std::vector<std::shared_ptr<char>> views;  // which the wire works on
+  bool compared = false;                     // all peers' headers have come, and agree
   std::vector<NodeHeader> headers;
   std::deque<Transfer> headers_in, headers_out;
   NodeHeader header;
@@ -124,8 +128,8 @@ class NodeOperation final : public CountedWork {
   size_t chunks_ = 1;
 };
 
-// Scratch memory of one chunk.
-inline constexpr size_t kScratchBytes = size_t{2} << 20;
+// Scratch memory of one chunk: for messages of 512 KiB between two nodes.
+inline constexpr size_t kScratchBytes = size_t{13} << 18;
 
 }  // namespace ddp
 

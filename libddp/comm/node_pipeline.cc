@@ -32,9 +32,13 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       messages_(std::make_unique<NodeMessages>(this, options_.layout.size())) {
   const NodeLayout& layout = options_.layout;
   const size_t stride = kChunksInFlight * kScratchBytes;
-  SharedAllocation scratch{kScratchId,       {},
-                           stride,           options_.scratch_offset + stride * static_cast<size_t>(local()),
-                           options_.segment, std::make_shared<std::atomic<bool>>(false)};
+  SharedAllocation scratch{kScratchId,
+                           {},
+                           stride,
+                           options_.scratch_offset + stride * static_cast<size_t>(local()),
+                           options_.segment,
+                           std::make_shared<std::atomic<bool>>(false),
+                           {}};
   for (int l = 0; l < layout.width(node()); ++l) {
     scratch.parts.push_back(options_.segment->data() + options_.scratch_offset + stride * static_cast<size_t>(l));
   }
@@ -252,7 +256,7 @@ void NodePipeline::Begin(NodeOperation* operation) {
   step.room = operation->Room(step.chunk);
   step.areas = operation->AreasFor(step.room);
   step.stage = Stage::kReducing;
-  step.summed = false;
+  step.exposed = step.listening = step.summed = false;
   step.reducing = step.spreading = Work();
   step.partials.clear();
   step.results.clear();
@@ -267,7 +271,9 @@ void NodePipeline::Begin(NodeOperation* operation) {
                sizeof(NodeHeader));
     }
   }
-  Expect(&step);
+  Place(&step);
+  ExpectSums(&step);
+  if (!step.exposed) ExpectResults(&step, flight_.size() > 1 ? *(flight_.end() - 2) : nullptr);
   LaunchReducing(&step);
 }
 
@@ -318,7 +324,9 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
 
 bool NodePipeline::Exchange(Step* step, const Step* earlier) {
   bool progressed = false;
-  if (!step->summed && (earlier == nullptr || earlier->summed) && AllDone(step->partials)) {
+  // Whatever is to be replaced must have been sent.
+  if (!step->exposed || AllDone(step->sends)) ExpectResults(step, earlier);
+  if (!step->summed && step->listening && (earlier == nullptr || earlier->summed) && AllDone(step->partials)) {
     SendResults(step);
     step->summed = progressed = true;
   }

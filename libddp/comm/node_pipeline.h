@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -88,6 +89,12 @@ class NodePipeline final : public ProgressThread::Client {
   enum Tag { kHeader, kPartial, kResult, kNews, kEnvelope, kPayload };
   enum class Stage { kReducing, kExchanging, kSpreading, kFinished };
 
+  // Where something lies: for this rank, and for the wire.
+  struct Spot {
+    char* here = nullptr;
+    char* wire = nullptr;
+  };
+
   // A chunk under way.
   struct Step {
     NodeOperation* operation = nullptr;
@@ -95,7 +102,11 @@ class NodePipeline final : public ProgressThread::Client {
     NodeOperation::Areas areas;
     char* scratch = nullptr;
     Stage stage = Stage::kReducing;
-    bool summed = false;  // exchanging: the blocks that are at home here have their final values
+    // Of the blocks of this rank's slice, in their order.
+    absl::InlinedVector<Spot, 4> sums, finals;
+    bool exposed = false;    // the wire works on the user's memory
+    bool listening = false;  // results can come
+    bool summed = false;     // exchanging: the blocks that are at home here have their final values
     Work reducing, spreading;
     std::deque<Transfer> partials, results, sends;  // partials and results: what is to come
   };
@@ -133,17 +144,28 @@ class NodePipeline final : public ProgressThread::Client {
   void Transmit(std::deque<Transfer>* list, bool send, int peer, Tag tag, void* data, size_t bytes);
 
   // The stages of a chunk; in node_stages.cc.
-  void Expect(Step* step);
+  void Place(Step* step);
+  Spot PlaceSum(Step* step, int block, char* scratch);
+  Spot PlaceFinal(Step* step, int block, char* scratch);
+  void ExpectSums(Step* step);
+  void ExpectResults(Step* step, const Step* earlier);
   void LaunchReducing(Step* step);
   void SendSums(Step* step);
   void Greet(NodeOperation* operation);
   void SendResults(Step* step);
   void Sum(const Step& step, int block, const char* received, char* result) const;
+  bool alone() const { return options_.layout.width(node()) == 1; }
   void SendParts(Step* step);
   void TakeParts(Step* step) const;
   void LaunchSpreading(Step* step);
+  void TakeFinals(const Step& step) const;
   void AddSlices(const Step& step, const RangeList& from, size_t size, bool scatter, RangeList* to) const;
   void CollectFlags(const Step& step) const;
+  const Spot& SumOf(const Step& step, int block) const { return step.sums[step.operation->SlicePlace(block)]; }
+  char* ResultOf(const Step& step, int block) const {
+    return step.scratch + step.areas.result + step.operation->ResultPlace(block) * step.operation->Stride(step.room);
+  }
+  char* View(Step* step, char* data, size_t bytes);
 
   template <typename Call>
   absl::StatusOr<Work> StartMessage(Call call);
@@ -157,6 +179,7 @@ class NodePipeline final : public ProgressThread::Client {
   void FailAndTell(const absl::Status& why, bool tell_nodes = true);
   void FailLocked(const absl::Status& why, bool tell = true);
   void EndPending();
+  absl::Status KeepLateWritersOut(const NodeOperation& operation);
   void LookAround(bool background);
   std::set<int> Missing(const NodeOperation& operation) const;
   absl::Status TimedOut(const NodeOperation& operation) const;

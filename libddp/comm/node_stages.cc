@@ -8,9 +8,68 @@
 
 namespace ddp {
 
-// Says where to put what will come. All that the wire touches is scratch memory: of a message that comes too late, when
-// the group has failed, nobody takes notice.
-void NodePipeline::Expect(Step* step) {
+// --- places ---------------------------------------------------------------------------------------------------------
+
+// Where the sums and the final values of this rank's slice lie. The wire works on nothing that is the user's alone: of
+// a message that comes too late, when the group has failed, nobody must take notice. So it works on scratch memory, or
+// on the second view of memory that the group has allocated, from which a failure parts the user's view.
+void NodePipeline::Place(Step* step) {
+  const NodeOperation& op = *step->operation;
+  step->sums.clear();
+  step->finals.clear();
+  if (!op.reduces()) return;
+  const std::vector<int>& slice = op.plan().slice(node(), local());
+  char* sum = step->scratch + step->areas.partial;
+  for (const int b : slice) {
+    step->sums.push_back(PlaceSum(step, b, sum));
+    sum += step->room * op.partial_size();
+  }
+  // The flag of a block follows its final value, which is not where the user has room for it.
+  const bool stays = alone() && op.Is(Kind::kAllReduce) && (!op.flags() || op.plan().on_each_node());
+  for (size_t i = 0; stays && i < slice.size(); ++i) {
+    step->finals.push_back(PlaceFinal(step, slice[i], ResultOf(*step, slice[i])));
+  }
+}
+
+// The sum of a rank that is alone on its node is what it has.
+NodePipeline::Spot NodePipeline::PlaceSum(Step* step, int block, char* scratch) {
+  const NodeOperation& op = *step->operation;
+  const NodeOperation::Part part = op.PartOf(block, step->chunk);
+  const size_t begin = part.begin * op.in_size(), bytes = part.count * op.in_size();
+  if (!alone() || !op.sums_as_is || bytes == 0) return {scratch, scratch};
+  const bool sent = op.plan().on_each_node() || op.plan().home(block) != options_.rank;
+  size_t contiguous = 0;
+  char* const data = op.in.At(begin, &contiguous);
+  char* const here = contiguous < bytes ? scratch : data;
+  char* const wire = sent && here == data ? View(step, data, bytes) : nullptr;
+  if (here == scratch || (sent && wire == nullptr)) op.in.CopyOut(begin, scratch, bytes);
+  return {here, wire == nullptr ? scratch : wire};
+}
+
+// Where `here` is the scratch memory, the values are copied from there at last.
+NodePipeline::Spot NodePipeline::PlaceFinal(Step* step, int block, char* scratch) {
+  NodeOperation& op = *step->operation;
+  const NodeOperation::Part part = op.PartOf(block, step->chunk);
+  const size_t bytes = part.count * op.out_size();
+  size_t contiguous = 0;
+  char* const data = bytes == 0 ? scratch : op.out.At(part.begin * op.out_size(), &contiguous);
+  if (contiguous < bytes) return {scratch, scratch};
+  const bool is_home = op.plan().home(block) == options_.rank;
+  if (is_home && op.plan().on_each_node()) return {data, nullptr};
+  char* const wire = View(step, data, bytes);
+  if (wire == nullptr) return {scratch, scratch};
+  op.exposed |= !is_home;
+  return {data, wire};
+}
+
+char* NodePipeline::View(Step* step, char* data, size_t bytes) {
+  char* const view = reducing_.View(data, bytes, &step->operation->views);
+  step->exposed |= view != nullptr;
+  return view;
+}
+
+// Says where to put what will come.
+void NodePipeline::ExpectSums(Step* step) {
   const NodeOperation& op = *step->operation;
   const BlockPlan& plan = op.plan();
   if (op.reduces()) {
@@ -32,13 +91,20 @@ void NodePipeline::Expect(Step* step) {
       if (r != options_.rank && bytes > 0) Transmit(&step->partials, /*send=*/false, r, kPartial, to, bytes);
     }
   }
-  if (op.spreads()) {
-    for (const int b : plan.slice(node(), local())) {
-      if (!IsElsewhere(plan.home(b))) continue;
-      char* const to = step->scratch + step->areas.result + op.ResultPlace(b) * op.Stride(step->room);
-      if (const size_t bytes = op.ResultBytes(b, step->chunk); bytes > 0) {
-        Transmit(&step->results, /*send=*/false, plan.home(b), kResult, to, bytes);
-      }
+}
+
+// The wire delivers in the order in which this is called.
+void NodePipeline::ExpectResults(Step* step, const Step* earlier) {
+  const NodeOperation& op = *step->operation;
+  const BlockPlan& plan = op.plan();
+  if (step->listening || (earlier != nullptr && !earlier->listening)) return;
+  step->listening = true;
+  if (!op.spreads()) return;
+  for (const int b : plan.slice(node(), local())) {
+    if (!IsElsewhere(plan.home(b))) continue;
+    char* const to = step->finals.empty() ? ResultOf(*step, b) : step->finals[op.SlicePlace(b)].wire;
+    if (const size_t bytes = op.ResultBytes(b, step->chunk); bytes > 0) {
+      Transmit(&step->results, /*send=*/false, plan.home(b), kResult, to, bytes);
     }
   }
 }
@@ -77,7 +143,9 @@ void NodePipeline::AddSlices(const Step& step, const RangeList& from, size_t siz
 void NodePipeline::LaunchReducing(Step* step) {
   const NodeOperation& op = *step->operation;
   Operation* part = nullptr;
-  if (op.reduces() && step->room > 0) {
+  if (alone() && (!op.reduces() || op.sums_as_is)) {
+    return;
+  } else if (op.reduces() && step->room > 0) {
     const size_t slots = static_cast<size_t>(op.plan().slots(node()));
     part = new Operation(&reducing_,
                          {.kind = Kind::kReduceScatter, .in = op.key().in, .out = op.partial, .op = op.key().op});
@@ -115,7 +183,7 @@ void NodePipeline::SendSums(Step* step) {
   if (!op.reduces()) return;
   const BlockPlan& plan = op.plan();
   for (const int b : plan.slice(node(), local())) {
-    char* const from = step->scratch + step->areas.partial + op.SlicePlace(b) * step->room * op.partial_size();
+    char* const from = SumOf(*step, b).wire;
     const size_t bytes = op.PartOf(b, step->chunk).count * op.partial_size();
     const auto send = [&](int to) { Transmit(&step->sends, /*send=*/true, to, kPartial, from, bytes); };
     for (int n = 0; plan.on_each_node() && bytes > 0 && n < options_.layout.nodes(); ++n) {
@@ -133,19 +201,20 @@ void NodePipeline::SendResults(Step* step) {
   const char* received = step->scratch + step->areas.received;
   for (int b = 0; step->room > 0 && b < plan.blocks(); ++b) {
     if (plan.home(b) != options_.rank) continue;
-    char* const result = step->scratch + step->areas.result + op.ResultPlace(b) * op.Stride(step->room);
+    Spot result = {ResultOf(*step, b), ResultOf(*step, b)};
+    if (!step->finals.empty()) result = step->finals[op.SlicePlace(b)];
     if (op.reduces()) {
-      Sum(*step, b, received, result);
+      Sum(*step, b, received, result.here);
       received += static_cast<size_t>(options_.layout.nodes() - 1) * step->room * op.partial_size();
     } else {
       const NodeOperation::Part part = op.PartOf(b, step->chunk);
       const size_t origin = op.begins.empty() ? 0 : op.begins[static_cast<size_t>(b)];
-      op.in.CopyOut((part.begin - origin) * op.in_size(), result, part.count * op.in_size());
+      op.in.CopyOut((part.begin - origin) * op.in_size(), result.here, part.count * op.in_size());
     }
     const size_t bytes = op.ResultBytes(b, step->chunk);
     const bool wanted = op.spreads() && !plan.on_each_node();
     for (int n = 0; wanted && bytes > 0 && n < options_.layout.nodes(); ++n) {
-      if (n != node()) Transmit(&step->sends, /*send=*/true, plan.owner(n, b), kResult, result, bytes);
+      if (n != node()) Transmit(&step->sends, /*send=*/true, plan.owner(n, b), kResult, result.wire, bytes);
     }
   }
 }
@@ -159,14 +228,16 @@ void NodePipeline::Sum(const Step& step, int block, const char* received, char* 
   absl::InlinedVector<const void*, 16> sums(static_cast<size_t>(nodes));
   for (int n = 0; n < nodes; ++n) {
     if (n == node()) {
-      sums[static_cast<size_t>(n)] = step.scratch + step.areas.partial + op.SlicePlace(block) * block_bytes;
+      sums[static_cast<size_t>(n)] = SumOf(step, block).here;
     } else {
       sums[static_cast<size_t>(n)] = std::exchange(received, received + block_bytes);
     }
   }
   void* const to = result;
   const bool bad = part.count > 0 && op.finish(sums.data(), nodes, &to, 1, part.count);
-  if (op.Is(Kind::kReduceScatter)) {
+  if (!step.finals.empty()) {
+    if (bad) *op.nonfinite = 1;
+  } else if (op.Is(Kind::kReduceScatter)) {
     const size_t begin = part.begin - op.begins[static_cast<size_t>(block)];
     op.out.CopyIn(begin * op.out_size(), result, part.count * op.out_size());
     if (bad) *op.nonfinite = 1;
@@ -211,6 +282,7 @@ void NodePipeline::TakeParts(Step* step) const {
 void NodePipeline::LaunchSpreading(Step* step) {
   const NodeOperation& op = *step->operation;
   if (!op.spreads() || step->room == 0) return;
+  if (!step->finals.empty()) return TakeFinals(*step);
   Operation* part = nullptr;
   if (op.Is(Kind::kBroadcast) && !IsElsewhere(op.key().root)) {
     const NodeOperation::Part first = op.PartOf(0, step->chunk), last = op.PartOf(op.plan().blocks() - 1, step->chunk);
@@ -236,9 +308,19 @@ void NodePipeline::LaunchSpreading(Step* step) {
   spreading_.Progress();
 }
 
+// Nobody else is on this node.
+void NodePipeline::TakeFinals(const Step& step) const {
+  const NodeOperation& op = *step.operation;
+  for (const int b : op.plan().slice(node(), local())) {
+    const NodeOperation::Part part = op.PartOf(b, step.chunk);
+    const char* const final = step.finals[op.SlicePlace(b)].here;
+    if (final == ResultOf(step, b)) op.out.CopyIn(part.begin * op.out_size(), final, part.count * op.out_size());
+  }
+}
+
 void NodePipeline::CollectFlags(const Step& step) const {
   const NodeOperation& op = *step.operation;
-  if (!op.flags() || step.room == 0) return;
+  if (!op.flags() || step.room == 0 || !step.finals.empty()) return;
   const size_t slots = static_cast<size_t>(op.plan().slots(node()));
   for (int l = 0; l < options_.layout.width(node()); ++l) {
     for (size_t i = 0; i < op.plan().slice(node(), l).size(); ++i) {

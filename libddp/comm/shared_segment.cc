@@ -197,6 +197,20 @@ absl::Status SharedSegment::MakePrivate(char* address, size_t offset, size_t byt
   address -= before;
   offset -= before;
   if (bytes > AvailableMemory()) return NoMemory("MemAvailable", ENOMEM, bytes);
+  // Once only: mapped a second time, a page would show again what the others have made of it.
+  std::lock_guard<std::mutex> lock(private_mutex_);
+  private_.resize(bytes_ / kPage);
+  const auto is_private = [&](size_t at) { return private_[(offset + at) / kPage]; };
+  for (size_t begin = 0, end = 0; begin < bytes; begin = end) {
+    for (end = begin; end < bytes && is_private(end) == is_private(begin);) end += kPage;
+    if (is_private(begin)) continue;
+    if (absl::Status s = MakePagesPrivate(address + begin, offset + begin, end - begin); !s.ok()) return s;
+    for (size_t at = begin; at < end; at += kPage) private_[(offset + at) / kPage] = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedSegment::MakePagesPrivate(char* address, size_t offset, size_t bytes) {
   if (absl::Status s = MapAt(address, offset, bytes, MAP_PRIVATE); !s.ok()) return s;
   if (madvise(address, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   // A kernel before 5.14. Exchanging a byte for itself is a write that loses nobody else's.
@@ -206,6 +220,13 @@ absl::Status SharedSegment::MakePrivate(char* address, size_t offset, size_t byt
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<char>> SharedSegment::ViewAgain(size_t offset, size_t bytes) const {
+  void* const view = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, static_cast<off_t>(offset));
+  if (view == MAP_FAILED) return NoMemory("mmap", errno, bytes);
+  madvise(view, bytes, MADV_POPULATE_WRITE);  // only speed depends on it
+  return std::shared_ptr<char>(static_cast<char*>(view), [bytes](char* begin) { munmap(begin, bytes); });
 }
 
 void SharedSegment::Forget(const char* kept, size_t bytes) {

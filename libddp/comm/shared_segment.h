@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,8 +49,13 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
 
   // The pages of [address, address + bytes), where this process sees the segment from `offset` on, become its own:
   // their contents stay, but neither side sees any more what the other writes there. Threads of this process may be
-  // writing to them meanwhile, no write is lost. ResourceExhausted where memory is short; then nothing has changed.
+  // writing to them meanwhile, no write is lost. Pages that are its own already stay as they are. ResourceExhausted
+  // where memory is short; the pages that it was short for are unchanged. Thread-safe.
   absl::Status MakePrivate(char* address, size_t offset, size_t bytes);
+
+  // [offset, offset + bytes), which begins a page, at other addresses too: there it stays what it is, whatever becomes
+  // of the first ones, for as long as somebody has the view. ResourceExhausted where there is no room for it.
+  absl::StatusOr<std::shared_ptr<char>> ViewAgain(size_t offset, size_t bytes) const;
 
   // Replaces what this process has mapped at [address, address + bytes), whole pages, by the segment from `offset` on.
   // Nobody may be using the addresses. ResourceExhausted where there is no room for another mapping.
@@ -62,6 +69,7 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   SharedSegment() = default;
   absl::Status Map();
   absl::Status MapAt(char* address, size_t offset, size_t bytes, int sharing);
+  absl::Status MakePagesPrivate(char* address, size_t offset, size_t bytes);
 
   char* data_ = nullptr;
   size_t bytes_ = 0;
@@ -70,6 +78,8 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   std::atomic<bool> used_by_threads_{false};
   std::string posix_name_;  // not empty: to be unlinked by Seal
   std::string handle_;
+  std::mutex private_mutex_;
+  std::vector<bool> private_;  // by page of the segment: MakePrivate has been there
 };
 
 }  // namespace ddp

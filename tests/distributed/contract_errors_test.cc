@@ -1,7 +1,10 @@
 // The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, time-outs and Abort.
+#include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -268,6 +271,36 @@ TEST_CASE("Abort leaves what is done alone") {
     rank.group().Abort(absl::CancelledError("enough"));
     RANK_CHECK_OK(work.Wait());
     RANK_CHECK_EQ(m.Get(99), static_cast<double>(rank.size()));
+  });
+}
+
+// Between nodes messages go straight into memory that a group has allocated. The group is given up at every stage of
+// such an operation; the messages under way then are moved by what another group does.
+TEST_CASE("what comes after an Abort changes nobody's memory") {
+  constexpr size_t kCount = 1'300'000;
+  RunOnRanks([](Rank& rank) {
+    for (int round = 0; round < 12; ++round) {
+      std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+      const Allocation memory = RANK_VALUE(group->Allocate(kCount * sizeof(float), Device{}));
+      const Buffer view = memory.View(DType::kFloat32, 0, kCount);
+      auto* const data = static_cast<float*>(view.data);
+      std::fill_n(data, kCount, 1.0f);
+      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      // May fail, or be done, if the one who gives up is early or late.
+      absl::StatusOr<Work> work = group->AllReduce({view}, {view});
+      if (rank.rank() == round % rank.size()) {
+        for (int i = 0; i < round * round * round && work.ok() && !work->Done(); ++i) group->Progress();
+        group->Abort(absl::AbortedError("the test goes on without it"));
+      }
+      Rank::Finish(std::move(work)).IgnoreError();
+      for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(static_cast<size_t>(rank.rank()) + i % 1000);
+      for (int i = 0; i < 10; ++i) RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      size_t changed = 0;
+      for (size_t i = 0; i < kCount; ++i)
+        changed += data[i] != static_cast<float>(static_cast<size_t>(rank.rank()) + i % 1000);
+      RANK_CHECK_EQ(changed, size_t{0});
+      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    }
   });
 }
 

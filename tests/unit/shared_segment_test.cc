@@ -74,6 +74,27 @@ TEST_CASE("what a process makes its own keeps its contents and is out of the oth
   unsetenv("DDP_SHARED_MEMORY");
 }
 
+TEST_CASE("a page becomes a process's own once, and a second view goes on showing the common one") {
+  const std::shared_ptr<SharedSegment> segment = MakeSegment(8 * kPage);
+  char* const data = segment->data();
+  std::memset(data, 'a', 8 * kPage);
+  absl::StatusOr<std::shared_ptr<char>> view = segment->ViewAgain(kPage, 4 * kPage);
+  REQUIRE(view.ok());
+  char* const second = view->get();
+  CHECK(std::string(second, 4 * kPage) == std::string(4 * kPage, 'a'));
+  data[2 * kPage] = 'b';
+  CHECK(second[kPage] == 'b');
+  REQUIRE(segment->MakePrivate(data + 2 * kPage, 2 * kPage, 1).ok());
+  data[2 * kPage] = 'c';                                               // ours, not in the segment
+  REQUIRE(segment->MakePrivate(data + kPage, kPage, 3 * kPage).ok());  // among others that page
+  CHECK(data[2 * kPage] == 'c');
+  CHECK(second[kPage] == 'b');
+  std::memset(second, 'd', 4 * kPage);  // a late writer
+  CHECK(std::string(data, 4 * kPage) ==
+        std::string(2 * kPage, 'a') + 'c' + std::string(kPage - 1, 'a') + std::string(kPage, 'a'));
+  CHECK(data[4 * kPage] == 'd');  // nobody made it private
+}
+
 TEST_CASE("a child of fork opens its parent's segment by its own means") {
   const std::shared_ptr<SharedSegment> segment = MakeSegment(kPage);
   segment->data()[0] = 'a';

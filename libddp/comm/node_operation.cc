@@ -61,9 +61,17 @@ void NodeOperation::Cut() {
   const size_t size = std::max({in_size(), out_size(), partial_size()});
   const auto rounded = [&](size_t n) { return begins.empty() ? RoundUp(n, kAlign) : n; };
   const size_t unasked = CeilDiv(elements, kUnaskedBytes / size);
-  room_ = rounded(CeilDiv(elements, unasked <= kMostUnasked ? unasked : CeilDiv(elements, kMessageBytes / size)));
+  room_ = unasked <= kMostUnasked ? rounded(std::min(elements, kUnaskedBytes / size))
+                                  : rounded(CeilDiv(elements, CeilDiv(elements, kMessageBytes / size)));
   while (!Fits(room_) && room_ > kAlign) room_ = RoundUp(room_ / 2, kAlign);
   chunks_ = CeilDiv(elements, room_);
+  const bool to_equals = plan_.on_each_node() && layout_.widest() * layout_.nodes() == layout_.size();
+  carries_ = to_equals && sizeof(NodeHeader) + room_ * partial_size() <= MailStride(layout_);
+}
+
+// The same room whatever the call is: the ranks may not agree about it.
+size_t MailStride(const NodeLayout& layout) {
+  return RoundUp(sizeof(NodeHeader) + kUnaskedBytes / static_cast<size_t>(layout.nodes() - 1), 64);
 }
 
 size_t NodeOperation::Room(size_t chunk) const {

@@ -62,7 +62,7 @@ class NodeOperation final : public CountedWork {
   bool exposed = false;                      // the wire may write to `out`, in its second view
   std::vector<std::shared_ptr<char>> views;  // which the wire works on
   bool compared = false;                     // all peers' headers have come, and agree
-  std::vector<NodeHeader> headers;
+  std::unique_ptr<char[]> mail;              // the peers' headers and this rank's, each with room for what it carries
   std::deque<Transfer> headers_in, headers_out;
   NodeHeader header;
   int64_t noticed_ns = 0;
@@ -83,6 +83,8 @@ class NodeOperation final : public CountedWork {
   bool flags() const { return Is(OperationKey::Kind::kAllReduce) && nonfinite != nullptr; }
 
   size_t chunks() const { return chunks_; }
+  // Whether this rank's sums of the chunk travel with its header, to the same ranks.
+  bool Carries(size_t chunk) const { return carries_ && chunk == 0; }
   // Elements that each block has room for in a chunk.
   size_t Room(size_t chunk) const;
   // What of a block belongs to a chunk: elements [begin, begin + count) of the whole array.
@@ -126,7 +128,11 @@ class NodeOperation final : public CountedWork {
   const int rank_;
   size_t room_ = 0;
   size_t chunks_ = 1;
+  bool carries_ = false;
 };
+
+// Of a header with what it carries: bytes from one message to the next.
+size_t MailStride(const NodeLayout& layout);
 
 // Scratch memory of one chunk: for messages of 512 KiB between two nodes.
 inline constexpr size_t kScratchBytes = size_t{13} << 18;

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,7 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       progress_(progress),
       reducing_(std::move(options_.reducing), progress),
       spreading_(std::move(options_.spreading), progress),
+      mail_stride_(MailStride(options_.layout)),
       steps_(std::make_unique<std::array<Step, kChunksInFlight>>()),
       mail_(std::make_unique<Mail>()),
       messages_(std::make_unique<NodeMessages>(this, options_.layout.size())) {
@@ -265,10 +267,14 @@ void NodePipeline::Begin(NodeOperation* operation) {
   if (step.chunk == 0) {
     notes_.Entered(*operation, FlightState::kAnnounced);
     operation->header = {operation->sequence, operation->key().Pack(), operation->count, operation->parameters};
-    operation->headers.resize(header_from_.size());
+    if (spare_mail_.empty()) {
+      spare_mail_.push_back(std::make_unique_for_overwrite<char[]>((header_from_.size() + 1) * mail_stride_));
+    }
+    operation->mail = std::move(spare_mail_.back());
+    spare_mail_.pop_back();
     for (size_t i = 0; i < header_from_.size(); ++i) {
-      Transmit(&operation->headers_in, /*send=*/false, header_from_[i], kHeader, &operation->headers[i],
-               sizeof(NodeHeader));
+      Transmit(&operation->headers_in, /*send=*/false, header_from_[i], kHeader,
+               operation->mail.get() + i * mail_stride_, mail_stride_);
     }
   }
   Place(&step);
@@ -298,7 +304,7 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
       if (step->chunk == 0) {
         step->operation->met = true;
         if (step->operation->compared) notes_.Entered(*step->operation, FlightState::kReady);
-        Greet(step->operation);
+        Greet(step);
       }
       SendSums(step);
       step->stage = Stage::kExchanging;
@@ -326,7 +332,10 @@ bool NodePipeline::Exchange(Step* step, const Step* earlier) {
   bool progressed = false;
   // Whatever is to be replaced must have been sent.
   if (!step->exposed || AllDone(step->sends)) ExpectResults(step, earlier);
-  if (!step->summed && step->listening && (earlier == nullptr || earlier->summed) && AllDone(step->partials)) {
+  const bool carried = step->operation->Carries(step->chunk);
+  if (carried && !step->summed) Compare(step->operation);
+  const bool came = AllDone(step->partials) && (!carried || step->operation->compared) && failure_.ok();
+  if (!step->summed && step->listening && (earlier == nullptr || earlier->summed) && came) {
     SendResults(step);
     step->summed = progressed = true;
   }
@@ -347,7 +356,8 @@ void NodePipeline::Compare(NodeOperation* operation) {
   const auto describe = [](const NodeHeader& h) { return OperationKey::Unpack(h.what).Describe(h.count); };
   for (size_t i = 0; i < header_from_.size(); ++i) {
     const NodeHeader& mine = operation->header;
-    const NodeHeader& theirs = operation->headers[i];
+    NodeHeader theirs;
+    std::memcpy(&theirs, operation->mail.get() + i * mail_stride_, sizeof theirs);
     if (theirs.what == mine.what && theirs.count == mine.count && theirs.parameters == mine.parameters &&
         theirs.sequence == mine.sequence) {
       continue;
@@ -379,6 +389,7 @@ bool NodePipeline::Retire() {
       continue;
     }
     notes_.Entered(*operation, FlightState::kDone);
+    spare_mail_.push_back(std::move(operation->mail));
     operation->Finish(absl::OkStatus());
     progressed = true;
   }

@@ -151,9 +151,9 @@ class NodePipeline final : public ProgressThread::Client {
   void ExpectResults(Step* step, const Step* earlier);
   void LaunchReducing(Step* step);
   void SendSums(Step* step);
-  void Greet(NodeOperation* operation);
+  void Greet(Step* step);
   void SendResults(Step* step);
-  void Sum(const Step& step, int block, const char* received, char* result) const;
+  void Sum(const Step& step, int block, const char* received, size_t stride, char* result) const;
   bool alone() const { return options_.layout.width(node()) == 1; }
   void SendParts(Step* step);
   void TakeParts(Step* step) const;
@@ -201,6 +201,8 @@ class NodePipeline final : public ProgressThread::Client {
   Wire& wire_ = *options_.wire;
   char* scratch_ = nullptr;  // this rank's
   std::vector<int> header_to_, header_from_;
+  const size_t mail_stride_;
+  std::vector<std::unique_ptr<char[]>> spare_mail_;
 
   // Taken in this order: drive, launch.
   std::mutex drive_mutex_;

@@ -37,7 +37,7 @@ NodePipeline::Spot NodePipeline::PlaceSum(Step* step, int block, char* scratch) 
   const NodeOperation::Part part = op.PartOf(block, step->chunk);
   const size_t begin = part.begin * op.in_size(), bytes = part.count * op.in_size();
   if (!alone() || !op.sums_as_is || bytes == 0) return {scratch, scratch};
-  const bool sent = op.plan().on_each_node() || op.plan().home(block) != options_.rank;
+  const bool sent = !op.Carries(step->chunk) && (op.plan().on_each_node() || op.plan().home(block) != options_.rank);
   size_t contiguous = 0;
   char* const data = op.in.At(begin, &contiguous);
   char* const here = contiguous < bytes ? scratch : data;
@@ -72,7 +72,7 @@ char* NodePipeline::View(Step* step, char* data, size_t bytes) {
 void NodePipeline::ExpectSums(Step* step) {
   const NodeOperation& op = *step->operation;
   const BlockPlan& plan = op.plan();
-  if (op.reduces()) {
+  if (op.reduces() && !op.Carries(step->chunk)) {
     char* to = step->scratch + step->areas.received;
     for (int b = 0; b < plan.blocks(); ++b) {
       if (plan.home(b) != options_.rank) continue;
@@ -169,18 +169,26 @@ void NodePipeline::LaunchReducing(Step* step) {
 
 // --- exchanging -----------------------------------------------------------------------------------------------------
 
-// Tells peers on other nodes what this rank has been called for.
-void NodePipeline::Greet(NodeOperation* operation) {
-  for (const int peer : header_to_) {
-    Transmit(&operation->headers_out, /*send=*/true, peer, kHeader, &operation->header, sizeof(NodeHeader));
+// Tells peers on other nodes what this rank has been called for, and its sums with it where they are few.
+void NodePipeline::Greet(Step* step) {
+  NodeOperation& op = *step->operation;
+  char* const message = op.mail.get() + header_from_.size() * mail_stride_;
+  size_t bytes = sizeof(NodeHeader);
+  std::memcpy(message, &op.header, bytes);
+  if (op.Carries(step->chunk)) {
+    const int block = op.plan().slice(node(), local())[0];
+    const size_t sums = op.PartOf(block, step->chunk).count * op.partial_size();
+    std::memcpy(message + bytes, SumOf(*step, block).here, sums);
+    bytes += sums;
   }
+  for (const int peer : header_to_) Transmit(&op.headers_out, /*send=*/true, peer, kHeader, message, bytes);
 }
 
 // The node's sums, each to where its block is at home.
 void NodePipeline::SendSums(Step* step) {
   const NodeOperation& op = *step->operation;
   if (op.exchanges_all()) return SendParts(step);
-  if (!op.reduces()) return;
+  if (!op.reduces() || op.Carries(step->chunk)) return;
   const BlockPlan& plan = op.plan();
   for (const int b : plan.slice(node(), local())) {
     char* const from = SumOf(*step, b).wire;
@@ -198,14 +206,16 @@ void NodePipeline::SendResults(Step* step) {
   const NodeOperation& op = *step->operation;
   if (op.exchanges_all()) return TakeParts(step);
   const BlockPlan& plan = op.plan();
-  const char* received = step->scratch + step->areas.received;
+  const bool carried = op.Carries(step->chunk);
+  const char* received = carried ? op.mail.get() + sizeof(NodeHeader) : step->scratch + step->areas.received;
+  const size_t stride = carried ? mail_stride_ : step->room * op.partial_size();
   for (int b = 0; step->room > 0 && b < plan.blocks(); ++b) {
     if (plan.home(b) != options_.rank) continue;
     Spot result = {ResultOf(*step, b), ResultOf(*step, b)};
     if (!step->finals.empty()) result = step->finals[op.SlicePlace(b)];
     if (op.reduces()) {
-      Sum(*step, b, received, result.here);
-      received += static_cast<size_t>(options_.layout.nodes() - 1) * step->room * op.partial_size();
+      Sum(*step, b, received, stride, result.here);
+      received += static_cast<size_t>(options_.layout.nodes() - 1) * stride;
     } else {
       const NodeOperation::Part part = op.PartOf(b, step->chunk);
       const size_t origin = op.begins.empty() ? 0 : op.begins[static_cast<size_t>(b)];
@@ -220,17 +230,16 @@ void NodePipeline::SendResults(Step* step) {
 }
 
 // Adds up, in node order, what the nodes have of a block.
-void NodePipeline::Sum(const Step& step, int block, const char* received, char* result) const {
+void NodePipeline::Sum(const Step& step, int block, const char* received, size_t stride, char* result) const {
   const NodeOperation& op = *step.operation;
   const NodeOperation::Part part = op.PartOf(block, step.chunk);
   const int nodes = options_.layout.nodes();
-  const size_t block_bytes = step.room * op.partial_size();
   absl::InlinedVector<const void*, 16> sums(static_cast<size_t>(nodes));
   for (int n = 0; n < nodes; ++n) {
     if (n == node()) {
       sums[static_cast<size_t>(n)] = SumOf(step, block).here;
     } else {
-      sums[static_cast<size_t>(n)] = std::exchange(received, received + block_bytes);
+      sums[static_cast<size_t>(n)] = std::exchange(received, received + stride);
     }
   }
   void* const to = result;

@@ -45,6 +45,9 @@ struct alignas(kCacheLine) PeerLine {
   std::atomic<uint32_t> departed;  // the rank has left in good order
   std::atomic<uint32_t> working;   // threads of the rank that may be writing to others' memory, see Engine::Step
   std::atomic<int64_t> seen_ns;    // when the rank last waited for its peers, on the clock of NowNs
+  // Where in its own memory the rank keeps `token`, for others to find out whether they can read that; 0: not yet said.
+  std::atomic<uint64_t> token_address;
+  uint64_t token;
 };
 
 // One rank's part of one operation. Everything but `sequence` is written before it.
@@ -53,13 +56,14 @@ struct alignas(kCacheLine) Announcement {
   uint64_t what;                   // see OperationKey
   uint64_t count;
   uint64_t parameters;  // a hash of what else must be equal: prescale and postscale, or counts
-  uint64_t in, out;     // Address of the one range, or the number of ranges (see placement)
+  uint64_t in, out;     // Address of the one range, or the rank's own address of it, or the number of ranges
   uint32_t placement;   // Placement
 };
 
 // Where a rank's data lies, as it tells its peers.
 enum Placement : uint32_t {
   kPrivate,      // out of their reach
+  kReadable,     // one range each for in and out, in a process whose memory they can read
   kInlined,      // out of their reach, but a copy of the input goes with the announcement
   kSharedRange,  // one range each for in and out
   kSharedList,   // inline: `in` entries, then `out` entries
@@ -106,6 +110,13 @@ class ControlBlock {
     return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineStride;
   }
   FlightRing& flight(int rank) const { return reinterpret_cast<FlightRing*>(base_ + FlightOffset())[rank]; }
+  // Whether all ranks are so far with the round that two counters of PeerLine count.
+  bool AllReached(std::atomic<uint64_t> PeerLine::*counter, uint64_t value) const {
+    for (int r = 0; r < static_cast<int>(ranks_); ++r) {
+      if ((peer(r).*counter).load(std::memory_order_acquire) < value) return false;
+    }
+    return true;
+  }
   char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
 
  private:

@@ -26,6 +26,9 @@ Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::
     if (r != options_.rank)
       (options_.peers.InThisProcess(r) ? peers_in_this_process_ : peers_in_other_processes_) = true;
   }
+  PeerLine& line = control_.peer(options_.rank);
+  line.token = token_;
+  line.token_address.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
   progress_->Add(this);
 }
 
@@ -119,6 +122,12 @@ void Engine::AnnounceOne(Operation* operation) {
       a.placement = kSharedList;
     }
   }
+  if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
+    a.placement = kReadable;
+    size_t contiguous = 0;
+    a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
+    a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
+  }
   if (a.placement == kPrivate && operation->in.bytes() <= kInlineLimit) {
     a.placement = kInlined;
     operation->PutInline(control_, options_.rank);
@@ -207,8 +216,7 @@ bool Engine::Tick() {
       stay_until = NowNs() + kStayNs;
       continue;
     }
-    const bool in_a_round =
-        !queue_.empty() && queue_.front()->ready && queue_.front()->mode == Operation::Mode::kStaged;
+    const bool in_a_round = !queue_.empty() && queue_.front()->ready && queue_.front()->TakesTurns();
     if (!in_a_round || NowNs() > stay_until) break;
     lock.unlock();
     sched_yield();
@@ -222,7 +230,7 @@ bool Engine::Tick() {
 // One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
 // does a chunk at a time. Returns whether anything was done.
 bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
-  bool progressed = false, staged_pending = false;
+  bool progressed = false, turn_taken = false;
   Announce();
   for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
     Operation* const operation = At(s);
@@ -239,95 +247,14 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
       if (!failure_.ok()) break;
       progressed = true;
     }
-    const bool staged = operation->mode == Operation::Mode::kStaged;
-    if (staged) {
-      // One at a time, in order: they share the stages. And one thread at a time.
-      if (std::exchange(staged_pending, true) || operation->workers > 0) continue;
-    }
+    // One at a time, in order. And one thread at a time.
+    const bool takes_turns = operation->TakesTurns();
+    if (takes_turns && (std::exchange(turn_taken, true) || operation->workers > 0)) continue;
     progressed |= Step(lock, operation, share, s <= up_to ? 1 << 30 : 1);
-    if (staged && operation->Done()) staged_pending = false;
+    if (takes_turns && operation->Done()) turn_taken = false;
   }
   Retire();
   return progressed;
-}
-
-// All ranks have announced it: do they agree, and how is it done?
-void Engine::MakeReady(Operation* operation) {
-  bool shared = true, single = true, inlined = true;
-  for (int r = 0; r < options_.size; ++r) {
-    if (r > 0 && !Agrees(*operation, r)) return;
-    const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
-    shared &= placement == kSharedRange || placement == kSharedList;
-    single &= placement == kSharedRange;
-    inlined &= placement == kInlined;
-  }
-  operation->ready = true;
-  notes_.Entered(*operation, FlightState::kReady);
-  if (inlined) {
-    operation->mode = Operation::Mode::kInline;
-    return;
-  }
-  if (!shared) {
-    operation->mode = Operation::Mode::kStaged;
-    operation->first_round = staged_rounds_;
-    staged_rounds_ += operation->Rounds(options_.size);
-    return;
-  }
-  operation->mode = Operation::Mode::kDirect;
-  for (int r = 0; r < options_.size; ++r) {
-    if (!(single ? ResolveSingle(operation, r) : ResolveList(operation, r))) {
-      FailAndTell(absl::FailedPreconditionError(absl::StrCat(
-          operation->Describe(), ": rank ", options_.NameOf(r), " uses an Allocation that rank ",
-          options_.NameOf(options_.rank), " has freed; all ranks must keep an Allocation while one of them uses it")));
-      return;
-    }
-  }
-}
-
-// Whether `peer` calls what rank 0 calls.
-bool Engine::Agrees(const Operation& operation, int peer) {
-  const Announcement& first = control_.slot(operation.sequence, 0).announcement;
-  const Announcement& a = control_.slot(operation.sequence, peer).announcement;
-  if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
-  const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
-  const bool only_parameters = a.what == first.what && a.count == first.count;
-  const char* const with = operation.called().kind == OperationKey::Kind::kAllGatherV
-                               ? " with other counts of the single ranks"
-                               : " with another prescale or postscale";
-  FailAndTell(absl::FailedPreconditionError(
-      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(0), " calls ",
-                   describe(first), ", rank ", options_.NameOf(peer), " calls ", describe(a),
-                   only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
-  return false;
-}
-
-bool Engine::ResolveSingle(Operation* operation, int peer) const {
-  const Announcement& a = control_.slot(operation->sequence, peer).announcement;
-  char* const in = allocations_.Resolve(peer, a.in, operation->in_bytes(peer));
-  char* const out = a.out == a.in ? in : allocations_.Resolve(peer, a.out, operation->out.bytes());
-  operation->in_bases.push_back(in);
-  operation->out_bases.push_back(out);
-  return in != nullptr && out != nullptr;
-}
-
-bool Engine::ResolveList(Operation* operation, int peer) const {
-  const Announcement& a = control_.slot(operation->sequence, peer).announcement;
-  RangeList& in = operation->ins.emplace_back();
-  RangeList& out = operation->outs.emplace_back();
-  const auto add = [&](RangeList& list, uint64_t address, size_t bytes) {
-    char* const data = allocations_.Resolve(peer, address, bytes);
-    if (data != nullptr) list.Add(data, bytes);
-    return data != nullptr;
-  };
-  if (a.placement == kSharedRange) {
-    if (!add(in, a.in, operation->in_bytes(peer)) || !add(out, a.out, operation->out.bytes())) return false;
-  } else {
-    const auto* entry = reinterpret_cast<const ListedRange*>(control_.inlined(operation->sequence, peer));
-    for (uint64_t i = 0; i < a.in + a.out; ++i, ++entry) {
-      if (!add(i < a.in ? in : out, entry->address, entry->bytes)) return false;
-    }
-  }
-  return true;
 }
 
 // Whether what the operation waited for in the last pass has come.
@@ -375,8 +302,23 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       progressed = operation->RunRounds(control_, options_.rank, options_.size);
       lock.lock();
       Worked(operation);
-      if (!operation->Done() && operation->StagedDone(options_.size)) FinishOk(operation);
+      if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
       break;
+    case Operation::Mode::kFetched: {
+      ++operation->workers;
+      lock.unlock();
+      const absl::StatusOr<bool> fetched =
+          operation->RunFetches(control_, options_.peers, options_.rank, options_.size);
+      lock.lock();
+      Worked(operation);
+      progressed = fetched.ok() && *fetched;
+      // A peer that has ended, or has failed and given its memory back, is for LookAround to tell.
+      if (!fetched.ok() && !absl::IsNotFound(fetched.status()) && control_.failure().state.load() == Failure::kNone) {
+        FailAndTell(fetched.status());
+      }
+      if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
+      break;
+    }
   }
   return progressed;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -110,6 +111,8 @@ class Engine final : public ProgressThread::Client {
   bool Step(Lock& lock, Operation* operation, Share share, int limit);
   bool RunChunks(Operation* operation, Share share, int limit);
   void MakeReady(Operation* operation);
+  void PrepareToFetch(Operation* operation) const;
+  bool CanReadPeers();
   bool Agrees(const Operation& operation, int peer);
   bool ResolveSingle(Operation* operation, int peer) const;
   bool ResolveList(Operation* operation, int peer) const;
@@ -142,6 +145,7 @@ class Engine final : public ProgressThread::Client {
   ProgressThread* const progress_;
   std::function<void()> besides_;
   bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
+  const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
 
   mutable std::mutex mutex_;
   std::deque<Operation*> queue_;        // not yet retired, in order; one reference each
@@ -152,7 +156,8 @@ class Engine final : public ProgressThread::Client {
   uint64_t staged_rounds_ = 0;          // of all operations that became ready
   AllocationTable allocations_;
   absl::Status failure_;
-  uint64_t driven_ = 0;  // grows whenever a thread of the user's drives
+  std::optional<bool> can_read_peers_;  // once it has been tried
+  uint64_t driven_ = 0;                 // grows whenever a thread of the user's drives
   uint64_t driven_at_tick_ = 0;
   int64_t next_look_ns_ = 0;
 };

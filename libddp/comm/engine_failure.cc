@@ -150,9 +150,11 @@ void Engine::CheckPeers(int64_t waited_ns) {
 // Whether the operation cannot be done without something that `peer` has still to do.
 bool Engine::Needs(const Operation& operation, int peer) const {
   if (!HasAnnounced(operation, peer)) return true;
-  if (!operation.ready || operation.mode != Operation::Mode::kStaged) return false;
+  if (!operation.ready || !operation.TakesTurns()) return false;
   const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
-  return control_.peer(peer).reduced.load(std::memory_order_acquire) < rounds;
+  const PeerLine& line = control_.peer(peer);
+  const bool fetched = operation.mode == Operation::Mode::kFetched;  // until the end somebody reads somebody's memory
+  return (fetched ? line.copied : line.reduced).load(std::memory_order_acquire) < rounds;
 }
 
 bool Engine::HasAnnounced(const Operation& operation, int rank) const {

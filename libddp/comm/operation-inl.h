@@ -16,6 +16,16 @@ inline constexpr size_t kSliceAlign = 64;
 inline size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 inline size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
 
+// The share of rank r in a round of `n` elements.
+struct Share {
+  size_t begin, end;
+};
+inline Share ShareOf(size_t n, int r, int ranks) {
+  const size_t per_rank = RoundUp(CeilDiv(n, static_cast<size_t>(ranks)), kSliceAlign);
+  const size_t begin = std::min(n, per_rank * static_cast<size_t>(r));
+  return {begin, std::min(n, begin + per_rank)};
+}
+
 // Reduces `count` elements from every `ins` list to every `outs` list, stretch by stretch where ranges end at different
 // places.
 template <typename InAt, typename OutAt>

@@ -10,11 +10,13 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 #include "libddp/comm/control_block.h"
 #include "libddp/comm/counted_work.h"
+#include "libddp/comm/peer_watch.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/device/cpu_reduce.h"
 
@@ -43,9 +45,10 @@ struct OperationKey {
 class Operation final : public CountedWork {
  public:
   enum class Mode {
-    kInline,  // a little private data, which travels with the announcement; each rank finishes by itself
-    kDirect,  // every rank's data lies in shared memory: slices are reduced in place, by whoever has time
-    kStaged,  // the data is passed on through the stages, round by round; each rank moves its own
+    kInline,   // a little private data, which travels with the announcement; each rank finishes by itself
+    kDirect,   // every rank's data lies in shared memory: slices are reduced in place, by whoever has time
+    kFetched,  // each rank reads what it needs from the peers' processes
+    kStaged,   // the data is passed on through the stages, round by round; each rank moves its own
   };
 
   Operation(Engine* engine, const OperationKey& key) : engine_(engine), key_(key) {}
@@ -75,13 +78,13 @@ class Operation final : public CountedWork {
   int arrived = 0;  // ranks 0 .. arrived - 1 have announced it
   int workers = 0;
   int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
-  // kDirect: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
+  // kDirect and kFetched: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
   absl::InlinedVector<char*, 4> in_bases, out_bases;
   std::vector<RangeList> ins, outs;
   absl::InlinedVector<uint32_t, 4> chunks;  // of each slice
-  // kStaged: the next thing to do.
+  // kStaged, and kFetched, which is one round: the next thing to do.
   uint64_t first_round = 0, round = 0;
-  enum class Phase { kCopyIn, kReduce, kCopyOut } phase = Phase::kCopyIn;
+  enum class Phase { kCopyIn, kReduce, kCopyOut, kLeave } phase = Phase::kCopyIn;
 
   const OperationKey& key() const { return key_; }
   std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
@@ -102,10 +105,16 @@ class Operation final : public CountedWork {
   void CutSlices(int ranks);
   bool ChunksDone(const ControlBlock& control) const;
 
-  // kStaged. Does what can be done without waiting; returns whether anything was. StagedDone tells when all is.
-  bool RunRounds(const ControlBlock& control, int rank, int ranks);
+  // kStaged and kFetched take their turns, one at a time: they share the stages.
+  bool TakesTurns() const { return mode == Mode::kStaged || mode == Mode::kFetched; }
   uint64_t Rounds(int ranks) const;
-  bool StagedDone(int ranks) const { return round == Rounds(ranks); }
+  bool RoundsDone(int ranks) const { return round == Rounds(ranks); }
+  // kStaged. Does what can be done without waiting; returns whether anything was.
+  bool RunRounds(const ControlBlock& control, int rank, int ranks);
+  // kFetched. Does a piece of what can be done without waiting; returns whether anything was, or why a peer's memory
+  // cannot be read. FetchPays: whether it is faster than stages; the same on all ranks.
+  absl::StatusOr<bool> RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
+  bool FetchPays(int ranks) const;
 
  private:
   ~Operation() override = default;
@@ -128,6 +137,14 @@ class Operation final : public CountedWork {
   void StageIn(const ControlBlock& control, int rank, int ranks) const;
   void StageReduce(const ControlBlock& control, int rank, int ranks) const;
   void StageOut(const ControlBlock& control, int rank, int ranks) const;
+  absl::StatusOr<bool> FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
+  absl::StatusOr<bool> FetchResults(const PeerWatch& peers, int rank, int ranks);
+  struct Fetch {
+    uint64_t from;  // the peer's own address
+    size_t to;      // in `out`, as `bytes`
+    size_t bytes;
+  };
+  Fetch ResultOf(int peer, int rank, int ranks) const;
 
   Engine* const engine_;
   const OperationKey key_;
@@ -135,6 +152,9 @@ class Operation final : public CountedWork {
   size_t called_count_ = 0;
   size_t slice_ = 0;  // kDirect: elements of a slice, but for a shorter last one and the root's
   size_t chunk_ = 0;  // kDirect: elements of a chunk, but for a slice's last one
+  // kFetched: peers whose results are here, and how much is of this phase's, or the next peer's.
+  int peers_fetched_ = 0;
+  size_t fetched_ = 0;
 };
 
 }  // namespace ddp

@@ -41,17 +41,13 @@ size_t Operation::RoundPart(int r, int ranks, size_t base) const {
   return std::min(RoundElements(ranks), PartCount(r) - std::min(base, PartCount(r)));
 }
 
-uint64_t Operation::Rounds(int ranks) const { return CeilDiv(StagedElements(ranks), RoundElements(ranks)); }
+uint64_t Operation::Rounds(int ranks) const {
+  return mode == Mode::kFetched ? 1 : CeilDiv(StagedElements(ranks), RoundElements(ranks));
+}
 
 bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
   const uint64_t rounds = Rounds(ranks);
   bool progressed = false;
-  const auto all_reached = [&](std::atomic<uint64_t> PeerLine::*counter, uint64_t value) {
-    for (int r = 0; r < ranks; ++r) {
-      if ((control.peer(r).*counter).load(std::memory_order_acquire) < value) return false;
-    }
-    return true;
-  };
   while (round < rounds) {
     const uint64_t global = first_round + round;
     switch (phase) {
@@ -61,36 +57,24 @@ bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
         phase = Phase::kReduce;
         break;
       case Phase::kReduce:
-        if (!all_reached(&PeerLine::copied, global + 1)) return progressed;
+        if (!control.AllReached(&PeerLine::copied, global + 1)) return progressed;
         StageReduce(control, rank, ranks);
         control.peer(rank).reduced.store(global + 1, std::memory_order_release);
         phase = Phase::kCopyOut;
         break;
       case Phase::kCopyOut:
-        if (!all_reached(&PeerLine::reduced, global + 1)) return progressed;
+        if (!control.AllReached(&PeerLine::reduced, global + 1)) return progressed;
         StageOut(control, rank, ranks);
         phase = Phase::kCopyIn;
         ++round;
+        break;
+      case Phase::kLeave:  // a fetch's
         break;
     }
     progressed = true;
   }
   return progressed;
 }
-
-namespace {
-
-// The share of rank r in a round of `n` elements.
-struct Share {
-  size_t begin, end;
-};
-Share ShareOf(size_t n, int r, int ranks) {
-  const size_t per_rank = RoundUp(CeilDiv(n, static_cast<size_t>(ranks)), kSliceAlign);
-  const size_t begin = std::min(n, per_rank * static_cast<size_t>(r));
-  return {begin, std::min(n, begin + per_rank)};
-}
-
-}  // namespace
 
 void Operation::StageIn(const ControlBlock& control, int rank, int ranks) const {
   const size_t size = SizeOf(key_.in), slot_size = std::max(size, SizeOf(key_.out));

@@ -21,8 +21,11 @@ absl::Status ReadProcess(int rank, pid_t pid, const RangeList& from, const Range
     const ssize_t n = process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (n > 0) {
       at += static_cast<size_t>(n);
-    } else if (const int error = n == 0 ? EFAULT : errno; error == EPERM || error == ENOSYS || error == ESRCH) {
-      return absl::PermissionDeniedError("process_vm_readv");
+    } else if (const int error = n == 0 ? EFAULT : errno; error == ESRCH) {
+      return absl::NotFoundError(absl::StrCat("rank ", rank, " (process ", pid, ") has ended"));
+    } else if (error == EPERM || error == ENOSYS) {
+      return absl::PermissionDeniedError(absl::StrCat("cannot read the memory of rank ", rank, " (process_vm_readv: ",
+                                                      std::strerror(error), "); DDP_SINGLE_COPY=off does without"));
     } else if (error != EINTR) {
       return absl::InternalError(absl::StrCat("cannot read the buffer of rank ", rank,
                                               " (process_vm_readv: ", std::strerror(error),

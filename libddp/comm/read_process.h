@@ -13,7 +13,7 @@ namespace ddp {
 bool MayReadProcesses();
 
 // Copies `from`, addresses in process `pid`, which plays `rank`, to `to`, of the same length. PermissionDenied where
-// the host does not allow it (a container's seccomp profile, Yama) or the process has ended.
+// the host does not allow it (a container's seccomp profile, Yama), NotFound where the process has ended.
 absl::Status ReadProcess(int rank, pid_t pid, const RangeList& from, const RangeList& to);
 
 }  // namespace ddp

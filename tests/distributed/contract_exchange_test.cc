@@ -55,6 +55,9 @@ TEST_CASE("all-gather of uneven parts in every dtype, placement and split") {
         CheckAllGatherV(rank, DType::kFloat32, placement, Uneven(rank.size(), 170'001), in_place, 4);
       }
     }
+    std::vector<size_t> large;  // more than 2 MiB, in one range on each rank
+    for (int r = 0; r < rank.size(); ++r) large.push_back(static_cast<size_t>(140'001 - 100 * r));
+    CheckAllGatherV(rank, DType::kFloat64, Placement::kOrdinary, large, false, 1);
   });
 }
 
@@ -87,6 +90,7 @@ TEST_CASE("all-to-all in every dtype, placement and split") {
         CheckAllToAll(rank, DType::kFloat32, placement, 120'001, in_place, 1);
       }
     }
+    CheckAllToAll(rank, DType::kFloat64, Placement::kOrdinary, 140'001, false, 1);  // more than 2 MiB in one range
   });
 }
 

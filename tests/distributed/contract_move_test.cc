@@ -85,6 +85,9 @@ TEST_CASE("all-gather in every dtype, placement and split") {
       CheckAllGather(rank, DType::kFloat32, placement, 150'001, false, 5);
       CheckAllGather(rank, DType::kFloat32, placement, 150'001, true, 5);
     }
+    for (const bool in_place : {true, false}) {  // more than 2 MiB in one range
+      CheckAllGather(rank, DType::kFloat64, Placement::kOrdinary, 140'001, in_place, 1);
+    }
   });
 }
 

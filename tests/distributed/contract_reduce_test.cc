@@ -154,6 +154,28 @@ TEST_CASE("counts of many chunks") {
   });
 }
 
+// More than 2 MiB, in one range on each rank: processes read it where it lies.
+TEST_CASE("large private arrays") {
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : {Placement::kOrdinary, Placement::kUnaligned}) {
+      for (const bool in_place : {true, false}) {
+        Case c = {.in = DType::kFloat64, .out = DType::kFloat64, .options = With(ReduceOp::kSum)};
+        c.placement = placement;
+        c.in_place = in_place;
+        c.count = 270'001;
+        CheckAllReduce(rank, c);
+        c.count = 140'001;
+        CheckReduceScatter(rank, c);
+      }
+    }
+    CheckAllReduce(rank, {.out = DType::kBFloat16,
+                          .options = With(ReduceOp::kAvg),
+                          .count = 550'001,
+                          .placement = Placement::kOrdinary,
+                          .in_place = false});
+  });
+}
+
 TEST_CASE("an operation on nothing, without an address") {
   RunOnRanks([](Rank& rank) {
     ProcessGroup& group = rank.group();

@@ -76,6 +76,7 @@ TEST_CASE("a killed rank is named by the survivors") {
   for (const char* when : {"before", "pending", "while", "after"}) {
     CheckDeath({"kill", when, "allocated", 1, 2, 1});
     CheckDeath({"kill", when, "allocated", 3'000'000, 2, 0});
+    CheckDeath({"kill", when, "ordinary", 100'000, 3, 1});
     CheckDeath({"kill", when, "ordinary", 1'000'000, 3, 1});
   }
   CheckDeath({"kill", "allocate", "allocated", 1000, 3, 2});

@@ -257,9 +257,10 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
   return progressed;
 }
 
-// Whether what the operation waited for in the last pass has come.
+// Whether what the operation waited for in the last pass has come. After a failure only a thread that is still at work
+// can end it, and that needs the mutex.
 bool Engine::HasNews(const Operation& operation) const {
-  if (operation.sequence >= announced_) return false;
+  if (!failure_.ok() || operation.sequence >= announced_) return false;
   if (!operation.ready) {
     return control_.slot(operation.sequence, operation.arrived).announcement.sequence.load(std::memory_order_acquire) ==
            operation.sequence + 1;

@@ -33,7 +33,7 @@ absl::Status FetchFrom(const PeerWatch& peers, int peer, const char* from, const
 }  // namespace
 
 bool Operation::FetchPays(int ranks) const {
-  if (in.ranges() != 1 || out.ranges() != 1 || ranks > kMostRanks) return false;
+  if (in.ranges() != 1 || out.ranges() != 1 || ranks == 1 || ranks > kMostRanks) return false;
   const size_t bytes = count * std::max(in_size(), out_size());
   switch (key_.kind) {
     case OperationKey::Kind::kAllReduce:

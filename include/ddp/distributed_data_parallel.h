@@ -18,6 +18,8 @@
 
 namespace ddp {
 
+class GradScaler;
+
 // One trainable tensor. `name` is unique in the model. `shape` is compared between ranks if given; its product is
 // value.count.
 //   value.data null: the library owns the memory (see DistributedDataParallel::value).
@@ -140,9 +142,11 @@ struct JoinOptions {
   // Instead of going on without it, every rank gets an error when one has no more inputs: OutOfRange from
   // FinishBackward, BeginForward and Join::Finish.
   bool throw_on_early = false;
+  // The scaler of the training, whose scale and counters a rank that is through does not adapt: Finish gives all ranks
+  // those of the rank that went on longest (GradScaler::Broadcast). Set on all ranks or on none. Outlives the Join.
+  GradScaler* scaler = nullptr;
   // Called on a rank that has no more inputs after each step of the others, when gradients hold that step's result: for
-  // what has to stay equal on all ranks, like a gradient scaler or the optimizer's step count. An error ends the
-  // training on every rank.
+  // what has to stay equal on all ranks, like the optimizer's step count. An error ends the training on every rank.
   std::function<absl::Status()> on_shadowed_step;
 };
 
@@ -264,7 +268,8 @@ class DDP_EXPORT DistributedDataParallel {
 
   // For ranks with unequal numbers of steps. All ranks make one, take their steps, and call Finish when they have no
   // more inputs: a rank that is through then takes part in the others' reductions until all are. At the end all have
-  // the parameters and buffers of the ranks that went on longest. Costs a small exchange at the start of every step.
+  // the parameters and buffers of the ranks that went on longest, and with JoinOptions::scaler its scale. Costs a small
+  // exchange at the start of every step.
   //
   //   ddp::DistributedDataParallel::Join join(*model);
   //   while (NextBatch()) { ...one step... }

@@ -61,7 +61,7 @@ struct GradScalerState {
 // The scale and its counters live on the device. With an Optimizer that is fused() the host never waits for them.
 //
 // Unscale and Step come after FinishBackward. Then gradients are the same on all ranks, and so is the scale. Where
-// ranks make different numbers of steps (uneven inputs), Broadcast makes it equal again.
+// ranks make different numbers of steps (uneven inputs), JoinOptions::scaler makes it equal again.
 //
 // Errors: FailedPrecondition where calls come in the wrong order (it says which), InvalidArgument for gradients or
 // options that cannot be used, Unimplemented for a device that this build has no kernels for. After either the call has
@@ -117,7 +117,8 @@ class DDP_EXPORT GradScaler {
   virtual absl::StatusOr<GradScalerState> State() = 0;
   virtual absl::Status Load(const GradScalerState& state) = 0;
 
-  // Collective: gives all ranks the scale and counters of `root`.
+  // Collective, between an Update and the next Scale: gives all ranks the scale and counters of `root`, and forgets
+  // what was found since the last Update.
   virtual absl::Status Broadcast(ProcessGroup& group, int root) = 0;
 };
 

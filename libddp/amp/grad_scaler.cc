@@ -86,6 +86,7 @@ class Scaler final : public GradScaler {
   absl::StatusOr<bool> ReadFinding(const PerOptimizer& state, Stream stream);
   absl::Status SetScale(float scale, Stream stream);
   void BeginAnew();
+  absl::Status ForgetFindings();
 
   const bool enabled_;
   const Device home_;
@@ -325,6 +326,13 @@ absl::Status Scaler::Update(Stream stream) {
   return absl::OkStatus();
 }
 
+absl::Status Scaler::ForgetFindings() {
+  const uint32_t none[kFoundInfWords] = {};
+  if (absl::Status s = device_->Write(numbers()->found_inf, none, sizeof(none), stream_); !s.ok()) return s;
+  BeginAnew();
+  return absl::OkStatus();
+}
+
 absl::Status Scaler::SetScale(float scale, Stream stream) {
   const float both[] = {scale, InverseOf(scale)};
   static_assert(offsetof(ScalerNumbers, inv_scale) == sizeof(float));
@@ -335,10 +343,7 @@ absl::Status Scaler::Update(float new_scale, Stream stream) {
   if (!enabled_) return absl::OkStatus();
   if (absl::Status s = CheckScale(new_scale, rule_.min_scale); !s.ok()) return s;
   if (absl::Status s = SetScale(new_scale, On(stream)); !s.ok()) return s;
-  const uint32_t none[kFoundInfWords] = {};
-  if (absl::Status s = device_->Write(numbers()->found_inf, none, sizeof(none), stream_); !s.ok()) return s;
-  BeginAnew();
-  return absl::OkStatus();
+  return ForgetFindings();
 }
 
 absl::StatusOr<GradScalerState> Scaler::State() {
@@ -379,7 +384,10 @@ absl::Status Scaler::Broadcast(ProcessGroup& group, int root) {
   if (!enabled_) return absl::OkStatus();
   const Buffer common = {numbers(), kCommonBytes, DType::kUInt8, home_};
   absl::StatusOr<Work> work = group.Broadcast({common}, root, stream_);
-  return work.ok() ? work->Wait() : work.status();
+  if (!work.ok()) return work.status();
+  if (absl::Status s = work->Wait(); !s.ok()) return s;
+  // A rank that took part in the others' steps without an Update of its own may have noted their infinities.
+  return ForgetFindings();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/grad_scaler.h"
 #include "libddp/base/spin.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/exchange.h"
@@ -17,6 +18,7 @@ absl::Status Model::StartMeeting(StepNote::Kind kind) {
     note_.joined = 1;
     note_.divide_by_active = join_->divide_by_active;
     note_.throw_on_early = join_->throw_on_early;
+    note_.scaled = join_->scaler != nullptr && join_->scaler->enabled();
   }
   absl::StatusOr<Work> work = StartGather<StepNote>(*group_, {&note_, 1}, absl::MakeSpan(notes_));
   if (!work.ok()) return work.status();
@@ -66,13 +68,15 @@ void Model::LeaveJoin() {
   join_.reset();
 }
 
-// Takes part in what the others do until they are through too; then all take the model of one that went on longest.
+// Takes part in what the others do until they are through too; then all take the model, and the scale of the loss, of
+// one that went on longest.
 absl::Status Model::FinishJoin() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (join_over_) return absl::FailedPreconditionError("this Join is over");
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
   absl::Status status = ShadowOthers();
   if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
+  if (status.ok() && join_->scaler != nullptr) status = join_->scaler->Broadcast(*group_, last_active_);
   agreed_failure_ = false;
   meeting_.reset();
   join_over_ = true;

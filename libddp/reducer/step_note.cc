@@ -20,11 +20,12 @@ absl::Status Consistent(absl::Span<const StepNote> notes, bool weighted) {
   for (size_t r = 0; r < notes.size(); ++r) {
     const StepNote &zero = notes[0], &note = notes[r];
     if (note.joined != zero.joined || note.divide_by_active != zero.divide_by_active ||
-        note.throw_on_early != zero.throw_on_early) {
+        note.throw_on_early != zero.throw_on_early || note.scaled != zero.scaled) {
       const auto describe = [](const StepNote& n) {
         return n.joined == 0 ? std::string("is outside of a Join")
                              : absl::StrCat("is in a Join with divide_by_active=", n.divide_by_active,
-                                            " throw_on_early=", n.throw_on_early);
+                                            " throw_on_early=", n.throw_on_early, n.scaled != 0 ? " with" : " without",
+                                            " a scaler");
       };
       return absl::FailedPreconditionError(absl::StrCat("rank 0 ", describe(zero), ", rank ", r, " ", describe(note),
                                                         "; give JoinOptions alike on all ranks"));

@@ -19,7 +19,8 @@ struct StepNote {
   uint8_t divide_by_active = 0;
   uint8_t throw_on_early = 0;
   uint8_t joined = 0;  // inside a Join
-  uint8_t reserved[4] = {};
+  uint8_t scaled = 0;  // which keeps an enabled scaler equal
+  uint8_t reserved[3] = {};
 };
 static_assert(sizeof(StepNote) == 16);
 

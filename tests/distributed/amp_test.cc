@@ -1,4 +1,5 @@
 // GradScaler on several ranks: all of them skip the same steps and keep the same scale.
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -66,50 +67,80 @@ void ScaleSomething(GradScaler& scaler) {
 
 enum class How { kPlain, kFused, kReduction };
 
-// Trains two parameters over `steps` steps with DistributedDataParallel; in step s rank `culprit(s)` has an infinity
-// (-1: none has). Returns the values in the end, and the steps made.
+using MakeOptimizer = std::function<std::unique_ptr<nn::Optimizer>(size_t count)>;
+
+// Two parameters that are trained with DistributedDataParallel.
+class Training {
+ public:
+  Training(Rank& rank, How how, const GradScalerOptions& scaler_options, const MakeOptimizer& make) : rank_(rank) {
+    scaler_ = RANK_VALUE(GradScaler::Create(scaler_options));
+    DdpOptions options;
+    if (how == How::kReduction) options.nonfinite = RANK_VALUE(scaler_->AddFoundInf());
+    options.bucket_bytes = 1024;
+    step_options_.found_inf = options.nonfinite;
+    const auto parameter = [](const char* name, size_t count) {
+      const Buffer buffer = {nullptr, count, DType::kFloat32, {}};
+      return Parameter{name, {static_cast<int64_t>(count)}, buffer, buffer};
+    };
+    model_ =
+        RANK_VALUE(DistributedDataParallel::Create(rank.group(), {parameter("a", 1000), parameter("b", 37)}, options));
+    const absl::Span<float> all = values();
+    optimizer_ =
+        std::make_unique<FlatOptimizer>(make(all.size()), all, Floats(model_->grad_spans()[0]), how != How::kPlain);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<float>(i % 7);
+  }
+
+  // In which rank `culprit` has an infinity (-1: none has).
+  void Step(int step, int culprit) {
+    for (size_t p = model_->size(); p-- > 0;) {
+      const absl::Span<float> grad = Floats(model_->grad(p));
+      for (size_t i = 0; i < grad.size(); ++i) {
+        grad[i] = static_cast<float>((i + static_cast<size_t>(step + rank_.rank())) % 11);
+      }
+      RANK_CHECK_OK(scaler_->Scale({model_->grad(p)}));
+      if (culprit == rank_.rank()) grad[grad.size() / 2] = kInf;
+      model_->GradReady(p);
+    }
+    RANK_CHECK_OK(model_->FinishBackward());
+    RANK_CHECK_OK(scaler_->Step(*optimizer_, step_options_));
+    RANK_CHECK_EQ(RANK_VALUE(scaler_->FoundInf(*optimizer_)), culprit >= 0);
+    RANK_CHECK_OK(scaler_->Update());
+  }
+
+  void CheckEqualValues() {
+    const absl::Span<float> all = values();
+    for (const size_t i : {size_t{0}, all.size() / 2, all.size() - 1}) CheckEqualOnAllRanks(rank_, all[i]);
+  }
+
+  absl::Span<float> values() { return Floats(model_->value_spans()[0]); }
+  int64_t steps() const { return optimizer_->steps(); }
+  GradScaler& scaler() { return *scaler_; }
+  DistributedDataParallel& model() { return *model_; }
+
+ private:
+  Rank& rank_;
+  std::unique_ptr<GradScaler> scaler_;
+  std::unique_ptr<DistributedDataParallel> model_;
+  std::unique_ptr<FlatOptimizer> optimizer_;
+  StepOptions step_options_;
+};
+
+// Trains over `steps` steps; in step s rank `culprit(s)` has an infinity. Returns the values in the end, and the steps
+// made.
 std::pair<std::vector<float>, int64_t> Train(Rank& rank, How how, bool adam, float scale, int steps,
                                              const std::function<int(int)>& culprit) {
-  const std::unique_ptr<GradScaler> scaler =
-      RANK_VALUE(GradScaler::Create({.initial_scale = scale, .growth_interval = 4}));
-  DdpOptions options;
-  if (how == How::kReduction) options.nonfinite = RANK_VALUE(scaler->AddFoundInf());
-  options.bucket_bytes = 1024;
-  const auto parameter = [](const char* name, size_t count) {
-    const Buffer buffer = {nullptr, count, DType::kFloat32, {}};
-    return Parameter{name, {static_cast<int64_t>(count)}, buffer, buffer};
+  const auto make = [&](size_t count) -> std::unique_ptr<nn::Optimizer> {
+    if (adam) return std::make_unique<nn::Adam>(count, nn::AdamOptions{.lr = 0.01, .weight_decay = 0.1});
+    return std::make_unique<nn::Sgd>(count, nn::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1});
   };
-  const auto model =
-      RANK_VALUE(DistributedDataParallel::Create(rank.group(), {parameter("a", 1000), parameter("b", 37)}, options));
-  const absl::Span<float> values = Floats(model->value_spans()[0]), grads = Floats(model->grad_spans()[0]);
-  std::unique_ptr<nn::Optimizer> inner;
-  if (adam) {
-    inner = std::make_unique<nn::Adam>(values.size(), nn::AdamOptions{.lr = 0.01, .weight_decay = 0.1});
-  } else {
-    inner = std::make_unique<nn::Sgd>(values.size(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1});
-  }
-  FlatOptimizer optimizer(std::move(inner), values, grads, how != How::kPlain);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7);
+  Training training(rank, how, {.initial_scale = scale, .growth_interval = 4}, make);
   for (int step = 0; step < steps; ++step) {
-    for (size_t p = model->size(); p-- > 0;) {
-      const absl::Span<float> grad = Floats(model->grad(p));
-      for (size_t i = 0; i < grad.size(); ++i) {
-        grad[i] = static_cast<float>((i + static_cast<size_t>(step + rank.rank())) % 11);
-      }
-      RANK_CHECK_OK(scaler->Scale({model->grad(p)}));
-      if (culprit(step) == rank.rank()) grad[grad.size() / 2] = kInf;
-      model->GradReady(p);
-    }
-    RANK_CHECK_OK(model->FinishBackward());
-    StepOptions step_options;
-    step_options.found_inf = options.nonfinite;
-    RANK_CHECK_OK(scaler->Step(optimizer, step_options));
-    RANK_CHECK_EQ(RANK_VALUE(scaler->FoundInf(optimizer)), culprit(step) >= 0);
-    RANK_CHECK_OK(scaler->Update());
-    CheckEqualOnAllRanks(rank, RANK_VALUE(scaler->scale()));
+    training.Step(step, culprit(step));
+    CheckEqualOnAllRanks(rank, RANK_VALUE(training.scaler().scale()));
   }
-  for (const size_t i : {size_t{0}, values.size() / 2, values.size() - 1}) CheckEqualOnAllRanks(rank, values[i]);
-  return {{values.begin(), values.end()}, optimizer.steps()};
+  training.CheckEqualValues();
+  const absl::Span<float> values = training.values();
+  return {{values.begin(), values.end()}, training.steps()};
 }
 
 // A rank's part where ranks share the optimizer's work: rank 0 has none.
@@ -198,6 +229,53 @@ TEST_CASE("ranks with different numbers of steps have one scale again after Broa
     grad.assign(4, RANK_VALUE(scaler->scale()));
     RANK_CHECK_OK(scaler->Unscale(optimizer));
     RANK_CHECK_EQ(grad[3], 1.0f);
+  });
+}
+
+// What so many steps make of a scaler, those in `bad` having an infinity.
+GradScalerState AfterSteps(const GradScalerOptions& options, int steps, const std::vector<int>& bad) {
+  const auto scaler = RANK_VALUE(GradScaler::Create(options));
+  std::vector<float> value(1), grad(1);
+  FlatOptimizer optimizer(std::make_unique<nn::Sgd>(1, nn::SgdOptions{}), absl::MakeSpan(value), absl::MakeSpan(grad),
+                          true);
+  for (int step = 0; step < steps; ++step) {
+    grad[0] = std::find(bad.begin(), bad.end(), step) == bad.end() ? 1 : kInf;
+    ScaleSomething(*scaler);
+    RANK_CHECK_OK(scaler->Step(optimizer));
+    RANK_CHECK_OK(scaler->Update());
+  }
+  return RANK_VALUE(scaler->State());
+}
+
+TEST_CASE("ranks that run out of inputs have the others' scale after a Join") {
+  RunOnRanks([](Rank& rank) {
+    const auto inputs = [](int r) { return std::vector<int>{4, 9, 0, 6}[static_cast<size_t>(r)]; };
+    const int most = rank.size() == 1 ? 4 : 9, longest = rank.size() == 1 ? 0 : 1;
+    const std::vector<int> bad = {2, most - 1};  // when all but one or two ranks go on, and in the very last step
+    const GradScalerOptions options = {.initial_scale = 1024, .growth_interval = 2, .hysteresis = 2};
+    for (const How how : {How::kPlain, How::kFused, How::kReduction}) {
+      Training training(rank, how, options,
+                        [](size_t count) { return std::make_unique<nn::Sgd>(count, nn::SgdOptions{.lr = 0.1}); });
+      {
+        JoinOptions join_options;
+        join_options.scaler = &training.scaler();
+        DistributedDataParallel::Join join(training.model(), join_options);
+        for (int step = 0; step < inputs(rank.rank()); ++step) {
+          training.Step(step, std::find(bad.begin(), bad.end(), step) == bad.end() ? -1 : longest);
+        }
+        RANK_CHECK_OK(join.Finish());
+      }
+      RANK_CHECK(RANK_VALUE(training.scaler().State()) == AfterSteps(options, most, bad), "rank ", rank.rank());
+      training.CheckEqualValues();
+
+      // And what the ranks that were through have seen of others' infinities is forgotten.
+      for (const int step : {0, 1, 2}) {
+        training.Step(step, -1);
+        CheckEqualOnAllRanks(rank, RANK_VALUE(training.scaler().scale()));
+        CheckEqualOnAllRanks(rank, RANK_VALUE(training.scaler().State()).growth_tracker);
+      }
+      training.CheckEqualValues();
+    }
   });
 }
 

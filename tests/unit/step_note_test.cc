@@ -73,6 +73,10 @@ TEST_CASE("what cannot go on") {
   CheckError(notes, absl::StatusCode::kFailedPrecondition, "rank 0 is outside of a Join");
   for (StepNote& note : notes) note.joined = note.throw_on_early = 1;
   CheckError(notes, absl::StatusCode::kOutOfRange, "rank 2 has no more inputs");
+  notes[1].scaled = 1;
+  CheckError(notes, absl::StatusCode::kFailedPrecondition, "without a scaler, rank 1 is in a Join");
+  CheckError(notes, absl::StatusCode::kFailedPrecondition, "throw_on_early=1 with a scaler");
+  notes[1].scaled = 0;
   notes[2].kind = kStep;
   CHECK(ReadNotes(notes, 0, ReduceOp::kAvg, true).ok());
 }

@@ -43,7 +43,7 @@ check_mnist() {
       sum=$(md5sum <"$path")
     elif [[ -f $path.gz ]]; then
       path+=.gz
-      sum=$(gzip -dc "$path" | md5sum) || die "$path is damaged: download it again"
+      sum=$(gzip -dc "$path" 2>/dev/null | md5sum) || die "$path is damaged: download it again"
     else
       die "$folder has no $name and no $name.gz"
     fi
@@ -59,8 +59,9 @@ check_cifar() {
     [[ -f $path ]] || die "$folder has no $name"
     size=$(stat -c %s "$path")
     ((size == cifar_bytes)) || die "$path has $size bytes where $cifar_bytes are expected: download it again"
-    # The first byte of each image is its label.
-    wrong=$(od -An -v -tu1 -w3073 "$path" | awk '$1 > 9 { ++wrong } END { print wrong + 0 }')
+    # The first byte of each image is its label. (od and awk would take 6 s a file.)
+    # shellcheck disable=SC2016 # the variables are perl's
+    wrong=$(perl -ne 'BEGIN { $/ = \3073 } ++$wrong if ord > 9; END { print $wrong + 0 }' "$path")
     ((wrong == 0)) || die "$path has $wrong labels above 9: it is damaged, or not CIFAR-10's; download it again"
   done
   say "$folder holds CIFAR-10, complete: train_cnn --model=resnet20 --data=$folder"
@@ -68,6 +69,7 @@ check_cifar() {
 
 main() {
   (($# > 0)) || { usage && return; }
+  (($# == 1)) || die "one folder at a time, not: $*"
   case $1 in
     -h | --help)
       usage
@@ -87,4 +89,5 @@ main() {
   fi
 }
 
-main "$@"
+# Not where a test sources this.
+[[ ${BASH_SOURCE[0]} != "$0" ]] || main "$@"

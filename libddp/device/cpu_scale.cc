@@ -1,6 +1,8 @@
 #include "libddp/device/cpu_scale.h"
 
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "libddp/device/cpu_scale.cc"
@@ -22,8 +24,15 @@ HWY_INLINE V One(D d, void* data, size_t i, V factor, V bad) {
   return hn::Or(bad, hn::Sub(x, x));
 }
 
-// Four vectors at a time keep enough loads under way to be limited by memory; what is left goes by single vectors, then
-// by single elements, with the same operations.
+// Asks for `bytes` that are read some steps later. Behind the array's end that does nothing.
+HWY_INLINE void PrefetchAhead(const void* data, size_t at, size_t bytes) {
+  constexpr size_t kAhead = 2048, kLine = 64;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) + at + kAhead;
+  for (size_t line = 0; line < bytes; line += kLine) __builtin_prefetch(reinterpret_cast<const void*>(begin + line));
+}
+
+// Four vectors at a time, what is left by single vectors, then by single elements, with the same operations. Without
+// the prefetch 100 MiB take 20 % longer than without the check: what it adds leaves room for fewer loads under way.
 template <class S, bool kStore>
 bool Scale(void* data, size_t count, float factor32) {
   using T = typename S::Acc;
@@ -31,8 +40,10 @@ bool Scale(void* data, size_t count, float factor32) {
   const size_t lanes = hn::Lanes(d);
   const auto factor = hn::Set(d, static_cast<T>(factor32));
   auto bad0 = hn::Zero(d), bad1 = hn::Zero(d), bad2 = hn::Zero(d), bad3 = hn::Zero(d);
+  constexpr size_t kSize = std::is_same_v<S, Native<T>> ? sizeof(T) : 2;
   size_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    PrefetchAhead(data, i * kSize, 4 * lanes * kSize);
     bad0 = One<S, kStore>(d, data, i, factor, bad0);
     bad1 = One<S, kStore>(d, data, i + lanes, factor, bad1);
     bad2 = One<S, kStore>(d, data, i + 2 * lanes, factor, bad2);

@@ -40,6 +40,9 @@ ImageShape ConvolutionShape::out() const {
   return {outputs, (in.height + 2 * padding - kernel) / stride + 1, (in.width + 2 * padding - kernel) / stride + 1};
 }
 
+// oneDNN 2 wants it there, where it is of no use; oneDNN 3 refuses what is of no use.
+constexpr bool kBackwardTakesShift = DNNL_VERSION_MAJOR < 3;
+
 struct BatchNormalization::Plan {
   SessionPtr session;
   Operation training, evaluation, backward;
@@ -77,9 +80,8 @@ BatchNormalization::BatchNormalization(SessionPtr session, const ImageShape& sha
   plan.backward = Operation(Backward(backward), backward, impl);
   for (Operation* operation : {&plan.training, &plan.evaluation, &plan.backward}) {
     operation->Operand(DNNL_ARG_SRC, images);
-    for (const int key : {DNNL_ARG_SCALE, DNNL_ARG_SHIFT, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}) {
-      operation->Operand(key, channels);
-    }
+    for (const int key : {DNNL_ARG_SCALE, DNNL_ARG_MEAN, DNNL_ARG_VARIANCE}) operation->Operand(key, channels);
+    if (operation != &plan.backward || kBackwardTakesShift) operation->Operand(DNNL_ARG_SHIFT, channels);
   }
   plan.training.Operand(DNNL_ARG_DST, images);
   plan.evaluation.Operand(DNNL_ARG_DST, images);
@@ -114,9 +116,9 @@ void BatchNormalization::ForwardEvaluation(const float* x, const float* scale, c
 
 void BatchNormalization::Backward(const float* x, const float* dy, const float* scale, const float* shift,
                                   const float* mean, const float* variance, float* dscale, float* dshift, float* dx) {
+  if (kBackwardTakesShift) plan_->backward.Set(DNNL_ARG_SHIFT, shift);
   plan_->backward.Run({{DNNL_ARG_SRC, x},
                        {DNNL_ARG_SCALE, scale},
-                       {DNNL_ARG_SHIFT, shift},
                        {DNNL_ARG_MEAN, mean},
                        {DNNL_ARG_VARIANCE, variance},
                        {DNNL_ARG_DIFF_DST, dy},

@@ -12,6 +12,8 @@ train_mlp=$2
 program=$(basename "$train_mlp")
 shift 2
 mpirun=("$@")
+# Else Open MPI 5 may complain on standard error that it cannot tell which network interface leads to the same host.
+export OMPI_MCA_btl_tcp_if_include=lo
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
@@ -31,7 +33,9 @@ run() {
   if [[ $ranks == 1 ]]; then
     "$train_mlp" "$@" >out 2>err
   elif [[ $ranks == apart ]]; then
-    "${mpirun[@]}" 1 "$train_mlp" : -n 1 "$train_mlp" "$@" >out 2>err
+    # Not by "mpirun -n 1 PROGRAM : -n 1 PROGRAM FLAG...", which makes Open MPI 5.0's mpirun crash when a program fails.
+    # shellcheck disable=SC2016 # the inner shell's
+    "${mpirun[@]}" 2 bash -c '[[ $OMPI_COMM_WORLD_RANK == 1 ]] || set --; exec "$0" "$@"' "$train_mlp" "$@" >out 2>err
   else
     "${mpirun[@]}" "$ranks" "$train_mlp" "$@" >out 2>err
   fi

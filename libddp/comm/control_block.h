@@ -41,7 +41,7 @@ struct alignas(kCacheLine) Failure {
 struct alignas(kCacheLine) PeerLine {
   std::atomic<uint64_t> retired;   // operations 0 .. retired - 1 are finished here: their slots may be used again
   std::atomic<uint64_t> copied;    // staging rounds (counted over the group's life) whose input this rank has laid out
-  std::atomic<uint64_t> reduced;   // ... and whose share it has reduced
+  std::atomic<uint64_t> reduced;   // ... and whose share it has reduced, of all-reduces
   std::atomic<uint32_t> departed;  // the rank has left in good order
   std::atomic<uint32_t> working;   // threads of the rank that may be writing to others' memory, see Engine::Step
   std::atomic<int64_t> seen_ns;    // when the rank last waited for its peers, on the clock of NowNs

@@ -128,7 +128,7 @@ void Engine::AnnounceOne(Operation* operation) {
     a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
     a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
   }
-  if (a.placement == kPrivate && operation->in.bytes() <= kInlineLimit) {
+  if (a.placement == kPrivate && operation->in.bytes() <= InlineLimit(*operation)) {
     a.placement = kInlined;
     operation->PutInline(control_, options_.rank);
   }
@@ -142,6 +142,12 @@ void Engine::AnnounceOne(Operation* operation) {
     ClearSlots(operation->sequence + 2);
     PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
   }
+}
+
+// An all-reduce has every rank read everything.
+size_t Engine::InlineLimit(const Operation& operation) const {
+  const bool reads_all = operation.key().kind == OperationKey::Kind::kAllReduce && options_.size > 4;
+  return reads_all ? kInlineBytes / 4 : kInlineBytes;
 }
 
 // Nobody looks at these before everybody has announced the operation.
@@ -178,11 +184,13 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
     {
       Lock lock(mutex_);
       ++driven_;
+      if (operation->Done()) return operation->status();
+      bool news = false;
       do {
-        if (operation->Done()) return operation->status();
         progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
         if (operation->Done()) return operation->status();
-      } while (GlanceForNews(*operation));
+        news = (progressed || !news) && GlanceForNews(*operation);
+      } while (news);
       if (!progressed && backoff.TimeToLook()) LookAround(lock);
     }
     if (bounded && absl::Now() >= deadline && !operation->Done()) {
@@ -265,7 +273,9 @@ bool Engine::HasNews(const Operation& operation) const {
     return control_.slot(operation.sequence, operation.arrived).announcement.sequence.load(std::memory_order_acquire) ==
            operation.sequence + 1;
   }
-  return operation.mode == Operation::Mode::kDirect && operation.ChunksDone(control_);
+  if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
+  const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
+  return its_turn && operation.PeersCaughtUp(control_);
 }
 
 // What comes soon is seen soonest without letting go of the mutex.
@@ -298,24 +308,16 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       break;
     }
     case Operation::Mode::kStaged:
-      ++operation->workers;
-      lock.unlock();
-      progressed = operation->RunRounds(control_, options_.rank, options_.size);
-      lock.lock();
-      Worked(operation);
-      if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
-      break;
     case Operation::Mode::kFetched: {
       ++operation->workers;
       lock.unlock();
-      const absl::StatusOr<bool> fetched =
-          operation->RunFetches(control_, options_.peers, options_.rank, options_.size);
+      const absl::StatusOr<bool> ran = operation->RunTurn(control_, options_.peers, options_.rank, options_.size);
       lock.lock();
       Worked(operation);
-      progressed = fetched.ok() && *fetched;
+      progressed = ran.ok() && *ran;
       // A peer that has ended, or has failed and given its memory back, is for LookAround to tell.
-      if (!fetched.ok() && !absl::IsNotFound(fetched.status()) && control_.failure().state.load() == Failure::kNone) {
-        FailAndTell(fetched.status());
+      if (!ran.ok() && !absl::IsNotFound(ran.status()) && control_.failure().state.load() == Failure::kNone) {
+        FailAndTell(ran.status());
       }
       if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
       break;

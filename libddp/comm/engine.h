@@ -29,10 +29,6 @@
 
 namespace ddp {
 
-// Private data of up to so many bytes travels with its announcement.
-inline constexpr size_t kInlineLimit = 2048;
-static_assert(kInlineLimit <= kInlineBytes);
-
 struct EngineOptions {
   int rank = 0;
   int size = 1;
@@ -103,6 +99,8 @@ class Engine final : public ProgressThread::Client {
   // The following are called with the mutex held; those given the lock may let go of it for a while.
   void Announce();
   void AnnounceOne(Operation* operation);
+  // Private data of up to so many bytes travels with its announcement.
+  size_t InlineLimit(const Operation& operation) const;
   void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
   bool Drive(Lock& lock, uint64_t up_to, Share share);

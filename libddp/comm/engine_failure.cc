@@ -152,9 +152,7 @@ bool Engine::Needs(const Operation& operation, int peer) const {
   if (!HasAnnounced(operation, peer)) return true;
   if (!operation.ready || !operation.TakesTurns()) return false;
   const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
-  const PeerLine& line = control_.peer(peer);
-  const bool fetched = operation.mode == Operation::Mode::kFetched;  // until the end somebody reads somebody's memory
-  return (fetched ? line.copied : line.reduced).load(std::memory_order_acquire) < rounds;
+  return (control_.peer(peer).*operation.DoneCounter()).load(std::memory_order_acquire) < rounds;
 }
 
 bool Engine::HasAnnounced(const Operation& operation, int rank) const {

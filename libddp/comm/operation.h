@@ -41,7 +41,7 @@ struct OperationKey {
 
 // Life: queued -> announced to the peers -> ready (all ranks have announced it, and agree) -> finished -> retired. The
 // engine's mutex guards everything but the atomics; while `workers` is above 0 threads are inside RunChunks or
-// RunRounds without it.
+// RunTurn without it.
 class Operation final : public CountedWork {
  public:
   enum class Mode {
@@ -109,15 +109,27 @@ class Operation final : public CountedWork {
   bool TakesTurns() const { return mode == Mode::kStaged || mode == Mode::kFetched; }
   uint64_t Rounds(int ranks) const;
   bool RoundsDone(int ranks) const { return round == Rounds(ranks); }
-  // kStaged. Does what can be done without waiting; returns whether anything was.
-  bool RunRounds(const ControlBlock& control, int rank, int ranks);
-  // kFetched. Does a piece of what can be done without waiting; returns whether anything was, or why a peer's memory
-  // cannot be read. FetchPays: whether it is faster than stages; the same on all ranks.
-  absl::StatusOr<bool> RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
+  // Does what can be done without waiting, or a piece of it; returns whether anything was, or why a peer's memory
+  // cannot be read.
+  absl::StatusOr<bool> RunTurn(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
+    if (mode == Mode::kFetched) return RunFetches(control, peers, rank, ranks);
+    return RunRounds(control, rank, ranks);
+  }
+  // Whether the peers are where the last turn had to wait for them.
+  bool PeersCaughtUp(const ControlBlock& control) const;
+  // By which a peer tells how many rounds it has done its part of.
+  std::atomic<uint64_t> PeerLine::*DoneCounter() const {
+    return mode == Mode::kStaged && HasTwoSteps() ? &PeerLine::reduced : &PeerLine::copied;
+  }
+  // Whether reading the peers' memory is faster than stages, as far as this rank's data tell.
   bool FetchPays(int ranks) const;
 
  private:
   ~Operation() override = default;
+
+  // Whether ranks need what others have made of their inputs, not only those.
+  bool HasTwoSteps() const { return key_.kind == OperationKey::Kind::kAllReduce; }
+  bool Reduces() const { return HasTwoSteps() || key_.kind == OperationKey::Kind::kReduceScatter; }
 
   // Elements: a rank's part of the result of an all-gather.
   size_t PartBegin(int rank) const {
@@ -134,11 +146,13 @@ class Operation final : public CountedWork {
   size_t RoundElements(int ranks) const;
   size_t RoundPart(int r, int ranks, size_t base) const;
   size_t StagedElements(int ranks) const;
+  bool RunRounds(const ControlBlock& control, int rank, int ranks);
+  absl::StatusOr<bool> RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
   void StageIn(const ControlBlock& control, int rank, int ranks) const;
   void StageReduce(const ControlBlock& control, int rank, int ranks) const;
   void StageOut(const ControlBlock& control, int rank, int ranks) const;
-  absl::StatusOr<bool> FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
-  absl::StatusOr<bool> FetchResults(const PeerWatch& peers, int rank, int ranks);
+  absl::Status FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
+  absl::Status FetchResults(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
   struct Fetch {
     uint64_t from;  // the peer's own address
     size_t to;      // in `out`, as `bytes`

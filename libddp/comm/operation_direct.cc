@@ -20,7 +20,7 @@ void Operation::CutSlices(int ranks) {
   const size_t n = static_cast<size_t>(ranks);
   switch (key_.kind) {
     case OperationKey::Kind::kAllReduce:
-      slice_ = RoundUp(CeilDiv(count, n), kSliceAlign);
+      slice_ = ShareOf(count, 0, ranks).end;
       break;
     case OperationKey::Kind::kReduceScatter:
       slice_ = count / n;

@@ -17,11 +17,11 @@ namespace {
 constexpr size_t kLeastBytes = size_t{2} << 20;
 constexpr size_t kMostBytes = size_t{32} << 20;
 // What has one step only pays from here on.
-constexpr size_t kLeastOneStep = size_t{64} << 10;
+constexpr size_t kLeastOneStep = size_t{16} << 10;
 constexpr int kMostRanks = 64;  // above, chunks from each would be small
 // Fetched to be reduced: stays in the cache between the two.
 constexpr size_t kChunkBytes = size_t{256} << 10;
-// Fetched by one call of RunFetches, so that a failure is noticed in between.
+// Fetched in one turn, so that a failure is noticed in between.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
 absl::Status FetchFrom(const PeerWatch& peers, int peer, const char* from, const RangeList& to) {
@@ -48,39 +48,25 @@ bool Operation::FetchPays(int ranks) const {
 }
 
 absl::StatusOr<bool> Operation::RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
-  PeerLine& mine = control.peer(rank);
   const uint64_t reached = first_round + 1;
-  switch (phase) {
-    case Phase::kCopyIn:
-    case Phase::kReduce: {
-      const absl::StatusOr<bool> done = FetchAndReduce(control, peers, rank, ranks);
-      if (!done.ok() || !*done) return done.ok() ? absl::StatusOr<bool>(true) : done;
-      mine.reduced.store(reached, std::memory_order_release);
-      phase = Phase::kCopyOut;
-      fetched_ = 0;
-      return true;
-    }
-    case Phase::kCopyOut: {
-      if (key_.kind == OperationKey::Kind::kAllReduce && !control.AllReached(&PeerLine::reduced, reached)) return false;
-      const absl::StatusOr<bool> done = FetchResults(peers, rank, ranks);
-      if (!done.ok() || !*done) return done.ok() ? absl::StatusOr<bool>(true) : done;
-      mine.copied.store(reached, std::memory_order_release);
-      phase = Phase::kLeave;
-      return true;
-    }
-    case Phase::kLeave:
-      if (!control.AllReached(&PeerLine::copied, reached)) return false;
-      ++round;
-      return true;
+  absl::Status status;
+  if (phase == Phase::kReduce && Reduces()) {
+    status = FetchAndReduce(control, peers, rank, ranks);
+  } else if (phase != Phase::kLeave) {
+    if (HasTwoSteps() && !control.AllReached(&PeerLine::reduced, reached)) return false;
+    status = FetchResults(control, peers, rank, ranks);
+  } else if (control.AllReached(&PeerLine::copied, reached)) {
+    ++round;
+  } else {
+    return false;
   }
-  return false;
+  if (!status.ok()) return status;
+  return true;
 }
 
-// Reduces the next piece of this rank's share; true when there is no more.
-absl::StatusOr<bool> Operation::FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank,
-                                               int ranks) {
+// Reduces the next piece of this rank's share.
+absl::Status Operation::FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
   const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
-  if (!scatter && key_.kind != OperationKey::Kind::kAllReduce) return true;
   // Nobody reads this rank's stage of this round.
   char* const scratch = control.stage(rank, first_round);
   const size_t slot = std::min(kChunkBytes, kStageBytes / static_cast<size_t>(ranks - 1)) / in_size() / kSliceAlign *
@@ -114,7 +100,11 @@ absl::StatusOr<bool> Operation::FetchAndReduce(const ControlBlock& control, cons
     if (bad) control.slot(sequence, rank).nonfinite.store(1, std::memory_order_relaxed);
     fetched_ += n;
   }
-  return fetched_ == share;
+  if (fetched_ < share) return absl::OkStatus();
+  control.peer(rank).reduced.store(first_round + 1, std::memory_order_release);
+  phase = Phase::kCopyOut;
+  fetched_ = 0;
+  return absl::OkStatus();
 }
 
 // What of a peer's data belongs in this rank's output, in the second step.
@@ -143,8 +133,8 @@ Operation::Fetch Operation::ResultOf(int peer, int rank, int ranks) const {
   return {0, 0, 0};
 }
 
-// Fetches the next piece of the peers' results; true when there is no more.
-absl::StatusOr<bool> Operation::FetchResults(const PeerWatch& peers, int rank, int ranks) {
+// Fetches the next piece of the peers' results.
+absl::Status Operation::FetchResults(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
   const bool copies_own = key_.kind == OperationKey::Kind::kAllGather || key_.kind == OperationKey::Kind::kAllGatherV ||
                           key_.kind == OperationKey::Kind::kAllToAll;
   if (copies_own && peers_fetched_ == 0 && fetched_ == 0) {
@@ -152,7 +142,7 @@ absl::StatusOr<bool> Operation::FetchResults(const PeerWatch& peers, int rank, i
     in.CopyTo(own.from - reinterpret_cast<uintptr_t>(in_bases[static_cast<size_t>(rank)]), out, own.to, own.bytes);
   }
   for (size_t left = kPieceBytes; peers_fetched_ < ranks - 1;) {
-    if (left == 0) return false;
+    if (left == 0) return absl::OkStatus();
     const int peer = (rank + 1 + peers_fetched_) % ranks;  // not all from the same one at once
     const Fetch result = ResultOf(peer, rank, ranks);
     const size_t n = std::min(left, result.bytes - fetched_);
@@ -166,7 +156,9 @@ absl::StatusOr<bool> Operation::FetchResults(const PeerWatch& peers, int rank, i
     ++peers_fetched_;
     fetched_ = 0;
   }
-  return true;
+  control.peer(rank).copied.store(first_round + 1, std::memory_order_release);
+  phase = Phase::kLeave;
+  return absl::OkStatus();
 }
 
 }  // namespace ddp

@@ -1,8 +1,9 @@
 // Private data passes through the stages in rounds. In a round each rank (1) copies into its stage what others need of
 // its data, (2) once all have, reduces its own share from its private data and the others' stages, keeping one copy and
-// leaving one in its own stage where nobody's input lies, and (3) once all have, copies the others' results out. Stages
-// alternate between two halves: a rank that lays out round g + 2 has seen everybody finish (2) of round g + 1, and so
-// (3) of round g. A round fits the cache: that, not the number of steps, decides the speed.
+// leaving one in its own stage where nobody's input lies, and (3) once all have, copies the others' results out. All
+// but an all-reduce is over once all have done (1): each rank takes what is its own from the others' stages. Stages
+// alternate between two halves: a rank that lays out round g + 2 has seen everybody do (1) of round g + 1, and so end
+// round g. A round fits the cache: that, not the number of steps, decides the speed.
 #include <algorithm>
 
 #include "libddp/comm/operation-inl.h"
@@ -59,11 +60,11 @@ bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
       case Phase::kReduce:
         if (!control.AllReached(&PeerLine::copied, global + 1)) return progressed;
         StageReduce(control, rank, ranks);
-        control.peer(rank).reduced.store(global + 1, std::memory_order_release);
         phase = Phase::kCopyOut;
+        if (HasTwoSteps()) control.peer(rank).reduced.store(global + 1, std::memory_order_release);
         break;
       case Phase::kCopyOut:
-        if (!control.AllReached(&PeerLine::reduced, global + 1)) return progressed;
+        if (HasTwoSteps() && !control.AllReached(&PeerLine::reduced, global + 1)) return progressed;
         StageOut(control, rank, ranks);
         phase = Phase::kCopyIn;
         ++round;

@@ -1,11 +1,14 @@
-// Times steps of DistributedDataParallel over a backward pass that only spends time: what communication is left over
-// when it ends, with one option or another.
+// Times steps of DistributedDataParallel over a backward pass that only spends time: how much longer than that they
+// take, with one option or another.
 //
 //   mpirun -n 2 ddp_step_bench [--layers=24] [--layer_kb=1024] [--compute_us=1000] [--steps=50] [--delay_us=0]
+//                              [--link_mbs=0] [--models=5]
 //
-// A layer spends compute_us in the processor and writes its gradient. With delay_us every all-reduce takes so long on
-// top, one after the other, as on a slow link: then the table says which part of what can be hidden was, in the first
-// step and in all. The variants take turns, step by step.
+// A layer spends compute_us in the processor and writes its gradient meanwhile. The variants take turns, step by step;
+// first steps are those of several models of each. With delay_us every all-reduce takes so long on top, with link_mbs
+// also the time of its bytes at so many MB/s, one after the other, as on a slow link, in every other step and first
+// step: the difference is what of the delays was not hidden.
+// Beside it stands what of them no schedule of the same buckets can hide.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,6 +25,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "ddp/ddp.h"
@@ -34,7 +39,17 @@ int64_t Now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Cloc
 // A group whose all-reduces take longer. They queue on a link of their own.
 class DelayedGroup final : public ddp::ProcessGroup {
  public:
-  DelayedGroup(ddp::ProcessGroup& group, int64_t delay_ns) : group_(group), delay_ns_(delay_ns) {}
+  explicit DelayedGroup(ddp::ProcessGroup& group) : group_(group) {}
+
+  // Of every all-reduce from now on; forgets those until now.
+  void SetDelay(double ns, double ns_per_byte) {
+    delay_ns_ = ns;
+    delay_ns_per_byte_ = ns_per_byte;
+    link_free_ = 0;
+    delays_.clear();
+  }
+  // In ns, in the order of the calls.
+  const std::vector<int64_t>& delays() const { return delays_; }
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -42,8 +57,12 @@ class DelayedGroup final : public ddp::ProcessGroup {
   absl::StatusOr<ddp::Work> AllReduce(ddp::Buffers in, ddp::Buffers out, const ddp::ReduceOptions& options,
                                       ddp::Stream after) override {
     absl::StatusOr<ddp::Work> work = group_.AllReduce(in, out, options, after);
-    if (!work.ok() || delay_ns_ == 0) return work;
-    link_free_ = std::max(Now(), link_free_) + delay_ns_;
+    size_t bytes = 0;
+    for (const ddp::Buffer& buffer : in) bytes += buffer.count * ddp::SizeOf(buffer.dtype);
+    const auto delay = static_cast<int64_t>(delay_ns_ + delay_ns_per_byte_ * static_cast<double>(bytes));
+    if (!work.ok() || delay == 0) return work;
+    delays_.push_back(delay);
+    link_free_ = std::max(Now(), link_free_) + delay;
     return ddp::Work(new Delayed(*std::move(work), link_free_));
   }
   absl::StatusOr<ddp::Work> Broadcast(ddp::Buffers buffers, int root, ddp::Stream after) override {
@@ -105,23 +124,31 @@ class DelayedGroup final : public ddp::ProcessGroup {
   };
 
   ddp::ProcessGroup& group_;
-  const int64_t delay_ns_;
+  double delay_ns_ = 0, delay_ns_per_byte_ = 0;
   int64_t link_free_ = 0;
+  std::vector<int64_t> delays_;
 };
 
 using Flags = std::map<std::string, int64_t>;
+
+// Steps with delays or without.
+struct Times {
+  std::vector<double> step_ms;
+  std::vector<double> first_ms;  // of a new model
+};
 
 struct Variant {
   std::string name;
   ddp::DdpOptions options;
   std::unique_ptr<ddp::DistributedDataParallel> model;
-  std::vector<double> exposed_ms, step_ms, hidden;  // by step; hidden: of what could be
+  Times plain, delayed;
+  double delay_ms = 0, least_ms = 0;  // of a step, and what no schedule can hide
 };
 
 std::vector<Variant> Variants(size_t bytes) {
   std::vector<Variant> variants;
   const auto add = [&](const char* name) -> ddp::DdpOptions& {
-    variants.push_back({name, {}, nullptr, {}, {}, {}});
+    variants.push_back({name, {}, nullptr, {}, {}});
     return variants.back().options;
   };
   add("defaults");
@@ -135,94 +162,156 @@ std::vector<Variant> Variants(size_t bytes) {
   return variants;
 }
 
-// One step. The part of the delays that could be hidden: on a link on which operations queue, no schedule of these
-// buckets ends before the last one is ready and has passed, nor before all have passed after the first was ready.
-absl::Status Step(const Flags& flags, Variant& variant) {
-  ddp::DistributedDataParallel& model = *variant.model;
-  const int64_t begin = Now();
-  for (size_t p = model.size(); p-- > 0;) {
-    const int64_t until = Now() + flags.at("compute_us") * 1000;
-    const ddp::Buffer grad = model.grad(p);
-    std::memset(grad.data, 0, grad.count * sizeof(float));
-    while (Now() < until) {
-    }
-    model.GradReady(p);
-  }
-  const int64_t end = Now();
-  if (absl::Status s = model.FinishBackward(); !s.ok()) return s;
-  const int64_t finished = Now();
-  const ddp::DdpStatistics statistics = model.statistics();
-  const double delay = static_cast<double>(flags.at("delay_us")) * 1000;
-  const double all = delay * static_cast<double>(statistics.buckets.size());
-  const double first_ready = static_cast<double>(statistics.buckets.front().ready_ns);
-  const double backward = static_cast<double>(statistics.buckets.back().ready_ns);
-  const double least = std::max(delay, first_ready + all - backward);
-  const double exposed = static_cast<double>(finished - end);
-  variant.exposed_ms.push_back(exposed / 1e6);
-  variant.step_ms.push_back(static_cast<double>(finished - begin) / 1e6);
-  variant.hidden.push_back(all > least ? (all - exposed) / (all - least) : 1);
-  return absl::OkStatus();
-}
-
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
+class Bench {
+ public:
+  Bench(const Flags& flags, ddp::ProcessGroup& group) : flags_(flags), group_(group) {}
+
+  absl::Status Run() {
+    variants_ = Variants(LayerBytes() * Layers());
+    for (int64_t m = 0; m < flags_.at("models"); ++m) {
+      for (const bool delayed : {false, true}) {
+        for (Variant& variant : variants_) {
+          if (absl::Status s = MakeModel(variant); !s.ok()) return s;
+          if (absl::Status s = TimeStep(variant, delayed, &Times::first_ms); !s.ok()) return s;
+        }
+        if (!delays()) break;
+      }
+    }
+    for (int64_t step = 0; step < flags_.at("steps"); ++step) {
+      for (Variant& variant : variants_) {
+        for (const bool delayed : {false, true}) {
+          if (absl::Status s = TimeStep(variant, delayed, &Times::step_ms); !s.ok()) return s;
+          if (!delays()) break;
+        }
+      }
+    }
+    if (group_.rank() == 0) Print();
+    return absl::OkStatus();
+  }
+
+ private:
+  size_t Layers() const { return static_cast<size_t>(flags_.at("layers")); }
+  size_t LayerBytes() const { return static_cast<size_t>(flags_.at("layer_kb")) << 10; }
+  bool delays() const { return flags_.at("delay_us") > 0 || flags_.at("link_mbs") > 0; }
+  void SetDelay(bool on) {
+    const auto mbs = static_cast<double>(flags_.at("link_mbs"));
+    group_.SetDelay(on ? static_cast<double>(flags_.at("delay_us")) * 1000 : 0, on && mbs > 0 ? 1000 / mbs : 0);
+  }
+
+  absl::Status MakeModel(Variant& variant) {
+    variant.model = nullptr;
+    std::vector<ddp::Parameter> parameters;
+    for (size_t p = 0; p < Layers(); ++p) {
+      parameters.push_back({absl::StrCat("layer", p), {}, {nullptr, LayerBytes() / 4, ddp::DType::kFloat32, {}}, {}});
+    }
+    SetDelay(true);  // `auto` measures it
+    absl::StatusOr<std::unique_ptr<ddp::DistributedDataParallel>> model =
+        ddp::DistributedDataParallel::Create(group_, std::move(parameters), variant.options);
+    if (!model.ok()) return model.status();
+    variant.model = *std::move(model);
+    return absl::OkStatus();
+  }
+
+  absl::Status TimeStep(Variant& variant, bool delayed, std::vector<double> Times::*times) {
+    SetDelay(false);
+    absl::StatusOr<ddp::Work> meet = group_.Barrier();
+    if (absl::Status s = meet.ok() ? meet->Wait() : meet.status(); !s.ok()) return s;
+    SetDelay(delayed);
+    ddp::DistributedDataParallel& model = *variant.model;
+    const int64_t begin = Now();
+    for (size_t p = model.size(); p-- > 0;) {
+      const int64_t until = Now() + flags_.at("compute_us") * 1000;
+      const ddp::Buffer grad = model.grad(p);
+      std::memset(grad.data, 0, grad.count * sizeof(float));
+      while (Now() < until) {
+      }
+      model.GradReady(p);
+    }
+    if (absl::Status s = model.FinishBackward(); !s.ok()) return s;
+    ((delayed ? variant.delayed : variant.plain).*times).push_back(static_cast<double>(Now() - begin) / 1e6);
+    if (delayed) NoteLeast(variant);
+    return absl::OkStatus();
+  }
+
+  // On a link on which operations queue, all that begin with a bucket's have to pass after it is ready. What the step
+  // reduces besides buckets comes last.
+  void NoteLeast(Variant& variant) const {
+    const auto ms = [](int64_t ns) { return static_cast<double>(ns) / 1e6; };
+    const std::vector<ddp::BucketTimes> buckets = variant.model->statistics().buckets;
+    auto next = group_.delays().begin();
+    variant.delay_ms = ms(std::accumulate(next, group_.delays().end(), int64_t{0}));
+    variant.least_ms = 0;
+    double left = variant.delay_ms;
+    for (const ddp::BucketTimes& bucket : buckets) {
+      variant.least_ms = std::max(variant.least_ms, ms(bucket.ready_ns - buckets.back().ready_ns) + left);
+      for (size_t k = 0; k < bucket.operations && next != group_.delays().end(); ++k) left -= ms(*next++);
+    }
+  }
+
+  void Print() const {
+    const double compute = static_cast<double>(flags_.at("compute_us") * flags_.at("layers")) / 1e3;
+    std::printf("%-20s %8s %9s %11s %10s", "backward computes", "buckets", "step", "beyond", "first");
+    std::printf(!delays() ? "\n" : " %9s %9s %9s %9s %9s %9s\n", "delays", "least", "added", "hidden", "first",
+                "hidden");
+    std::printf("%-17.1f ms %8s %9s %11s %10s", compute, "", "ms", "backward ms", "beyond ms");
+    std::printf(!delays() ? "\n" : " %9s %9s %9s %9s %9s %9s\n", "ms", "ms", "ms", "%", "ms", "%");
+    for (const Variant& v : variants_) {
+      const double step = Median(v.plain.step_ms), first = Median(v.plain.first_ms);
+      std::printf("%-20s %8zu %9.2f %11.2f %10.2f", v.name.c_str(), v.model->statistics().buckets.size(), step,
+                  step - compute, first - compute);
+      if (delays()) {
+        const double added = Median(v.delayed.step_ms) - step, first_added = Median(v.delayed.first_ms) - first;
+        std::printf(" %9.1f %9.1f %9.2f %s %9.2f %s", v.delay_ms, v.least_ms, added, Hidden(v, added).c_str(),
+                    first_added, Hidden(v, first_added).c_str());
+      }
+      std::printf("\n");
+    }
+  }
+
+  // Of what could be.
+  static std::string Hidden(const Variant& v, double added) {
+    const double most = v.delay_ms - v.least_ms;
+    if (most < v.delay_ms / 100) return absl::StrFormat("%9s", "-");
+    return absl::StrFormat("%9.1f", 100 * (v.delay_ms - added) / most);
+  }
+
+  const Flags& flags_;
+  DelayedGroup group_;
+  std::vector<Variant> variants_;
+};
+
 absl::Status Run(const Flags& flags) {
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
   if (!context.ok()) return context.status();
-  DelayedGroup group((*context)->world(), flags.at("delay_us") * 1000);
-  const size_t layer_bytes = static_cast<size_t>(flags.at("layer_kb")) << 10;
-  const size_t layers = static_cast<size_t>(flags.at("layers"));
-  std::vector<Variant> variants = Variants(layer_bytes * layers);
-  for (Variant& variant : variants) {
-    std::vector<ddp::Parameter> parameters;
-    for (size_t p = 0; p < layers; ++p) {
-      parameters.push_back({absl::StrCat("layer", p), {}, {nullptr, layer_bytes / 4, ddp::DType::kFloat32, {}}, {}});
-    }
-    absl::StatusOr<std::unique_ptr<ddp::DistributedDataParallel>> model =
-        ddp::DistributedDataParallel::Create(group, std::move(parameters), variant.options);
-    if (!model.ok()) return model.status();
-    variant.model = *std::move(model);
-  }
-  for (int64_t step = 0; step < flags.at("steps"); ++step) {
-    for (Variant& variant : variants) {
-      absl::StatusOr<ddp::Work> meet = group.Barrier();
-      absl::Status status = meet.ok() ? meet->Wait() : meet.status();
-      if (status.ok()) status = Step(flags, variant);
-      if (!status.ok()) return status;
-    }
-  }
-  if (group.rank() != 0) return absl::OkStatus();
-  std::printf("%-20s %8s %10s %13s %12s %11s %11s\n", "", "buckets", "step (ms)", "exposed (ms)", "first (ms)",
-              "hidden (%)", "first (%)");
-  for (const Variant& v : variants) {
-    std::printf("%-20s %8zu %10.3f %13.3f %12.3f %11.1f %11.1f\n", v.name.c_str(), v.model->statistics().buckets.size(),
-                Median(v.step_ms), Median(v.exposed_ms), v.exposed_ms.front(), 100 * Median(v.hidden),
-                100 * v.hidden.front());
-  }
-  return absl::OkStatus();
+  return Bench(flags, (*context)->world()).Run();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Flags flags = {{"layers", 24}, {"layer_kb", 1024}, {"compute_us", 1000}, {"steps", 50}, {"delay_us", 0}};
+  Flags flags = {{"layers", 24},  {"layer_kb", 1024}, {"compute_us", 1000}, {"steps", 50},
+                 {"delay_us", 0}, {"link_mbs", 0},    {"models", 5}};
   for (int i = 1; i < argc; ++i) {
     const std::pair<std::string, std::string> flag =
         absl::StrSplit(absl::StripPrefix(argv[i], "--"), absl::MaxSplits('=', 1));
     int64_t value = 0;
     if (flags.count(flag.first) == 0 || !absl::SimpleAtoi(flag.second, &value) || value < 0) {
       std::fprintf(
-          stderr, "%s: flags are --layers, --layer_kb, --compute_us, --steps and --delay_us, each =N with N a number\n",
+          stderr,
+          "%s: flags are --layers, --layer_kb, --compute_us, --steps, --delay_us, --link_mbs and --models, each "
+          "=N\n",
           argv[i]);
       return 2;
     }
     flags[flag.first] = value;
   }
-  if (flags["layers"] < 1 || flags["layer_kb"] < 1 || flags["steps"] < 1) {
-    std::fprintf(stderr, "--layers, --layer_kb and --steps are at least 1\n");
+  if (flags["layers"] < 1 || flags["layer_kb"] < 1 || flags["steps"] < 1 || flags["models"] < 1) {
+    std::fprintf(stderr, "--layers, --layer_kb, --steps and --models are at least 1\n");
     return 2;
   }
   const absl::Status status = Run(flags);

@@ -164,7 +164,10 @@ case $case_name in
     ;;
 
   contradiction)
-    RANK=0 WORLD_SIZE=5 LOCAL_RANK=0 LOCAL_WORLD_SIZE=5 "${mpirun[@]}" 2 "$launch_rank" >out 2>&1 && fail "succeeded"
+    # mpirun ends the other rank as soon as one has failed: let that one speak, too.
+    # shellcheck disable=SC2016 # the inner shell's
+    linger='"$0"; code=$?; sleep 1; exit $code'
+    RANK=0 WORLD_SIZE=5 LOCAL_RANK=0 LOCAL_WORLD_SIZE=5 "${mpirun[@]}" 2 bash -c "$linger" "$launch_rank" >out 2>&1 && fail "succeeded"
     [[ $(grep -c "Open MPI's mpirun and torchrun contradict each other" out) == 2 ]] || fail "not said by both ranks"
     ;;
 

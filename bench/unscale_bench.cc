@@ -1,10 +1,10 @@
 // Times GradScaler::Unscale, which multiplies every gradient and looks whether all are finite, on one thread. The bound
-// is the plainest pass over the same memory: read, multiply, write, and nothing else. Beside it the check alone, as a
-// fused step runs it, and its bound, a pass that only reads.
+// is the plainest pass over the same memory: read, multiply, write, and nothing else. Beside it a copy of as many bytes
+// (memcpy), and the check alone, as a fused step runs it, with its bound, a pass that only reads.
 //
 //   unscale_bench [rounds]
 //
-// The four take turns in each round; a figure is the median over the rounds, a ratio is taken within a round.
+// They take turns in each round; a figure is the median over the rounds, a ratio is taken within a round.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -108,7 +109,9 @@ double Median(std::vector<double> values) {
 void Measure(size_t bytes, int rounds) {
   const size_t count = bytes / sizeof(float);
   const auto grads = hwy::AllocateAligned<float>(count);
+  const auto copy = hwy::AllocateAligned<float>(count);
   std::fill_n(grads.get(), count, 1.0f);
+  std::fill_n(copy.get(), count, 1.0f);
   const std::unique_ptr<ddp::GradScaler> scaler = *ddp::GradScaler::Create({.initial_scale = 1});
   NoOptimizer optimizer(grads.get(), count);
   scaler->scale_data();
@@ -121,22 +124,25 @@ void Measure(size_t bytes, int rounds) {
     Check(scaler->Step(optimizer));
     Check(scaler->Update(1.0f));
   };
-  std::vector<double> times[4], write_ratio, read_ratio;
+  std::vector<double> times[5], write_ratio, read_ratio, copy_ratio;
   for (int round = 0; round < rounds; ++round) {
     const double t[] = {Time(unscale), Time([&] {
                           HWY_DYNAMIC_DISPATCH(ReadWrite)
                           (grads.get(), count, 1.0f);
                         }),
-                        Time(check), Time([&] { sink = HWY_DYNAMIC_DISPATCH(Read)(grads.get(), count); })};
-    for (size_t i = 0; i < 4; ++i) times[i].push_back(t[i]);
+                        Time(check), Time([&] { sink = HWY_DYNAMIC_DISPATCH(Read)(grads.get(), count); }),
+                        Time([&] { std::memcpy(copy.get(), grads.get(), bytes); })};
+    for (size_t i = 0; i < 5; ++i) times[i].push_back(t[i]);
     write_ratio.push_back(t[0] / t[1]);
     read_ratio.push_back(t[2] / t[3]);
+    copy_ratio.push_back(t[0] / t[4]);
   }
   const auto [least, most] = std::minmax_element(write_ratio.begin(), write_ratio.end());
-  std::printf("%8.2f %12.2f %12.2f %8.2f (%.2f-%.2f) %8.1f %12.2f %12.2f %8.2f\n",
+  std::printf("%8.2f %12.2f %12.2f %8.2f (%.2f-%.2f) %8.1f %12.2f %8.2f %12.2f %12.2f %8.2f\n",
               static_cast<double>(bytes) / (1 << 20), Median(times[0]) / 1e3, Median(times[1]) / 1e3,
               Median(write_ratio), *least, *most, 2 * static_cast<double>(bytes) / Median(times[0]),
-              Median(times[2]) / 1e3, Median(times[3]) / 1e3, Median(read_ratio));
+              Median(times[4]) / 1e3, Median(copy_ratio), Median(times[2]) / 1e3, Median(times[3]) / 1e3,
+              Median(read_ratio));
   // Right as well as fast.
   grads[count - 1] = std::nanf("");
   Check(scaler->Unscale(optimizer));
@@ -151,7 +157,9 @@ void Measure(size_t bytes, int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 31;
-  std::printf("#    MiB  unscale (us)   bound (us)  x bound (range)      GB/s   check (us)   bound (us)  x bound\n");
+  std::printf(
+      "#    MiB  unscale (us)   bound (us)  x bound (range)      GB/s    copy (us)   x copy   check (us)   bound (us)  "
+      "x bound\n");
   for (const double mib : {0.0625, 0.5, 4.0, 16.0, 100.0}) bench::Measure(static_cast<size_t>(mib * (1 << 20)), rounds);
   return 0;
 }

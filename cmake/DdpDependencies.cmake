@@ -111,6 +111,20 @@ elseif(DDP_WITH_NCCL STREQUAL "ON")
   list(APPEND _ddp_missing "CUDA, which NCCL works on (${_ddp_cuda_note}; or -DDDP_WITH_NCCL=OFF)")
 endif()
 
+# What the example layers need on GPUs; only their headers are needed to build them.
+set(DDP_HAVE_CUDNN OFF)
+if(DDP_HAVE_CUDA AND DDP_BUILD_EXAMPLES)
+  find_path(CUDNN_INCLUDE_DIR cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  mark_as_advanced(CUDNN_INCLUDE_DIR)
+  if(NOT CUDNN_INCLUDE_DIR)
+    message(STATUS "ddp: the examples are for the CPU only: cudnn_graph.h not found; install cudnn9-cuda-12 or -13")
+  elseif(NOT TARGET CUDA::cublasLt)
+    message(STATUS "ddp: the examples are for the CPU only: cuBLAS not found; install libcublas-dev")
+  else()
+    set(DDP_HAVE_CUDNN ON)
+  endif()
+endif()
+
 if(DDP_BUILD_EXAMPLES)
   # By its files: the CMake package that distributions ship wants OpenCL's headers too, which a CPU program does not.
   find_path(DNNL_INCLUDE_DIR dnnl.hpp)

@@ -21,6 +21,8 @@ of every batch, and their gradients are averaged while the backward pass is stil
       --weight-decay=1e-4 --batch=64            ResNet-20 on CIFAR-10: its six binary files in FOLDER
   train_cnn --model=resnet20 --synthetic --steps=100
                                                 how fast it is, without data
+  mpirun -n 2 train_cnn --data=FOLDER --device=cuda --amp=fp16
+                                                on GPUs, one for each rank, in mixed precision
   train_cnn --batch=32 --accumulate=4           trains as train_cnn --batch=128 does, in less memory (LeNet)
   train_cnn --save=cnn.ckpt --epochs=2          saves a checkpoint after each epoch ...
   train_cnn --resume=cnn.ckpt --epochs=5        ... and goes on from there, up to the fifth
@@ -35,6 +37,7 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
   const std::string name = absl::GetFlag(FLAGS_model);
   examples::ModelChoice choice;
   choice.description = name;
+  choice.bfloat16_on_cpu = true;
   if (name == "lenet") {
     choice.check = [](const examples::Dataset& data) {
       if (data.height >= nn::kLenetSmallestImage && data.width >= nn::kLenetSmallestImage) return absl::OkStatus();
@@ -42,14 +45,14 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
                                                      " x ", nn::kLenetSmallestImage, " pixels, these have ",
                                                      data.height, " x ", data.width, "; give --model=resnet20"));
     };
-    choice.make = [](const examples::Dataset& data, int max_batch) {
-      return nn::MakeLenet(ShapeOf(data), data.classes, max_batch);
+    choice.make = [](const examples::Dataset& data, int max_batch, nn::Device& device) {
+      return nn::MakeLenet(ShapeOf(data), data.classes, max_batch, device);
     };
   } else if (name == "resnet20") {
     choice.channels = 3;
     choice.height = choice.width = 32;
-    choice.make = [](const examples::Dataset& data, int max_batch) {
-      return nn::MakeResnet20(ShapeOf(data), data.classes, max_batch);
+    choice.make = [](const examples::Dataset& data, int max_batch, nn::Device& device) {
+      return nn::MakeResnet20(ShapeOf(data), data.classes, max_batch, device);
     };
   } else {
     return absl::InvalidArgumentError(absl::StrCat("--model=", name, " is not known: it may be lenet, resnet20"));
@@ -60,6 +63,6 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr absl::string_view kOwnFlags[] = {"model", "amp"};
+  constexpr absl::string_view kOwnFlags[] = {"model"};
   return examples::TrainMain(argc, argv, {"train_cnn", kIntroduction, kOwnFlags, &ReadModel});
 }

@@ -51,10 +51,7 @@ absl::StatusOr<examples::ModelChoice> ReadHidden() {
   examples::ModelChoice choice;
   choice.description =
       hidden.empty() ? "no hidden layer" : absl::StrCat("hidden layers of ", absl::StrJoin(hidden, ", "));
-  choice.make = [hidden](const examples::Dataset& data, int max_batch) {
-    return nn::MakeMlp(data.features(), hidden, data.classes, max_batch);
-  };
-  choice.make_on_gpu = [hidden](const examples::Dataset& data, int max_batch, nn::Device& device) {
+  choice.make = [hidden](const examples::Dataset& data, int max_batch, nn::Device& device) {
     return nn::MakeMlp(data.features(), hidden, data.classes, max_batch, device);
   };
   return choice;

@@ -4,64 +4,55 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "examples/nn/batch_norm.h"
 #include "examples/nn/check.h"
-#include "examples/nn/conv2d.h"
-#include "examples/nn/linear.h"
-#include "examples/nn/pooling.h"
-#include "examples/nn/residual.h"
+#include "examples/nn/onednn_image.h"
 
 namespace nn {
 
 bool HasBfloat16() { return onednn::HasBfloat16(); }
 
-std::unique_ptr<Model> MakeLenet(const ImageShape& images, int classes, int max_batch) {
+std::unique_ptr<Model> MakeLenet(const ImageShape& images, int classes, int max_batch, Device& device) {
   NN_CHECK(images.height >= kLenetSmallestImage && images.width >= kLenetSmallestImage);
-  const auto session = std::make_shared<onednn::Session>();
-  auto first = std::make_unique<Conv2d>(
-      session, Conv2dOptions{.in = images, .outputs = 32, .activation = Activation::kRelu, .in_layout = Layout::kPlain},
-      max_batch);
-  // Its ReLU comes after the pooling.
-  auto second = std::make_unique<Conv2d>(session, Conv2dOptions{.in = first->output_shape(), .outputs = 64}, max_batch);
-  auto pool = std::make_unique<Pool2d>(session, onednn::PoolKind::kMax, second->output_shape(), 2, Activation::kRelu,
-                                       max_batch);
-  auto flatten = std::make_unique<Flatten>(session, pool->output_shape(), max_batch);
-  auto hidden = std::make_unique<Linear>(flatten->output_size(), 128, Activation::kRelu, max_batch);
-  auto last = std::make_unique<Linear>(128, classes, Activation::kNone, max_batch);
+  const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(max_batch);
+  const Conv2dOptions first = {
+      .in = images, .outputs = 32, .activation = Activation::kRelu, .in_layout = Layout::kPlain};
+  const Conv2dOptions second = {.in = first.out(), .outputs = 64};  // its ReLU comes after the pooling
+  const Pool2dOptions pool = {.in = second.out(), .activation = Activation::kRelu};
+  const ImageShape pooled = pool.out();
 
   std::vector<NamedLayer> layers;
-  layers.push_back({"0", std::move(first)});
-  layers.push_back({"2", std::move(second)});
-  layers.push_back({"4", std::move(pool)});
-  layers.push_back({"5", std::move(flatten)});
-  layers.push_back({"6", std::move(hidden)});
-  layers.push_back({"8", std::move(last)});
-  return std::make_unique<Model>(std::move(layers), max_batch);
+  layers.push_back({"0", make->MakeConv2d(first)});
+  layers.push_back({"2", make->MakeConv2d(second)});
+  layers.push_back({"4", make->MakePool2d(pool)});
+  layers.push_back({"5", make->MakeFlatten(pooled)});
+  const auto linear = [&](int inputs, int outputs, Activation activation) {
+    return device.MakeLinear(inputs, outputs, activation, max_batch, layers.back().layer.get());
+  };
+  layers.push_back({"6", linear(pooled.channels * pooled.height * pooled.width, 128, Activation::kRelu)});
+  layers.push_back({"8", linear(128, classes, Activation::kNone)});
+  return std::make_unique<Model>(std::move(layers), max_batch, device);
 }
 
-std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int max_batch) {
-  const auto session = std::make_shared<onednn::Session>();
+std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int max_batch, Device& device) {
+  const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(max_batch);
+  const Conv2dOptions stem = {.in = images, .outputs = 16, .padding = 1, .bias = false, .in_layout = Layout::kPlain};
+  ImageShape shape = stem.out();
   std::vector<NamedLayer> layers;
-  auto stem = std::make_unique<Conv2d>(
-      session, Conv2dOptions{.in = images, .outputs = 16, .padding = 1, .bias = false, .in_layout = Layout::kPlain},
-      max_batch);
-  ImageShape shape = stem->output_shape();
-  layers.push_back({"0", std::move(stem)});
-  layers.push_back({"1", std::make_unique<BatchNorm2d>(session, shape, Activation::kRelu, max_batch)});
+  layers.push_back({"0", make->MakeConv2d(stem)});
+  layers.push_back({"1", make->MakeBatchNorm2d(shape, Activation::kRelu)});
   for (const int width : {16, 32, 64}) {
     for (int block = 0; block < 3; ++block) {
-      const int stride = width > 16 && block == 0 ? 2 : 1;
-      auto basic = std::make_unique<BasicBlock>(session, shape, width, stride, max_batch);
-      shape = basic->output_shape();
-      layers.push_back({absl::StrCat(layers.size() + 1), std::move(basic)});
+      const BasicBlockOptions options = {.in = shape, .outputs = width, .stride = width > 16 && block == 0 ? 2 : 1};
+      layers.push_back({absl::StrCat(layers.size() + 1), make->MakeBasicBlock(options)});
+      shape = options.out();
     }
   }
-  auto pool = Pool2d::Global(session, shape, max_batch);
-  auto flatten = std::make_unique<Flatten>(session, pool->output_shape(), max_batch);
-  layers.push_back({"12", std::move(pool)});
-  layers.push_back({"13", std::move(flatten)});
-  layers.push_back({"14", std::make_unique<Linear>(shape.channels, classes, Activation::kNone, max_batch)});
-  return std::make_unique<Model>(std::move(layers), max_batch);
+  const Pool2dOptions pool = {.kind = PoolKind::kAverage, .in = shape, .height = shape.height, .width = shape.width};
+  layers.push_back({"12", make->MakePool2d(pool)});
+  layers.push_back({"13", make->MakeFlatten(pool.out())});
+  layers.push_back(
+      {"14", device.MakeLinear(shape.channels, classes, Activation::kNone, max_batch, layers.back().layer.get())});
+  return std::make_unique<Model>(std::move(layers), max_batch, device);
 }
 
 }  // namespace nn

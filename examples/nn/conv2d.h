@@ -5,23 +5,12 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "examples/nn/image_layers.h"
 #include "examples/nn/layer.h"
-#include "examples/nn/linear.h"
 #include "examples/nn/onednn_image.h"
 #include "examples/nn/per_rows.h"
 
 namespace nn {
-
-struct Conv2dOptions {
-  ImageShape in;
-  int outputs = 1;
-  int kernel = 3;
-  int stride = 1;
-  int padding = 0;  // zeros on each side
-  bool bias = true;
-  Activation activation = Activation::kNone;
-  Layout in_layout = Layout::kNative;  // plain for a model's input; the output is always native
-};
 
 // y = activation(x * W + b), with W "weight" [outputs, channels, kernel, kernel] and b "bias" [outputs]:
 // torch.nn.Conv2d on the CPU, with the activation fused into its last store. Parameters and activations are float32.

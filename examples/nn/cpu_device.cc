@@ -2,6 +2,7 @@
 #include <new>
 
 #include "absl/types/span.h"
+#include "examples/nn/cpu_image_layers.h"
 #include "examples/nn/device.h"
 #include "hwy/aligned_allocator.h"
 
@@ -32,6 +33,7 @@ class CpuDevice final : public Device {
   std::unique_ptr<Layer> MakeLinear(int inputs, int outputs, Activation activation, int max_batch, Layer*) override {
     return std::make_unique<Linear>(inputs, outputs, activation, max_batch);
   }
+  std::unique_ptr<ImageLayers> MakeImageLayers(int max_batch) override { return MakeCpuImageLayers(max_batch); }
   std::unique_ptr<Optimizer> MakeSgd(size_t count, const SgdOptions& options) override {
     return std::make_unique<Sgd>(count, options);
   }

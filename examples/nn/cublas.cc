@@ -1,46 +1,32 @@
 #include "examples/nn/cublas.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
-
-#include <string>
 
 #include "absl/strings/str_cat.h"
-#include "examples/nn/device.h"
+#include "examples/nn/shared_library.h"
 
 namespace nn::cublas {
-namespace {
-
-Api LoadFrom(const std::string& name) {
-  void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    throw DeviceError(absl::StrCat("cuBLAS cannot be loaded: ", dlerror(), "; install the libcublas package of CUDA ",
-                                   CUDART_VERSION / 1000, ", or name its folder in LD_LIBRARY_PATH"));
-  }
-  const auto find = [&](auto& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
-    if (function == nullptr) throw DeviceError(absl::StrCat(name, " has no ", symbol, "; install another version"));
-  };
-  Api api;
-  find(api.Create, "cublasLtCreate");
-  find(api.Destroy, "cublasLtDestroy");
-  find(api.Matmul, "cublasLtMatmul");
-  find(api.AlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
-  find(api.MatmulDescCreate, "cublasLtMatmulDescCreate");
-  find(api.MatmulDescDestroy, "cublasLtMatmulDescDestroy");
-  find(api.MatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
-  find(api.MatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
-  find(api.MatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
-  find(api.MatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
-  find(api.MatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
-  find(api.MatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
-  return api;
-}
-
-}  // namespace
 
 const Api& Load() {
-  static const Api api = LoadFrom(absl::StrCat("libcublasLt.so.", CUDART_VERSION / 1000));
+  static const Api api = [] {
+    constexpr int kVersion = CUDART_VERSION / 1000;
+    const SharedLibrary library(absl::StrCat("libcublasLt.so.", kVersion), "cuBLAS",
+                                absl::StrCat("install the libcublas package of CUDA ", kVersion));
+    Api found;
+    library.Find(found.Create, "cublasLtCreate");
+    library.Find(found.Destroy, "cublasLtDestroy");
+    library.Find(found.Matmul, "cublasLtMatmul");
+    library.Find(found.AlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
+    library.Find(found.MatmulDescCreate, "cublasLtMatmulDescCreate");
+    library.Find(found.MatmulDescDestroy, "cublasLtMatmulDescDestroy");
+    library.Find(found.MatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
+    library.Find(found.MatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
+    library.Find(found.MatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
+    library.Find(found.MatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
+    library.Find(found.MatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
+    library.Find(found.MatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
+    return found;
+  }();
   return api;
 }
 

@@ -1,10 +1,9 @@
 #include "examples/nn/cuda_kernels.h"
 
+#include "examples/nn/cuda_element.cuh"
+
 namespace nn::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kWarp = 32;
 
 __device__ float WarpMax(float x) {
   for (int lane = kWarp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
@@ -16,33 +15,34 @@ __device__ float WarpSum(float x) {
 }
 
 // A warp for a row, all rows in one block: so the loss is summed in one order, without a second launch.
-__global__ void __launch_bounds__(1024)
-    CrossEntropyKernel(const float* logits, const int32_t* labels, int rows, int classes, float smoothing,
-                       float grad_scale, float* dlogits, double* loss) {
+template <class T>
+__global__ void __launch_bounds__(1024) CrossEntropyKernel(const T* logits, const int32_t* labels, int rows,
+                                                           int classes, LossOptions options, T* dlogits, double* loss) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const float spread = smoothing / static_cast<float>(classes);
-  const float per_row = grad_scale / static_cast<float>(rows);
+  const float smoothing = options.label_smoothing, spread = smoothing / static_cast<float>(classes);
+  const float loss_scale = options.loss_scale == nullptr ? 1 : *options.loss_scale;
+  const float per_row = options.grad_scale * loss_scale / static_cast<float>(rows);
   double total = 0;
   for (int row = warp; row < rows; row += warps) {
-    const float* const in = logits + static_cast<size_t>(row) * classes;
-    float* const out = dlogits + static_cast<size_t>(row) * classes;
+    const T* const in = logits + static_cast<size_t>(row) * classes;
+    T* const out = dlogits + static_cast<size_t>(row) * classes;
     const int label = labels[row];
     float largest = -INFINITY;
-    for (int j = lane; j < classes; j += kWarp) largest = fmaxf(largest, in[j]);
+    for (int j = lane; j < classes; j += kWarp) largest = fmaxf(largest, ToFloat(in[j]));
     largest = WarpMax(largest);
     float sum = 0, plain = 0;  // plain: of the logits below the largest, for the smoothed part of the target
     for (int j = lane; j < classes; j += kWarp) {
-      sum += expf(in[j] - largest);
-      plain += in[j] - largest;
+      sum += expf(ToFloat(in[j]) - largest);
+      plain += ToFloat(in[j]) - largest;
     }
     sum = WarpSum(sum);
     plain = WarpSum(plain);
     const float scale = 1 / sum;
     for (int j = lane; j < classes; j += kWarp) {
       const float target = spread + (j == label ? 1 - smoothing : 0.0f);
-      out[j] = (expf(in[j] - largest) * scale - target) * per_row;
+      out[j] = FromFloat<T>((expf(ToFloat(in[j]) - largest) * scale - target) * per_row);
     }
-    total += static_cast<double>(logf(sum)) - static_cast<double>((1 - smoothing) * (in[label] - largest)) -
+    total += static_cast<double>(logf(sum)) - static_cast<double>((1 - smoothing) * (ToFloat(in[label]) - largest)) -
              static_cast<double>(spread * plain);
   }
   __shared__ double totals[1024 / kWarp];
@@ -53,13 +53,14 @@ __global__ void __launch_bounds__(1024)
   *loss = total / rows;
 }
 
+template <class T>
 __global__ void __launch_bounds__(1024)
-    CountHitsKernel(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) {
+    CountHitsKernel(const T* logits, const int32_t* labels, int rows, int classes, int64_t* hits) {
   int mine = 0;
   for (int row = threadIdx.x; row < rows; row += blockDim.x) {
-    const float* const in = logits + static_cast<size_t>(row) * classes;
+    const T* const in = logits + static_cast<size_t>(row) * classes;
     int best = 0;
-    for (int j = 1; j < classes; ++j) best = in[j] > in[best] ? j : best;
+    for (int j = 1; j < classes; ++j) best = ToFloat(in[j]) > ToFloat(in[best]) ? j : best;
     mine += best == labels[row];
   }
   __shared__ int all;
@@ -71,13 +72,14 @@ __global__ void __launch_bounds__(1024)
 }
 
 // A block for 32 columns, eight rows at a time.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    SumRowsKernel(const float* dy, int rows, int width, bool accumulate, float* sums) {
+    SumRowsKernel(const T* dy, int rows, int width, bool accumulate, float* sums) {
   constexpr int kRows = kThreads / kWarp;
   const int column = blockIdx.x * kWarp + threadIdx.x % kWarp, first = threadIdx.x / kWarp;
   float sum = 0;
   if (column < width) {
-    for (int row = first; row < rows; row += kRows) sum += dy[static_cast<size_t>(row) * width + column];
+    for (int row = first; row < rows; row += kRows) sum += ToFloat(dy[static_cast<size_t>(row) * width + column]);
   }
   __shared__ float parts[kRows][kWarp];
   parts[first][threadIdx.x % kWarp] = sum;
@@ -87,12 +89,30 @@ __global__ void __launch_bounds__(kThreads)
   sums[column] = accumulate ? sums[column] + sum : sum;
 }
 
-__global__ void __launch_bounds__(kThreads) MaskKernel(const float* y, float* dy, size_t count) {
+template <class T>
+__global__ void __launch_bounds__(kThreads) MaskKernel(const T* y, T* dy, size_t count) {
   const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < count && !(y[i] > 0)) dy[i] = 0;
+  if (i < count && ToFloat(y[i]) <= 0) dy[i] = FromFloat<T>(0);
 }
 
-__device__ bool Skipped(const uint32_t* skip) { return skip != nullptr && *skip != 0; }
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    CastKernel(const float* x, T* y, size_t count, const float* x2, T* y2, size_t count2) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) {
+    y[i] = FromFloat<T>(x[i]);
+  } else if (i - count < count2) {
+    y2[i - count] = FromFloat<T>(x2[i - count]);
+  }
+}
+
+__device__ bool Skipped(const StepWords& words) {
+  return (words.found_inf != nullptr && *words.found_inf != 0) || (words.skip_step != nullptr && *words.skip_step != 0);
+}
+
+__device__ float GradScale(float scale, const StepWords& words) {
+  return words.inv_scale == nullptr ? scale : scale * *words.inv_scale;
+}
 
 template <bool kMomentum>
 __device__ void SgdOne(const SgdCoefficients& c, float grad, float& value, float& m) {
@@ -103,10 +123,12 @@ __device__ void SgdOne(const SgdCoefficients& c, float grad, float& value, float
 }
 
 template <bool kMomentum>
-__global__ void __launch_bounds__(kThreads)
-    SgdKernel(SgdCoefficients c, size_t count, const float* grad, float* value, float* m, const uint32_t* skip) {
-  if (Skipped(skip)) return;
+__global__ void __launch_bounds__(kThreads) SgdKernel(SgdCoefficients c, size_t count, const float* grad, float* value,
+                                                      float* m, OptimizerState* state, StepWords words) {
+  if (Skipped(words)) return;
+  c.grad_scale = GradScale(c.grad_scale, words);
   const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i == 0) ++state->steps;
   if (i * 4 + 4 <= count) {
     const float4 g = reinterpret_cast<const float4*>(grad)[i];
     float4 v = reinterpret_cast<float4*>(value)[i];
@@ -123,8 +145,8 @@ __global__ void __launch_bounds__(kThreads)
   for (size_t k = i * 4; k < count; ++k) SgdOne<kMomentum>(c, grad[k], value[k], kMomentum ? m[k] : none);
 }
 
-__global__ void AdamStepKernel(AdamRates rates, AdamState* state, const uint32_t* skip) {
-  if (Skipped(skip)) return;
+__global__ void AdamStepKernel(AdamRates rates, OptimizerState* state, StepWords words) {
+  if (Skipped(words)) return;
   const double t = ++state->steps;
   state->step_size = static_cast<float>(rates.lr / (1 - pow(rates.beta1, t)));
   state->rsqrt_correction = static_cast<float>(1 / sqrt(1 - pow(rates.beta2, t)));
@@ -132,8 +154,9 @@ __global__ void AdamStepKernel(AdamRates rates, AdamState* state, const uint32_t
 
 __global__ void __launch_bounds__(kThreads)
     AdamKernel(AdamCoefficients c, size_t count, const float* grad, float* value, float* m, float* v,
-               const AdamState* state, const uint32_t* skip) {
-  if (Skipped(skip)) return;
+               const OptimizerState* state, StepWords words) {
+  if (Skipped(words)) return;
+  c.grad_scale = GradScale(c.grad_scale, words);
   const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
   const float x = value[i];
@@ -146,47 +169,65 @@ __global__ void __launch_bounds__(kThreads)
   value[i] = fmaf(-state->step_size, mean / scale, x * c.keep);
 }
 
-unsigned Blocks(size_t count, size_t per_block) { return static_cast<unsigned>((count + per_block - 1) / per_block); }
-
 }  // namespace
 
-cudaError_t CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float label_smoothing,
-                         float grad_scale, float* dlogits, double* loss, cudaStream_t stream) {
-  CrossEntropyKernel<<<1, 1024, 0, stream>>>(logits, labels, rows, classes, label_smoothing, grad_scale, dlogits, loss);
-  return cudaGetLastError();
+cudaError_t CrossEntropy(Element element, const void* logits, const int32_t* labels, int rows, int classes,
+                         const LossOptions& options, void* dlogits, double* loss, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    CrossEntropyKernel<T><<<1, 1024, 0, stream>>>(static_cast<const T*>(logits), labels, rows, classes, options,
+                                                  static_cast<T*>(dlogits), loss);
+  });
 }
 
-cudaError_t CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits,
+cudaError_t CountHits(Element element, const void* logits, const int32_t* labels, int rows, int classes, int64_t* hits,
                       cudaStream_t stream) {
-  CountHitsKernel<<<1, 1024, 0, stream>>>(logits, labels, rows, classes, hits);
-  return cudaGetLastError();
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    CountHitsKernel<T><<<1, 1024, 0, stream>>>(static_cast<const T*>(logits), labels, rows, classes, hits);
+  });
 }
 
-cudaError_t SumRows(const float* dy, int rows, int width, bool accumulate, float* sums, cudaStream_t stream) {
-  SumRowsKernel<<<Blocks(static_cast<size_t>(width), kWarp), kThreads, 0, stream>>>(dy, rows, width, accumulate, sums);
-  return cudaGetLastError();
+cudaError_t SumRows(Element element, const void* dy, int rows, int width, bool accumulate, float* sums,
+                    cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    SumRowsKernel<T><<<Blocks(static_cast<size_t>(width), kWarp), kThreads, 0, stream>>>(static_cast<const T*>(dy),
+                                                                                         rows, width, accumulate, sums);
+  });
 }
 
-cudaError_t Mask(const float* y, float* dy, size_t count, cudaStream_t stream) {
-  MaskKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(y, dy, count);
-  return cudaGetLastError();
+cudaError_t Mask(Element element, const void* y, void* dy, size_t count, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    MaskKernel<T>
+        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(y), static_cast<T*>(dy), count);
+  });
+}
+
+cudaError_t Cast(Element element, const CastRange& first, const CastRange& second, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    CastKernel<T><<<Blocks(first.count + second.count, kThreads), kThreads, 0, stream>>>(
+        first.x, static_cast<T*>(first.y), first.count, second.x, static_cast<T*>(second.y), second.count);
+  });
 }
 
 cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m,
-                const uint32_t* skip, cudaStream_t stream) {
+                OptimizerState* state, const StepWords& words, cudaStream_t stream) {
   const unsigned blocks = Blocks(count, kThreads * 4);
   if (m != nullptr) {
-    SgdKernel<true><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, skip);
+    SgdKernel<true><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, state, words);
   } else {
-    SgdKernel<false><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, skip);
+    SgdKernel<false><<<blocks, kThreads, 0, stream>>>(coefficients, count, grad, value, m, state, words);
   }
   return cudaGetLastError();
 }
 
 cudaError_t Adam(const AdamRates& rates, const AdamCoefficients& coefficients, size_t count, const float* grad,
-                 float* value, float* m, float* v, AdamState* state, const uint32_t* skip, cudaStream_t stream) {
-  AdamStepKernel<<<1, 1, 0, stream>>>(rates, state, skip);
-  AdamKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(coefficients, count, grad, value, m, v, state, skip);
+                 float* value, float* m, float* v, OptimizerState* state, const StepWords& words, cudaStream_t stream) {
+  AdamStepKernel<<<1, 1, 0, stream>>>(rates, state, words);
+  AdamKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(coefficients, count, grad, value, m, v, state, words);
   return cudaGetLastError();
 }
 

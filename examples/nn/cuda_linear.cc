@@ -2,6 +2,7 @@
 
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_kernels.h"
+#include "examples/nn/cuda_memory.h"
 
 namespace nn::cuda {
 
@@ -9,14 +10,15 @@ namespace nn::cuda {
 // W [O, I] in memory as [I, O], transposed.
 struct GpuLinear::Products {
   Products(MatmulContext& context, int rows, int inputs, int outputs, Activation activation, bool mask_dx)
-      : forward(context, {inputs, outputs, true}, {inputs, rows},
-                activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS, false),
-        both_grads(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_BGRADB, false),
-        weight_grad(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_DEFAULT, false),
-        weight_grad_sum(context, {inputs, rows}, {outputs, rows, true}, CUBLASLT_EPILOGUE_DEFAULT, true),
-        input_grad(context, {inputs, outputs}, {outputs, rows},
-                   mask_dx ? CUBLASLT_EPILOGUE_DRELU : CUBLASLT_EPILOGUE_DEFAULT, false),
-        plain_input_grad(context, {inputs, outputs}, {outputs, rows}, CUBLASLT_EPILOGUE_DEFAULT, false) {
+      : forward(context, {inputs, outputs, true}, {inputs, rows}, context.element,
+                activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS),
+        both_grads(context, {inputs, rows}, {outputs, rows, true}, Element::kFloat32, CUBLASLT_EPILOGUE_BGRADB),
+        weight_grad(context, {inputs, rows}, {outputs, rows, true}, Element::kFloat32, CUBLASLT_EPILOGUE_DEFAULT),
+        weight_grad_sum(context, {inputs, rows}, {outputs, rows, true}, Element::kFloat32, CUBLASLT_EPILOGUE_DEFAULT,
+                        true),
+        input_grad(context, {inputs, outputs}, {outputs, rows}, context.element,
+                   mask_dx ? CUBLASLT_EPILOGUE_DRELU : CUBLASLT_EPILOGUE_DEFAULT),
+        plain_input_grad(context, {inputs, outputs}, {outputs, rows}, context.element, CUBLASLT_EPILOGUE_DEFAULT) {
     NN_CHECK(forward.supported() && weight_grad.supported() && weight_grad_sum.supported() &&
              plain_input_grad.supported());
   }
@@ -25,21 +27,22 @@ struct GpuLinear::Products {
 };
 
 GpuLinear::GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch,
-                     GpuLinear* below)
+                     Layer* below)
     : context_(context),
       inputs_(inputs),
       outputs_(outputs),
       activation_(activation),
       max_batch_(max_batch),
-      below_(below) {
+      below_(dynamic_cast<GpuLinear*>(below)) {
   NN_CHECK(inputs > 0 && outputs > 0 && max_batch > 0);
   parameters_ = {{"weight", {outputs, inputs}, inputs}, {"bias", {outputs}, inputs}};
-  if (Masks()) {
-    void* data = nullptr;
-    Check(cudaMalloc(&data, Matmul::MaskBytes(outputs, max_batch)), "cudaMalloc");
-    mask_.reset(data, [](void* p) { cudaFree(p); });
+  const auto allocate = [&](size_t bytes) { return AllocateBytes(bytes, context.stream); };
+  if (Masks()) mask_ = allocate(Matmul::MaskBytes(outputs, max_batch));
+  if (IsShort()) {
+    short_weight_ = allocate(2 * static_cast<size_t>(inputs) * static_cast<size_t>(outputs));
+    short_bias_ = allocate(2 * static_cast<size_t>(outputs));
+    if (below == nullptr) input_ = allocate(2 * static_cast<size_t>(inputs) * static_cast<size_t>(max_batch));
   }
-  if (below_ != nullptr) NN_CHECK(below_->output_size() == inputs);
   const Products& products = ProductsFor(max_batch);
   if (below_ != nullptr) below_->masked_above_ = below_->Masks() && products.input_grad.supported();
 }
@@ -66,32 +69,47 @@ void GpuLinear::Bind(absl::Span<float* const> values, absl::Span<float* const> g
 
 void GpuLinear::Forward(const float* x, float* y, int rows) {
   NN_CHECK(weight_ != nullptr);
-  ProductsFor(rows).forward.Run(weight_, x, y, bias_, mask_.get());
+  Products& products = ProductsFor(rows);
+  if (!IsShort()) {
+    products.forward.Run(weight_, x, y, bias_, mask_.get());
+    return;
+  }
+  const auto width = static_cast<size_t>(outputs_), count = static_cast<size_t>(inputs_);
+  Check(Cast(context_.element, {weight_, short_weight_.get(), width * count}, {bias_, short_bias_.get(), width},
+             context_.stream),
+        "a kernel");
+  if (input_ != nullptr) {
+    Check(Cast(context_.element, {x, input_.get(), static_cast<size_t>(rows) * count}, {}, context_.stream),
+          "a kernel");
+  }
+  products.forward.Run(short_weight_.get(), Input(x), y, short_bias_.get(), mask_.get());
 }
 
 void GpuLinear::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                          GradReadyFn grad_ready) {
   Products& products = ProductsFor(rows);
   if (Masks() && !masked_above_) {
-    Check(Mask(y, dy, static_cast<size_t>(rows) * static_cast<size_t>(outputs_), context_.stream), "a kernel");
+    Check(Mask(context_.element, y, dy, static_cast<size_t>(rows) * static_cast<size_t>(outputs_), context_.stream),
+          "a kernel");
   }
   if (!accumulate && products.both_grads.supported()) {
-    products.both_grads.Run(x, dy, weight_grad_, bias_grad_, nullptr);
+    products.both_grads.Run(Input(x), dy, weight_grad_, bias_grad_, nullptr);
     grad_ready(1);
   } else {
-    Check(SumRows(dy, rows, outputs_, accumulate, bias_grad_, context_.stream), "a kernel");
+    Check(SumRows(context_.element, dy, rows, outputs_, accumulate, bias_grad_, context_.stream), "a kernel");
     grad_ready(1);
-    (accumulate ? products.weight_grad_sum : products.weight_grad).Run(x, dy, weight_grad_, nullptr, nullptr);
+    (accumulate ? products.weight_grad_sum : products.weight_grad).Run(Input(x), dy, weight_grad_, nullptr, nullptr);
   }
   grad_ready(0);
   if (dx == nullptr) return;
+  const void* const weight = IsShort() ? short_weight_.get() : static_cast<const void*>(weight_);
   const bool mask_dx = below_ != nullptr && below_->masked_above_;
   // Every number of rows does what was agreed for the largest.
   NN_CHECK(!mask_dx || products.input_grad.supported());
   if (mask_dx) {
-    products.input_grad.Run(weight_, dy, dx, nullptr, below_->mask_.get());
+    products.input_grad.Run(weight, dy, dx, nullptr, below_->mask_.get());
   } else {
-    products.plain_input_grad.Run(weight_, dy, dx, nullptr, nullptr);
+    products.plain_input_grad.Run(weight, dy, dx, nullptr, nullptr);
   }
 }
 

@@ -13,17 +13,18 @@
 
 namespace nn::cuda {
 
-// As nn::Linear. A step of it takes three launches: y with bias and ReLU; the weight's gradient with the bias's; and
-// the input's gradient, in which what the ReLU of the layer below had cut off is 0 already. What cuBLASLt cannot do in
-// one pass on some GPU gets a kernel of its own.
+// As nn::Linear, with activations of the context's type. A step of it takes three launches: y with bias and ReLU; the
+// weight's gradient with the bias's; and the input's gradient, in which what the ReLU of the layer below had cut off is
+// 0 already. What cuBLASLt cannot do in one pass on some GPU gets a kernel of its own. Where activations have 16 bits a
+// launch before these rounds weight and bias to them.
 class GpuLinear final : public Layer {
  public:
-  // `below`: see Device::MakeLinear; here also a GpuLinear.
-  GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch, GpuLinear* below);
+  // `below`: see Device::MakeLinear.
+  GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch, Layer* below);
   ~GpuLinear() override;
 
-  int input_size() const override { return inputs_; }
-  int output_size() const override { return outputs_; }
+  int input_size() const override { return input_ == nullptr ? Floats(inputs_) : inputs_; }
+  int output_size() const override { return Floats(outputs_); }
   absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
   void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
   void Forward(const float* x, float* y, int rows) override;
@@ -34,14 +35,19 @@ class GpuLinear final : public Layer {
   struct Products;
   Products& ProductsFor(int rows);
   bool Masks() const { return activation_ == Activation::kRelu; }
+  bool IsShort() const { return context_.element != Element::kFloat32; }
+  const void* Input(const float* x) const { return input_ != nullptr ? input_.get() : x; }
+  int Floats(int elements) const { return IsShort() ? (elements + 1) / 2 : elements; }
 
   MatmulContext& context_;
   const int inputs_, outputs_;
   const Activation activation_;
   const int max_batch_;
-  GpuLinear* const below_;
+  GpuLinear* const below_;     // null also if it is another layer
   bool masked_above_ = false;  // dy comes with the mask of this layer's ReLU applied
   std::shared_ptr<void> mask_;
+  // With activations of 16 bits: weight and bias rounded to them, and a model's input.
+  std::shared_ptr<void> short_weight_, short_bias_, input_;
   std::vector<ParameterSpec> parameters_;
   std::map<int, std::unique_ptr<Products>> products_;  // by number of rows
   const float* weight_ = nullptr;

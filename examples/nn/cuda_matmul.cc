@@ -6,6 +6,18 @@
 namespace nn::cuda {
 namespace {
 
+cudaDataType TypeOf(Element element) {
+  switch (element) {
+    case Element::kFloat16:
+      return CUDA_R_16F;
+    case Element::kBFloat16:
+      return CUDA_R_16BF;
+    case Element::kFloat32:
+      break;
+  }
+  return CUDA_R_32F;
+}
+
 int64_t MaskColumn(int rows) { return (int64_t{rows} + 127) / 128 * 128; }  // bits
 
 }  // namespace
@@ -25,7 +37,8 @@ void Check(cublasStatus_t status, const char* call) {
                                  "; CUBLASLT_LOG_LEVEL=1 makes cuBLAS say why"));
 }
 
-MatmulContext::MatmulContext(cudaStream_t stream_, bool tf32_) : api(cublas::Load()), stream(stream_), tf32(tf32_) {
+MatmulContext::MatmulContext(cudaStream_t stream_, Element element_, bool tf32_)
+    : api(cublas::Load()), stream(stream_), element(element_), tf32(tf32_) {
   Check(api.Create(&handle), "cublasLtCreate");
   Check(cudaMalloc(&workspace, kWorkspaceBytes), "cudaMalloc");
 }
@@ -39,11 +52,13 @@ size_t Matmul::MaskBytes(int rows, int columns) {
   return static_cast<size_t>(MaskColumn(rows) / 8) * static_cast<size_t>(columns);
 }
 
-Matmul::Matmul(MatmulContext& context, const Operand& a, const Operand& b, cublasLtEpilogue_t epilogue, bool accumulate)
+Matmul::Matmul(MatmulContext& context, const Operand& a, const Operand& b, Element d, cublasLtEpilogue_t epilogue,
+               bool accumulate)
     : context_(context), beta_(accumulate ? 1.0f : 0.0f) {
   const cublas::Api& api = context.api;
   const int rows = a.transposed ? a.columns : a.rows, columns = b.transposed ? b.rows : b.columns;
-  Check(api.MatmulDescCreate(&desc_, context.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+  const bool tf32 = context.tf32 && context.element == Element::kFloat32;
+  Check(api.MatmulDescCreate(&desc_, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate");
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
     Check(api.MatmulDescSetAttribute(desc_, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
@@ -55,14 +70,14 @@ Matmul::Matmul(MatmulContext& context, const Operand& a, const Operand& b, cubla
   if (epilogue == CUBLASLT_EPILOGUE_RELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DRELU) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, MaskColumn(rows));
   }
-  const auto layout = [&](cublasLtMatrixLayout_t* matrix, int height, int width) {
-    Check(
-        api.MatrixLayoutCreate(matrix, CUDA_R_32F, static_cast<uint64_t>(height), static_cast<uint64_t>(width), height),
-        "cublasLtMatrixLayoutCreate");
+  const auto layout = [&](cublasLtMatrixLayout_t* matrix, Element element, int height, int width) {
+    Check(api.MatrixLayoutCreate(matrix, TypeOf(element), static_cast<uint64_t>(height), static_cast<uint64_t>(width),
+                                 height),
+          "cublasLtMatrixLayoutCreate");
   };
-  layout(&a_, a.rows, a.columns);
-  layout(&b_, b.rows, b.columns);
-  layout(&d_, rows, columns);
+  layout(&a_, context.element, a.rows, a.columns);
+  layout(&b_, context.element, b.rows, b.columns);
+  layout(&d_, d, rows, columns);
 
   cublasLtMatmulPreference_t preference = nullptr;
   Check(api.MatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -86,7 +101,7 @@ Matmul::~Matmul() {
   if (desc_ != nullptr) context_.api.MatmulDescDestroy(desc_);
 }
 
-void Matmul::Run(const float* a, const float* b, float* d, const float* vector, const void* mask) {
+void Matmul::Run(const void* a, const void* b, void* d, const void* vector, const void* mask) {
   const cublas::Api& api = context_.api;
   if (vector != vector_) {
     Check(api.MatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector),

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "examples/nn/cublas.h"
+#include "examples/nn/element.h"
 
 namespace nn::cuda {
 
@@ -19,7 +20,7 @@ void Check(cublasStatus_t status, const char* call);
 
 // What the products of one GPU share. Not thread-safe.
 struct MatmulContext {
-  MatmulContext(cudaStream_t stream_, bool tf32_);
+  MatmulContext(cudaStream_t stream_, Element element_, bool tf32_);
   ~MatmulContext();
   MatmulContext(const MatmulContext&) = delete;
   MatmulContext& operator=(const MatmulContext&) = delete;
@@ -27,6 +28,7 @@ struct MatmulContext {
   const cublas::Api& api;
   cublasLtHandle_t handle = nullptr;
   cudaStream_t stream;
+  Element element;  // of factors
   bool tf32;
   void* workspace = nullptr;
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
@@ -38,14 +40,16 @@ struct Operand {
   bool transposed = false;  // used as its transpose
 };
 
-// d = epilogue(a b) (or, with `accumulate`, d + a b), in float32, planned once. The epilogues are cuBLASLt's:
+// d = epilogue(a b) (or, with `accumulate`, d + a b), summed in float32, planned once. The factors have the context's
+// type; d, with whatever vector belongs to it, has its own. The epilogues are cuBLASLt's:
 //   BIAS           a vector is added to every column of d
 //   RELU_AUX_BIAS  and then max(0, .) is taken; which elements were above 0 is kept as a mask of bits
 //   DRELU          elements of d whose bit in such a mask is 0 become 0
 //   BGRADB         the sums of b's columns (as it is in memory, of its rows if transposed) are stored beside
 class Matmul {
  public:
-  Matmul(MatmulContext& context, const Operand& a, const Operand& b, cublasLtEpilogue_t epilogue, bool accumulate);
+  Matmul(MatmulContext& context, const Operand& a, const Operand& b, Element d, cublasLtEpilogue_t epilogue,
+         bool accumulate = false);
   ~Matmul();
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
@@ -54,7 +58,7 @@ class Matmul {
   bool supported() const { return supported_; }
 
   // `vector`: the bias, read or written; `mask`: written or read. Null where the epilogue has none.
-  void Run(const float* a, const float* b, float* d, const float* vector, const void* mask);
+  void Run(const void* a, const void* b, void* d, const void* vector, const void* mask);
 
   // Bytes of a mask for a d of so many rows and columns; a row's bits begin at a multiple of 16 bytes.
   static size_t MaskBytes(int rows, int columns);

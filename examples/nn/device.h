@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "examples/nn/element.h"
+#include "examples/nn/image_layers.h"
 #include "examples/nn/layer.h"
 #include "examples/nn/linear.h"
 #include "examples/nn/loss.h"
@@ -53,16 +55,18 @@ class Device {
   virtual void Mark(int mark) = 0;
   virtual void Await(int mark) = 0;
 
-  // A fully connected layer. `below`: a layer made by the same device whose output is this layer's input, with nothing
-  // between; null if there is none.
+  // A fully connected layer. `below`: the layer made by the same device whose output is this layer's input; null for a
+  // model's input, which is float32.
   virtual std::unique_ptr<Layer> MakeLinear(int inputs, int outputs, Activation activation, int max_batch,
                                             Layer* below) = 0;
+  // The other layers of convolutional models.
+  virtual std::unique_ptr<ImageLayers> MakeImageLayers(int max_batch) = 0;
   // Their state is in the device's memory.
   virtual std::unique_ptr<Optimizer> MakeSgd(size_t count, const SgdOptions& options) = 0;
   virtual std::unique_ptr<Optimizer> MakeAdam(size_t count, const AdamOptions& options) = 0;
 
-  // As the functions of loss.h. What they return there they write: the loss, and the count added to what is there, to
-  // host memory of AllocateHost's.
+  // As the functions of loss.h, of a model's outputs. What they return there they write: the loss, and the count added
+  // to what is there, to host memory of AllocateHost's.
   virtual void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
                             const LossOptions& options, double* loss) = 0;
   virtual void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) = 0;
@@ -71,9 +75,19 @@ class Device {
 // The host. One for all; has no state.
 Device& Cpu();
 
-// GPU `index` of those that this process sees. `tf32`: matrix products round their inputs to 10 bits of mantissa, which
-// is several times faster. Throws DeviceError: no such GPU, no cuBLAS, a build without CUDA.
-std::unique_ptr<Device> OpenCuda(int index, bool tf32);
+struct CudaOptions {
+  // Products and convolutions of float32 round their factors to 10 bits of mantissa, which is several times faster.
+  bool tf32 = false;
+  // What layers hand to each other, and multiply; sums are float32 all the same, and so are parameters and gradients.
+  Element activations = Element::kFloat32;
+  // Convolutions take the algorithm that cuDNN holds for the fastest of those that give the same bits each time; else
+  // the one that proves fastest when it is first used.
+  bool deterministic = false;
+};
+
+// GPU `index` of those that this process sees. Throws DeviceError: no such GPU, no cuBLAS, a build without CUDA;
+// and making image layers where there is no cuDNN.
+std::unique_ptr<Device> OpenCuda(int index, const CudaOptions& options);
 
 }  // namespace nn
 

@@ -10,13 +10,19 @@ struct ImageShape {
   int height = 1;
   int width = 1;
 
-  friend bool operator==(const ImageShape&, const ImageShape&) = default;
+  // Not defaulted: nvcc reads it as C++17.
+  friend bool operator==(const ImageShape& a, const ImageShape& b) {
+    return a.channels == b.channels && a.height == b.height && a.width == b.width;
+  }
 };
 
 enum class Layout {
-  kPlain,   // channels, rows, columns: as PyTorch's contiguous tensors
-  kNative,  // as this processor convolves fastest: in blocks of channels, padded with zeros to whole blocks
+  kPlain,   // channels, rows, columns: as PyTorch's contiguous tensors; float32
+  kNative,  // as the device convolves fastest. CPU: in blocks of channels, padded with zeros to whole blocks. GPU:
+            // rows, columns, channels
 };
+
+enum class PoolKind { kMax, kAverage };
 
 }  // namespace nn
 

@@ -3,6 +3,7 @@
 #define EXAMPLES_NN_KERNELS_H_
 
 #include <cstddef>
+#include <cstdint>
 
 namespace nn {
 
@@ -23,6 +24,14 @@ void MaskPositive(const float* y, float* dy, size_t count);
 
 // y += x.
 void Add(const float* x, float* y, size_t count);
+
+// What a step on a GPU finds when it gets there, in the GPU's memory. Each may be null.
+struct StepWords {
+  const float* inv_scale = nullptr;  // which each gradient is multiplied by
+  // Where one is not 0, the step changes nothing: of a gradient scaler, and of the reduction.
+  const uint32_t* found_inf = nullptr;
+  const uint32_t* skip_step = nullptr;
+};
 
 struct SgdCoefficients {
   float lr, momentum, weight_decay;

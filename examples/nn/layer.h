@@ -37,9 +37,10 @@ using GradReadyFn = absl::FunctionRef<void(size_t)>;
 // A layer owns neither its parameters nor the activations: both are borrowed, so that gradients can be written where
 // they will be reduced, and the chain decides where activations live.
 //
-// An activation is `rows` times `output_size()` floats, samples outermost. How the floats of one sample are ordered
-// (plain, or blocked by channels), and where they live (host or device), is agreed between neighbours when the chain is
-// built; at run time only pointers pass.
+// An activation is memory of `rows` times `output_size()` floats, samples outermost. How the numbers of one sample are
+// ordered (plain, or blocked by channels), what they are (16-bit floats take half of the memory, without gaps), and
+// where they live (host or device), is agreed between neighbours when the chain is built; at run time only pointers
+// pass.
 //
 // Thread-safety: one thread at a time.
 class Layer {

@@ -21,7 +21,8 @@ double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int3
   const size_t classes = Classes(logits, labels);
   NN_CHECK(dlogits.size() >= logits.size());
   NN_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1);
-  const float per_row = options.grad_scale / static_cast<float>(labels.size());
+  const float loss_scale = options.loss_scale == nullptr ? 1 : *options.loss_scale;
+  const float per_row = options.grad_scale * loss_scale / static_cast<float>(labels.size());
   const float everywhere =
       options.label_smoothing / static_cast<float>(classes);  // a target of a class not the label's
   double loss = 0;

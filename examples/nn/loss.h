@@ -5,16 +5,9 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "examples/nn/loss_options.h"
 
 namespace nn {
-
-struct LossOptions {
-  // What the label's share of 1 loses, spread evenly over all classes: 0 to 1. (Szegedy et al., "Rethinking the
-  // Inception Architecture for Computer Vision", 2016; torch's cross_entropy has the same.)
-  float label_smoothing = 0;
-  // The gradient is multiplied by it: 1 / k where k batches are accumulated to one.
-  float grad_scale = 1;
-};
 
 // The mean over the rows of sum_j -target[j] log softmax(row)[j], where the target is 1 for the label and 0 elsewhere,
 // or smoothed. Also writes the gradient of that mean with respect to the logits: (softmax - target) / rows. `logits`

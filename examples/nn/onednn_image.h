@@ -93,8 +93,6 @@ class BatchNormalization {
   std::unique_ptr<Plan> plan_;
 };
 
-enum class PoolKind { kMax, kAverage };
-
 // The largest, or the mean, of each kernel x kernel pixels, `kernel` apart, of native images. What does not fill a
 // window at the right and below is left out.
 class Pooling {

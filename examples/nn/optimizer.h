@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "examples/nn/kernels.h"
 #include "hwy/aligned_allocator.h"
 
 namespace nn {
@@ -44,18 +45,17 @@ class Optimizer {
   // Every gradient is multiplied by it where it is read: 1, or what undoes the scaling of the loss.
   void set_grad_scale(float grad_scale) { grad_scale_ = grad_scale; }
 
-  // Steps taken so far.
-  int64_t steps() const { return steps_; }
+  // Steps taken so far, without those that changed nothing. Waits for a GPU.
+  virtual int64_t steps() { return steps_; }
   virtual void set_steps(int64_t steps) { steps_ = steps; }
 
-  // On a GPU: a word in its memory. Where it is not 0 when Step gets there, the step changes nothing. Null: no such
-  // word, as on the CPU, where the caller knows.
-  void set_skip(const uint32_t* skip) { skip_ = skip; }
+  // For the steps from now on; on the CPU, where the caller knows, it does nothing.
+  void set_words(const StepWords& words) { words_ = words; }
 
  protected:
   int64_t steps_ = 0;
   float grad_scale_ = 1;
-  const uint32_t* skip_ = nullptr;
+  StepWords words_;
 };
 
 struct SgdOptions {
@@ -92,7 +92,6 @@ struct AdamOptions {
   bool decoupled = false;
 };
 
-struct AdamCoefficients;  // of kernels.h
 // Those coefficients that are the same in every step; the other two, step_size and rsqrt_correction, are 0.
 AdamCoefficients ConstantCoefficients(const AdamOptions& options, float grad_scale);
 

@@ -3,31 +3,23 @@
 #define EXAMPLES_NN_POOLING_H_
 
 #include <cstdint>
-#include <memory>
-#include <utility>
 
+#include "examples/nn/image_layers.h"
 #include "examples/nn/layer.h"
-#include "examples/nn/linear.h"
 #include "examples/nn/onednn_image.h"
 #include "examples/nn/per_rows.h"
 
 namespace nn {
 
-// The largest, or the mean, of each window of size x size pixels, side by side: torch.nn.MaxPool2d(size) and
-// AvgPool2d(size), with an activation behind it. Put behind the pooling, a ReLU yields what it does before it, from a
-// fourth of the pixels. Native images in and out.
+// The largest, or the mean, of each window of pixels, side by side: torch.nn.MaxPool2d and AvgPool2d, or, of one window
+// as large as the image, AdaptiveAvgPool2d(1). With an activation behind it: put there, a ReLU yields what it does
+// before a pooling for the largest, from a fourth of the pixels. Native images in and out.
 class Pool2d final : public Layer {
  public:
-  Pool2d(onednn::SessionPtr session, onednn::PoolKind kind, const ImageShape& shape, int size, Activation activation,
-         int max_batch)
-      : Pool2d(std::move(session), kind, shape, size, size, activation, max_batch) {}
+  Pool2d(onednn::SessionPtr session, const Pool2dOptions& options, int max_batch);
 
-  // The mean of whole images, whatever their size: torch.nn.AdaptiveAvgPool2d(1).
-  static std::unique_ptr<Pool2d> Global(onednn::SessionPtr session, const ImageShape& shape, int max_batch);
-
-  int input_size() const override { return static_cast<int>(session_->Floats(in_, Layout::kNative)); }
-  int output_size() const override { return static_cast<int>(session_->Floats(out_, Layout::kNative)); }
-  ImageShape output_shape() const { return out_; }
+  int input_size() const override { return static_cast<int>(session_->Floats(options_.in, Layout::kNative)); }
+  int output_size() const override { return static_cast<int>(session_->Floats(options_.out(), Layout::kNative)); }
   absl::Span<const ParameterSpec> parameters() const override { return {}; }
   void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
   void Forward(const float* x, float* y, int rows) override;
@@ -35,14 +27,10 @@ class Pool2d final : public Layer {
                 GradReadyFn grad_ready) override;
 
  private:
-  Pool2d(onednn::SessionPtr session, onednn::PoolKind kind, const ImageShape& shape, int kernel_height,
-         int kernel_width, Activation activation, int max_batch);
   onednn::Pooling& PoolingFor(int rows);
 
   onednn::SessionPtr session_;
-  onednn::PoolKind kind_;
-  ImageShape in_, out_;
-  Activation activation_;
+  Pool2dOptions options_;
   int max_batch_;
   PerRows<onednn::Pooling> poolings_;
 };

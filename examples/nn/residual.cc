@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "examples/nn/check.h"
 #include "examples/nn/kernels.h"
 
@@ -17,42 +15,13 @@ BasicBlock::BasicBlock(onednn::SessionPtr session, const ImageShape& in, int out
       conv1_(session, {.in = in, .outputs = outputs, .stride = stride, .padding = 1, .bias = false}, max_batch),
       bn1_(session, conv1_.output_shape(), Activation::kRelu, max_batch),
       conv2_(session, {.in = conv1_.output_shape(), .outputs = outputs, .padding = 1, .bias = false}, max_batch),
-      bn2_(session, conv1_.output_shape(), Activation::kNone, max_batch) {
+      bn2_(session, conv1_.output_shape(), Activation::kNone, max_batch),
+      parts_({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
   NN_CHECK(outputs >= in.channels);
-  for (const auto& [name, layer] :
-       {std::pair<const char*, Layer*>("conv1", &conv1_), {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
-    parts_.push_back({name, layer, parameters_.size()});
-    for (ParameterSpec spec : layer->parameters()) {
-      spec.name = absl::StrCat(name, ".", spec.name);
-      parameters_.push_back(std::move(spec));
-    }
-  }
   for (auto& output : outputs_) {
     output = hwy::AllocateAligned<float>(static_cast<size_t>(max_batch) * static_cast<size_t>(output_size()));
     NN_CHECK(output != nullptr);
   }
-}
-
-void BasicBlock::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
-  NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
-  for (const Part& part : parts_) {
-    const size_t count = part.layer->parameters().size();
-    part.layer->Bind(values.subspan(part.first, count), grads.subspan(part.first, count));
-  }
-}
-
-std::vector<LayerBuffer> BasicBlock::buffers() {
-  std::vector<LayerBuffer> buffers;
-  for (const Part& part : parts_) {
-    for (LayerBuffer& buffer : part.layer->buffers()) {
-      buffers.push_back({absl::StrCat(part.name, ".", buffer.name), std::move(buffer.shape), buffer.data});
-    }
-  }
-  return buffers;
-}
-
-void BasicBlock::SetTraining(bool training) {
-  for (const Part& part : parts_) part.layer->SetTraining(training);
 }
 
 // An image lies as [channels / block][height][width][block], whatever its block.
@@ -103,11 +72,13 @@ void BasicBlock::Backward(const float* x, const float* y, float* dy, float* dx, 
   MaskPositive(y, dy, count);
   float* d1 = session_->Temporary(0, count);
   float* d2 = session_->Temporary(1, count);
-  const auto ready = [&](const Part& part) { return [&grad_ready, &part](size_t i) { grad_ready(part.first + i); }; };
-  bn2_.Backward(outputs_[2].get(), nullptr, dy, d1, rows, accumulate, ready(parts_[3]));
-  conv2_.Backward(outputs_[1].get(), nullptr, d1, d2, rows, accumulate, ready(parts_[2]));
-  bn1_.Backward(outputs_[0].get(), nullptr, d2, d1, rows, accumulate, ready(parts_[1]));
-  conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(parts_[0]));
+  const auto ready = [&](size_t part) {
+    return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
+  };
+  bn2_.Backward(outputs_[2].get(), nullptr, dy, d1, rows, accumulate, ready(3));
+  conv2_.Backward(outputs_[1].get(), nullptr, d1, d2, rows, accumulate, ready(2));
+  bn1_.Backward(outputs_[0].get(), nullptr, d2, d1, rows, accumulate, ready(1));
+  conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(0));
   if (dx == nullptr) return;
   if (output_shape() == in_) {
     Add(dy, dx, count);

@@ -2,13 +2,13 @@
 #ifndef EXAMPLES_NN_RESIDUAL_H_
 #define EXAMPLES_NN_RESIDUAL_H_
 
-#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "examples/nn/batch_norm.h"
 #include "examples/nn/conv2d.h"
 #include "examples/nn/layer.h"
+#include "examples/nn/layer_parts.h"
 #include "hwy/aligned_allocator.h"
 
 namespace nn {
@@ -24,22 +24,15 @@ class BasicBlock final : public Layer {
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return bn2_.output_size(); }
   ImageShape output_shape() const { return conv1_.output_shape(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
-  std::vector<LayerBuffer> buffers() override;
-  void SetTraining(bool training) override;
+  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
+  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
+  void SetTraining(bool training) override { parts_.SetTraining(training); }
   void Forward(const float* x, float* y, int rows) override;
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
 
  private:
-  // One of the four, with its place among the block's parameters.
-  struct Part {
-    const char* name;
-    Layer* layer;
-    size_t first;
-  };
-
   // fn(floats of the image in, floats of the image out, count) for each stretch of channels that the shortcut joins.
   template <class Fn>
   void ForEachStretch(int rows, const Fn& fn) const;
@@ -51,8 +44,7 @@ class BasicBlock final : public Layer {
   BatchNorm2d bn1_;
   Conv2d conv2_;
   BatchNorm2d bn2_;
-  std::vector<Part> parts_;
-  std::vector<ParameterSpec> parameters_;
+  LayerParts parts_;
   hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // of all but bn2
 };
 

@@ -44,12 +44,14 @@ ABSL_FLAG(double, lr_gamma, 0.1, "see --lr_step");
 ABSL_FLAG(double, momentum, 0.9, "of sgd");
 ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
 ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
-// Of trainers whose layers heed it: one of their own flags.
-ABSL_FLAG(std::string, amp, "off", "off, bf16: convolutions multiply in bfloat16, and all else stays in float32");
+ABSL_FLAG(
+    std::string, amp, "off",
+    "mixed precision: off; bf16 or, on GPUs, fp16. On GPUs activations have 16 bits then, on the CPU convolutions "
+    "round what they multiply; parameters, gradients and sums stay in float32");
 ABSL_FLAG(
     bool, grad_scaler, false,
     "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
-    "training would end otherwise");
+    "training would end otherwise; --amp=fp16 does it in any case");
 ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over all classes");
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
@@ -81,12 +83,12 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",          "synthetic",   "augment",      "epochs",    "steps",           "batch",          "accumulate",
-    "drop_last",     "optimizer",   "lr",           "lr_scale",  "schedule",        "lr_warmup",      "lr_step",
-    "lr_gamma",      "momentum",    "weight_decay", "clip_norm", "label_smoothing", "grad_scaler",    "seed",
-    "threads",       "device",      "tf32",         "backend",   "bucket_mb",       "no_ddp",         "no_sync",
-    "deterministic", "save",        "save_every",   "resume",    "init_weights",    "export_weights", "warmup",
-    "trace",         "summary_json"};
+    "data",      "synthetic",     "augment",      "epochs",     "steps",           "batch",        "accumulate",
+    "drop_last", "optimizer",     "lr",           "lr_scale",   "schedule",        "lr_warmup",    "lr_step",
+    "lr_gamma",  "momentum",      "weight_decay", "clip_norm",  "label_smoothing", "amp",          "grad_scaler",
+    "seed",      "threads",       "device",       "tf32",       "backend",         "bucket_mb",    "no_ddp",
+    "no_sync",   "deterministic", "save",         "save_every", "resume",          "init_weights", "export_weights",
+    "warmup",    "trace",         "summary_json"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -134,11 +136,11 @@ absl::Status Check(const TrainFlags& flags) {
        }) {
     if (!status.ok()) return status;
   }
-  if (flags.amp == "fp16") {
+  if (absl::Status status = CheckOneOf("amp", flags.amp, {"off", "fp16", "bf16"}); !status.ok()) return status;
+  if (flags.amp == "fp16" && flags.device == "cpu") {
     return absl::InvalidArgumentError("--amp=fp16 is for GPUs: on the CPU it may be off, bf16");
   }
-  if (absl::Status status = CheckOneOf("amp", flags.amp, {"off", "bf16"}); !status.ok()) return status;
-  if (flags.amp == "bf16" && !nn::HasBfloat16()) {
+  if (flags.amp == "bf16" && flags.device == "cpu" && !nn::HasBfloat16()) {
     return absl::InvalidArgumentError("--amp=bf16 needs a processor with AVX-512, which this is not: leave it out");
   }
   if (flags.synthetic && flags.data != "digits") {
@@ -149,9 +151,6 @@ absl::Status Check(const TrainFlags& flags) {
   }
   if (flags.tf32 && flags.device != "cuda") {
     return absl::InvalidArgumentError("--tf32 is for GPUs: give --device=cuda too");
-  }
-  if (flags.grad_scaler && flags.device == "cuda") {
-    return absl::InvalidArgumentError("--grad_scaler is for the CPU: leave out --device=cuda, whose layers need none");
   }
   if (flags.device == "cpu" && flags.backend == "nccl") {
     return absl::InvalidArgumentError("--backend=nccl is for GPUs: give --device=cuda too");
@@ -215,7 +214,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.lr_step = absl::GetFlag(FLAGS_lr_step);
   flags.clip_norm = absl::GetFlag(FLAGS_clip_norm);
   flags.amp = absl::GetFlag(FLAGS_amp);
-  flags.grad_scaler = absl::GetFlag(FLAGS_grad_scaler);
+  flags.grad_scaler = absl::GetFlag(FLAGS_grad_scaler) || flags.amp == "fp16";
   flags.label_smoothing = absl::GetFlag(FLAGS_label_smoothing);
   flags.bucket_mb = absl::GetFlag(FLAGS_bucket_mb);
   flags.momentum = absl::GetFlag(FLAGS_momentum);

@@ -36,8 +36,8 @@ struct TrainFlags {
   double weight_decay = 0;
   double clip_norm = 0;  // 0: gradients are not clipped
   double label_smoothing = 0;
-  std::string amp = "off";  // or bf16
-  bool grad_scaler = false;
+  std::string amp = "off";   // fp16, bf16
+  bool grad_scaler = false;  // always with fp16
   uint64_t seed = 1;
   int threads = 1;
   std::string device = "cpu";

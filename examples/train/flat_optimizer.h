@@ -9,23 +9,28 @@
 
 namespace examples {
 
-// Steps over flat memory, unscaling as it reads, unless it is told to leave the step out. All arguments outlive it.
+// Steps over flat memory, unscaling as it reads, unless it is told to leave the step out. On a GPU the optimizer's
+// kernels look for that themselves. All arguments outlive it.
 class FlatOptimizer final : public ddp::Optimizer {
  public:
-  FlatOptimizer(nn::Optimizer& optimizer, absl::Span<float> values, absl::Span<float> grads)
+  FlatOptimizer(nn::Optimizer& optimizer, absl::Span<float> values, absl::Span<float> grads, ddp::Device device)
       : optimizer_(optimizer),
         values_(values),
         grads_(grads),
-        buffer_{grads.data(), grads.size(), ddp::DType::kFloat32, {}} {}
+        buffer_{grads.data(), grads.size(), ddp::DType::kFloat32, device} {}
 
   ddp::Buffers grads() const override { return {&buffer_, 1}; }
   bool fused() const override { return true; }
 
   absl::Status Step(const ddp::StepOptions& options) override {
-    for (const uint32_t* skip : {options.found_inf, options.skip_step}) {
-      if (skip != nullptr && *skip != 0) return absl::OkStatus();
+    if (buffer_.device.kind == ddp::Device::Kind::kCpu) {
+      for (const uint32_t* skip : {options.found_inf, options.skip_step}) {
+        if (skip != nullptr && *skip != 0) return absl::OkStatus();
+      }
+      optimizer_.set_grad_scale(options.inv_scale == nullptr ? 1 : *options.inv_scale);
+    } else {
+      optimizer_.set_words({options.inv_scale, options.found_inf, options.skip_step});
     }
-    optimizer_.set_grad_scale(options.inv_scale == nullptr ? 1 : *options.inv_scale);
     optimizer_.Step(values_, grads_);
     return absl::OkStatus();
   }

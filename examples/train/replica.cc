@@ -43,7 +43,8 @@ absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptio
   ddp_options.bucket_bytes = options.bucket_bytes;
   ddp_options.replan = options.replan;
   for (const nn::LayerBuffer& buffer : model_.buffers()) {
-    ddp_options.buffers.push_back({buffer.name, {buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, {}}});
+    ddp_options.buffers.push_back(
+        {buffer.name, {buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, device_}});
   }
   absl::StatusOr<std::unique_ptr<ddp::DistributedDataParallel>> ddp =
       ddp::DistributedDataParallel::Create(group, std::move(parameters), ddp_options);

@@ -68,8 +68,9 @@ class Replica {
   // See DistributedDataParallel::skip_step; null without it.
   const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
 
-  // Where the parameters are.
+  // Where the parameters are, and the stream in whose order they are read and written.
   ddp::Device device() const { return device_; }
+  const ddp::Stream& stream() const { return stream_; }
 
   ddp::DdpStatistics statistics() const { return ddp_ == nullptr ? ddp::DdpStatistics() : ddp_->statistics(); }
 

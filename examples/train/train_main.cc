@@ -41,6 +41,10 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   absl::StatusOr<ModelChoice> model = program.read_own_flags();
   if (!model.ok()) return model.status();
   settings.model = *std::move(model);
+  if (settings.flags.amp == "bf16" && settings.flags.device == "cpu" && !settings.model.bfloat16_on_cpu) {
+    return absl::InvalidArgumentError(absl::StrCat("--amp=bf16 on the CPU is for convolutions, which ", program.name,
+                                                   "'s model has none of: leave it out, or give --device=cuda too"));
+  }
   return settings;
 }
 
@@ -92,14 +96,14 @@ absl::Status CheckSummaryPath(const std::string& path) {
                                                  ": give a file in a folder that exists and can be written to"));
 }
 
-absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const Program& program,
-                                                    const Settings& settings) {
-  if (settings.model.make_on_gpu == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device=cuda: ", program.name, "'s layers compute on the CPU only; leave it out"));
-  }
+absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const TrainFlags& flags) {
+  const nn::CudaOptions options = {.tf32 = flags.tf32,
+                                   .activations = flags.amp == "fp16"   ? nn::Element::kFloat16
+                                                  : flags.amp == "bf16" ? nn::Element::kBFloat16
+                                                                        : nn::Element::kFloat32,
+                                   .deterministic = flags.deterministic};
   try {
-    return nn::OpenCuda(context.device().index, settings.flags.tf32);
+    return nn::OpenCuda(context.device().index, options);
   } catch (const nn::DeviceError& e) {
     return absl::FailedPreconditionError(e.what());
   }
@@ -129,12 +133,11 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   nn::SetThreads(flags.threads);
   std::unique_ptr<nn::Device> gpu;
   if (flags.device == "cuda") {
-    absl::StatusOr<std::unique_ptr<nn::Device>> opened = OpenGpu(context, program, settings);
+    absl::StatusOr<std::unique_ptr<nn::Device>> opened = OpenGpu(context, flags);
     if (status = AgreeOn(group, opened.status()); !status.ok()) return status;
     gpu = *std::move(opened);
   }
-  const std::unique_ptr<nn::Model> model =
-      gpu != nullptr ? choice.make_on_gpu(*data, flags.batch, *gpu) : choice.make(*data, flags.batch);
+  const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch, gpu != nullptr ? *gpu : nn::Cpu());
   absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, *data, *model, console);
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));

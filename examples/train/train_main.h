@@ -23,9 +23,9 @@ struct ModelChoice {
   int width = 28;
   // InvalidArgument where the model cannot be made for images of this size. May be null.
   std::function<absl::Status(const Dataset& data)> check;
-  std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch)> make;
-  // The same for --device=cuda; null where the model has layers for the CPU only.
-  std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make_on_gpu;
+  std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make;
+  // Whether its layers heed ddp::Autocast on the CPU.
+  bool bfloat16_on_cpu = false;
 };
 
 // One trainer.

@@ -163,10 +163,10 @@ absl::Status Trainer::Forward(const Batch& batch, int micro) {
   double* const loss = losses_ + (started_ - 1) % kLossSteps * flags_.accumulate + micro;
   device_.CrossEntropy(logits.data(), batch.labels.data() + first, flags_.batch, data_.classes, output_grad.data(),
                        {.label_smoothing = static_cast<float>(flags_.label_smoothing),
-                        .grad_scale = 1.0f / static_cast<float>(flags_.accumulate)},
+                        .grad_scale = 1.0f / static_cast<float>(flags_.accumulate),
+                        .loss_scale = scaler_ == nullptr ? nullptr : scaler_->scale_data()},
                        loss);
-  if (scaler_ == nullptr) return absl::OkStatus();
-  return scaler_->Scale({{output_grad.data(), output_grad.size(), ddp::DType::kFloat32, {}}});
+  return absl::OkStatus();
 }
 
 // Takes up the losses of this run's steps before `end`, which are done.
@@ -222,11 +222,12 @@ absl::Status Trainer::Update() {
 // Averaged gradients are the same on all ranks, and so is what the scaler finds in them.
 absl::Status Trainer::UpdateScaled() {
   if (flags_.clip_norm > 0) {
-    if (absl::Status status = scaler_->Unscale(*scaled_optimizer_); !status.ok()) return status;
+    if (absl::Status status = scaler_->Unscale(*scaled_optimizer_, replica_->stream()); !status.ok()) return status;
     if (absl::Status status = replica_->ClipGradNorm(flags_.clip_norm); !status.ok()) return status;
   }
-  if (absl::Status status = scaler_->Step(*scaled_optimizer_); !status.ok()) return status;
-  return scaler_->Update();
+  const ddp::StepOptions options = {.stream = replica_->stream(), .skip_step = replica_->skip_step()};
+  if (absl::Status status = scaler_->Step(*scaled_optimizer_, options); !status.ok()) return status;
+  return scaler_->Update(replica_->stream());
 }
 
 void Trainer::Advance() {

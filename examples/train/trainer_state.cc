@@ -49,7 +49,7 @@ absl::Status Trainer::Start() {
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
   optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
-  optimizer_->set_skip(replica_->skip_step());
+  optimizer_->set_words({.skip_step = replica_->skip_step()});
   progress_.seed = static_cast<int64_t>(flags_.seed);
   progress_.train_samples = static_cast<int64_t>(data_.train.count());
   progress_.drop_last = flags_.drop_last ? 1 : 0;
@@ -75,10 +75,11 @@ absl::Status Trainer::Start() {
 
 absl::Status Trainer::StartScaler() {
   if (!flags_.grad_scaler) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<ddp::GradScaler>> scaler = ddp::GradScaler::Create();
+  absl::StatusOr<std::unique_ptr<ddp::GradScaler>> scaler = ddp::GradScaler::Create({.device = replica_->device()});
   if (!scaler.ok()) return scaler.status();
   scaler_ = *std::move(scaler);
-  scaled_optimizer_ = std::make_unique<FlatOptimizer>(*optimizer_, replica_->values(), replica_->mutable_grads());
+  scaled_optimizer_ =
+      std::make_unique<FlatOptimizer>(*optimizer_, replica_->values(), replica_->mutable_grads(), replica_->device());
   if (progress_.loss_scale == 0) return absl::OkStatus();
   absl::StatusOr<ddp::GradScalerState> state = scaler_->State();
   if (!state.ok()) return state.status();
@@ -173,7 +174,7 @@ absl::Status Trainer::BroadcastState() {
   }
   device_.Wait();
   for (const nn::LayerBuffer& buffer : model_.buffers()) {
-    floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, {}});
+    floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
   const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
   if (absl::Status status = Wait(group_.Broadcast(floats, 0)); !status.ok()) return status;
@@ -189,7 +190,9 @@ std::vector<Tensor> Trainer::Weights() {
     const nn::ParameterSpec& spec = model_.parameters()[i];
     tensors.push_back({spec.name, spec.shape, OnHost(replica_->values()).subspan(replica_->offset(i), spec.count())});
   }
-  for (const nn::LayerBuffer& buffer : model_.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.data});
+  for (const nn::LayerBuffer& buffer : model_.buffers()) {
+    tensors.push_back({buffer.name, buffer.shape, OnHost(buffer.data)});
+  }
   return tensors;
 }
 

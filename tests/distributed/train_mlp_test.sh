@@ -281,7 +281,7 @@ case $case_name in
       fails "--amp=bf16 needs a processor with AVX-512" 1 --amp=bf16
     fi
     fails "--amp=fp16 is for GPUs: on the CPU it may be off, bf16" 1 --amp=fp16
-    fails "--amp=int8 is not known: it may be off, bf16" 1 --amp=int8
+    fails "--amp=int8 is not known: it may be off, fp16, bf16" 1 --amp=int8
     succeeds 1 --synthetic --steps=3 --batch=8
     grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
     succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1

@@ -1,11 +1,13 @@
 // The example layers on a real GPU give what they give on the CPU.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
 #include "tests/support/catch.h"
@@ -33,8 +35,11 @@ void RequireNear(const std::vector<float>& got, const std::vector<float>& want, 
 
 // A model on a device with its memory.
 struct Placed {
+  using Make = std::function<std::unique_ptr<Model>(Device&)>;
+
   Placed(Device& device_, const std::vector<int>& hidden, int max_batch)
-      : device(device_), model(MakeMlp(30, hidden, 10, max_batch, device)) {
+      : Placed(device_, [&](Device& d) { return MakeMlp(30, hidden, 10, max_batch, d); }) {}
+  Placed(Device& device_, const Make& make) : device(device_), model(make(device)) {
     for (const ParameterSpec& spec : model->parameters()) {
       values.push_back(device.Allocate(spec.count()));
       grads.push_back(device.Allocate(spec.count()));
@@ -52,7 +57,7 @@ struct Placed {
   }
   // The loss of a batch; leaves its gradients, announced in the order told.
   double Pass(const std::vector<float>& x, const std::vector<int32_t>& labels, bool accumulate, const LossOptions& o,
-              std::vector<size_t>* order) {
+              std::vector<size_t>* order, int classes = 10) {
     const int rows = static_cast<int>(labels.size());
     const auto input = device.Allocate(x.size());
     const auto targets = device.Allocate(labels.size());
@@ -62,11 +67,26 @@ struct Placed {
     const auto hits = std::static_pointer_cast<int64_t>(device.AllocateHost(sizeof(int64_t)));
     const absl::Span<const float> logits = model->Forward(input.get(), rows);
     const auto* const where = reinterpret_cast<const int32_t*>(targets.get());
-    device.CountHits(logits.data(), where, rows, 10, hits.get());
-    device.CrossEntropy(logits.data(), where, rows, 10, model->output_grad().data(), o, loss.get());
+    device.CountHits(logits.data(), where, rows, classes, hits.get());
+    device.CrossEntropy(logits.data(), where, rows, classes, model->output_grad().data(), o, loss.get());
     model->Backward([&](size_t i) { order->push_back(i); }, accumulate);
     device.Wait();
     hit = *hits;
+    return *loss;
+  }
+
+  // The same without a backward pass.
+  double Loss(const std::vector<float>& x, const std::vector<int32_t>& labels) {
+    const int rows = static_cast<int>(labels.size());
+    const auto input = device.Allocate(x.size());
+    const auto targets = device.Allocate(labels.size());
+    device.Upload(x.data(), input.get(), x.size() * sizeof(float));
+    device.Upload(labels.data(), targets.get(), labels.size() * sizeof(int32_t));
+    const auto loss = std::static_pointer_cast<double>(device.AllocateHost(sizeof(double)));
+    const absl::Span<const float> logits = model->Forward(input.get(), rows);
+    device.CrossEntropy(logits.data(), reinterpret_cast<const int32_t*>(targets.get()), rows, 10,
+                        model->output_grad().data(), {}, loss.get());
+    device.Wait();
     return *loss;
   }
 
@@ -78,7 +98,7 @@ struct Placed {
 
 TEST_CASE("a model's losses and gradients are the CPU's") {
   for (const bool tf32 : {false, true}) {
-    const std::unique_ptr<Device> gpu = OpenCuda(0, tf32);
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.tf32 = tf32});
     for (const std::vector<int>& hidden : {std::vector<int>{}, {17}, {64, 33}, {128, 128}}) {
       Placed cpu_model(Cpu(), hidden, 24), gpu_model(*gpu, hidden, 24);
       for (const size_t rows : {size_t{24}, size_t{1}, size_t{7}}) {
@@ -105,8 +125,193 @@ TEST_CASE("a model's losses and gradients are the CPU's") {
   }
 }
 
+// How far numbers are from others, relative to the root of those' mean square.
+double Distance(const std::vector<float>& got, const std::vector<float>& want) {
+  double apart = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    apart += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
+    size += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(apart / std::max(size, 1e-30));
+}
+
+struct Precise {
+  CudaOptions options;
+  // How far they may be from the CPU's. Normalisations of few pixels, one upon the other, enlarge what was rounded: of
+  // the deep model.
+  double loss, gradients, deep_gradients;
+};
+
+// Of two kinds of models, of images that are no multiple of anything, in batches of two sizes.
+void CheckImageModel(const Placed::Make& make, const ImageShape& images, const Precise& precise, double tolerance) {
+  const std::unique_ptr<Device> gpu = OpenCuda(0, precise.options);
+  Placed cpu_model(Cpu(), make), gpu_model(*gpu, make);
+  for (const size_t rows : {size_t{8}, size_t{3}}) {
+    for (const bool accumulate : {false, true}) {
+      INFO(rows << " rows" << (accumulate ? ", added up" : ""));
+      const auto pixels = static_cast<size_t>(images.channels * images.height * images.width);
+      const std::vector<float> x = Numbers(rows * pixels, static_cast<uint32_t>(rows));
+      std::vector<int32_t> labels(rows);
+      for (size_t i = 0; i < rows; ++i) labels[i] = static_cast<int32_t>(i * 3 % 10);
+      std::vector<size_t> order, gpu_order;
+      const double want = cpu_model.Pass(x, labels, accumulate, {}, &order);
+      const double got = gpu_model.Pass(x, labels, accumulate, {}, &gpu_order);
+      CHECK(got == Approx(want).epsilon(precise.loss));
+      CHECK(gpu_order == order);
+      for (size_t p = 0; p < cpu_model.grads.size(); ++p) {
+        const ParameterSpec& spec = cpu_model.model->parameters()[p];
+        INFO("gradient of " << spec.name);
+        const std::vector<float> there = gpu_model.Get(gpu_model.grads[p], spec.count());
+        CHECK(Distance(there, cpu_model.Get(cpu_model.grads[p], spec.count())) <= tolerance);
+      }
+      for (size_t b = 0; b < cpu_model.model->buffers().size(); ++b) {
+        const LayerBuffer& buffer = cpu_model.model->buffers()[b];
+        INFO("buffer " << buffer.name);
+        std::vector<float> there(buffer.data.size());
+        gpu->Download(gpu_model.model->buffers()[b].data.data(), there.data(), there.size() * sizeof(float));
+        CHECK(Distance(there, {buffer.data.begin(), buffer.data.end()}) <= precise.gradients);
+      }
+    }
+  }
+  // Evaluation takes the running statistics.
+  cpu_model.model->SetTraining(false);
+  gpu_model.model->SetTraining(false);
+  const auto pixels = static_cast<size_t>(images.channels * images.height * images.width);
+  std::vector<size_t> order;
+  const std::vector<float> x = Numbers(5 * pixels, 9);
+  const double want = cpu_model.Loss(x, {1, 2, 3, 4, 5});
+  CHECK(gpu_model.Loss(x, {1, 2, 3, 4, 5}) == Approx(want).epsilon(precise.loss));
+}
+
+TEST_CASE("convolutional models' losses, gradients and statistics are the CPU's, to their precision") {
+  const Precise kinds[] = {
+      {{}, 1e-5, 1e-4, 1e-3},
+      {{.deterministic = true}, 1e-5, 1e-4, 1e-3},
+      {{.tf32 = true}, 1e-2, 5e-2, 0.5},
+      {{.activations = Element::kFloat16}, 1e-2, 5e-2, 0.5},
+      {{.activations = Element::kBFloat16}, 5e-2, 0.3, 1},
+  };
+  for (const Precise& precise : kinds) {
+    INFO("TF32 " << precise.options.tf32 << ", activations " << static_cast<int>(precise.options.activations));
+    const ImageShape grey = {1, 13, 11}, colour = {3, 18, 14};
+    CheckImageModel([&](Device& device) { return MakeLenet(grey, 10, 8, device); }, grey, precise, precise.gradients);
+    CheckImageModel([&](Device& device) { return MakeResnet20(colour, 10, 8, device); }, colour, precise,
+                    precise.deep_gradients);
+  }
+}
+
+TEST_CASE("a model of linear layers has the CPU's losses in 16 bits, and its gradients with a loss scale") {
+  for (const Element element : {Element::kFloat16, Element::kBFloat16}) {
+    const double precision = element == Element::kFloat16 ? 4e-3 : 3e-2;
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    const auto scale = std::static_pointer_cast<float>(gpu->AllocateHost(sizeof(float)));
+    *scale = 1024;
+    for (const std::vector<int>& hidden : {std::vector<int>{}, {17}, {64, 33}, {128, 128}}) {
+      INFO("hidden layers: " << hidden.size());
+      Placed cpu_model(Cpu(), hidden, 24), gpu_model(*gpu, hidden, 24);
+      for (const bool accumulate : {false, true}) {
+        const std::vector<float> x = Numbers(24 * 30, 4);
+        std::vector<int32_t> labels(24);
+        for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int32_t>(i * 3 % 10);
+        std::vector<size_t> order, gpu_order;
+        const LossOptions options = {.loss_scale = scale.get()};
+        const double want = cpu_model.Pass(x, labels, accumulate, options, &order);
+        const double got = gpu_model.Pass(x, labels, accumulate, options, &gpu_order);
+        CHECK(got == Approx(want).epsilon(precision));
+        CHECK(gpu_order == order);
+        for (size_t p = 0; p < cpu_model.grads.size(); ++p) {
+          const size_t count = cpu_model.model->parameters()[p].count();
+          // One ReLU that rounding turns on or off moves the gradients by as much as this.
+          const double tolerance = hidden.empty() ? 2 * precision : 0.3;
+          CHECK(Distance(gpu_model.Get(gpu_model.grads[p], count), cpu_model.Get(cpu_model.grads[p], count)) <=
+                tolerance);
+        }
+      }
+    }
+  }
+}
+
+// A loss of what comes out of one layer between a convolution of single pixels and plain rows, and all gradients.
+std::vector<float> ThroughLayer(Device& device, const ImageShape& shape,
+                                const std::function<NamedLayer(ImageLayers&)>& layer, const ImageShape& out) {
+  constexpr int kRows = 3;
+  const Conv2dOptions pixels = {.in = shape, .outputs = shape.channels, .kernel = 1, .in_layout = Layout::kPlain};
+  Placed placed(device, [&](Device&) {
+    const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(kRows);
+    std::vector<NamedLayer> layers;
+    layers.push_back({"in", make->MakeConv2d(pixels)});
+    layers.push_back(layer(*make));
+    layers.push_back({"flat", make->MakeFlatten(out)});
+    return std::make_unique<Model>(std::move(layers), kRows, device);
+  });
+  const int classes = out.channels * out.height * out.width;
+  std::vector<size_t> order;
+  const std::vector<float> x = Numbers(static_cast<size_t>(kRows * shape.channels * shape.height * shape.width), 5);
+  std::vector<float> results = {
+      static_cast<float>(placed.Pass(x, {1, classes / 2, classes - 1}, false, {}, &order, classes))};
+  for (size_t p = 0; p < placed.grads.size(); ++p) {
+    const std::vector<float> grad = placed.Get(placed.grads[p], placed.model->parameters()[p].count());
+    results.insert(results.end(), grad.begin(), grad.end());
+  }
+  return results;
+}
+
+TEST_CASE("pooling and batch normalisation: every layer by itself is the CPU's") {
+  const ImageShape shape = {16, 7, 5};
+  // Rounding makes other pixels the largest of their window.
+  for (const auto& [element, precision] :
+       {std::pair(Element::kFloat32, 1e-5), std::pair(Element::kFloat16, 5e-2), std::pair(Element::kBFloat16, 0.3)}) {
+    INFO("activations " << static_cast<int>(element));
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage}) {
+      for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
+        for (const auto& [height, width] : {std::pair(2, 2), std::pair(7, 5), std::pair(3, 1)}) {
+          const Pool2dOptions options = {kind, shape, height, width, activation};
+          INFO("windows of " << options.height << " x " << options.width);
+          const auto pool = [&](ImageLayers& make) { return NamedLayer{"pool", make.MakePool2d(options)}; };
+          CHECK(Distance(ThroughLayer(*gpu, shape, pool, options.out()),
+                         ThroughLayer(Cpu(), shape, pool, options.out())) <= precision);
+        }
+      }
+    }
+    for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
+      const auto norm = [&](ImageLayers& make) { return NamedLayer{"norm", make.MakeBatchNorm2d(shape, activation)}; };
+      CHECK(Distance(ThroughLayer(*gpu, shape, norm, shape), ThroughLayer(Cpu(), shape, norm, shape)) <= precision);
+    }
+  }
+}
+
+TEST_CASE("dropout leaves out what it does on the CPU, in evaluation nothing") {
+  constexpr int kSize = 999, kRows = 3;
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
+  const std::vector<float> x = Numbers(kRows * kSize, 5);
+  const auto run = [&](Device& device) {
+    const std::unique_ptr<Layer> layer = device.MakeImageLayers(kRows)->MakeDropout(kSize, 0.3, 7);
+    const auto in = device.Allocate(x.size()), out = device.Allocate(x.size());
+    device.Upload(x.data(), in.get(), x.size() * sizeof(float));
+    std::vector<float> results;
+    const auto take = [&](const std::shared_ptr<float>& memory) {
+      std::vector<float> host(x.size());
+      device.Download(memory.get(), host.data(), host.size() * sizeof(float));
+      results.insert(results.end(), host.begin(), host.end());
+    };
+    for (const bool training : {true, true, false}) {
+      layer->SetTraining(training);
+      layer->Forward(in.get(), out.get(), kRows);
+      take(out);
+      if (!training) continue;
+      layer->Backward(in.get(), out.get(), in.get(), out.get(), kRows, false, [](size_t) {});
+      take(out);
+    }
+    return results;
+  };
+  const std::vector<float> there = run(*gpu);
+  CHECK(there == run(Cpu()));
+  CHECK(std::equal(x.begin(), x.end(), there.end() - static_cast<std::ptrdiff_t>(x.size())));
+}
+
 TEST_CASE("optimizers step as the CPU's do, and not at all where they are told to skip") {
-  const std::unique_ptr<Device> gpu = OpenCuda(0, false);
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
   constexpr size_t kCount = 1003;
   const auto skip = std::static_pointer_cast<uint32_t>(gpu->AllocateHost(sizeof(uint32_t)));
   for (int kind = 0; kind < 4; ++kind) {
@@ -116,7 +321,7 @@ TEST_CASE("optimizers step as the CPU's do, and not at all where they are told t
       return device.MakeAdam(kCount, {.lr = 0.01, .weight_decay = 0.02, .decoupled = kind == 3});
     };
     const std::unique_ptr<Optimizer> here = make(Cpu()), there = make(*gpu);
-    there->set_skip(skip.get());
+    there->set_words({.skip_step = skip.get()});
     std::vector<float> value = Numbers(kCount, 1), got(kCount);
     const auto on_gpu = gpu->Allocate(kCount), grad_on_gpu = gpu->Allocate(kCount);
     gpu->Upload(value.data(), on_gpu.get(), kCount * sizeof(float));
@@ -142,7 +347,7 @@ TEST_CASE("optimizers step as the CPU's do, and not at all where they are told t
 TEST_CASE("a GPU that is not there is an error that says what to do") {
   std::string said;
   try {
-    OpenCuda(99, false);
+    OpenCuda(99, {});
   } catch (const DeviceError& e) {
     said = e.what();
   }

@@ -281,12 +281,13 @@ TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
   for (const ImageShape& in : {ImageShape{16, 6, 4}, ImageShape{3, 7, 5}}) {
     for (const bool max : {true, false}) {
       for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-        nn::Pool2d layer(session, max ? nn::onednn::PoolKind::kMax : nn::onednn::PoolKind::kAverage, in, 2, activation,
-                         3);
+        const nn::Pool2dOptions options = {
+            .kind = max ? nn::PoolKind::kMax : nn::PoolKind::kAverage, .in = in, .activation = activation};
+        nn::Pool2d layer(session, options, 3);
         const Case c = {session,
                         &layer,
                         in,
-                        layer.output_shape(),
+                        options.out(),
                         Layout::kNative,
                         Layout::kNative,
                         [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
@@ -297,9 +298,10 @@ TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
         CheckLayer(c, 2);
       }
     }
-    const auto global = nn::Pool2d::Global(session, in, 2);
-    CHECK(global->output_shape() == ImageShape{in.channels, 1, 1});
-    CheckLayer({session, global.get(), in, global->output_shape(), Layout::kNative, Layout::kNative,
+    const nn::Pool2dOptions whole = {.kind = nn::PoolKind::kAverage, .in = in, .height = in.height, .width = in.width};
+    nn::Pool2d global(session, whole, 2);
+    CHECK(whole.out() == ImageShape{in.channels, 1, 1});
+    CheckLayer({session, &global, in, whole.out(), Layout::kNative, Layout::kNative,
                 [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
                   return PoolImages(x, rows, in, in.height, in.width, false);
                 }},

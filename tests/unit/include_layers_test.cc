@@ -71,7 +71,7 @@ Findings ReadTree(const fs::path& root) {
     if (!fs::exists(root / folder)) continue;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / folder)) {
       const std::string extension = entry.path().extension().string();
-      if (extension != ".h" && extension != ".cc" && extension != ".cu") continue;
+      if (extension != ".h" && extension != ".cc" && extension != ".cu" && extension != ".cuh") continue;
       const std::string file = fs::relative(entry.path(), root).generic_string();
       ++findings.files;
       std::ifstream in(entry.path());

@@ -1,0 +1,272 @@
+#include "examples/nn/cuda_image_kernels.h"
+
+#include "examples/nn/check.h"
+#include "examples/nn/cuda_element.cuh"
+
+namespace nn::cuda {
+namespace {
+
+// Index `i` taken apart, the last dimension first.
+__device__ int Take(size_t* i, int dimension) {
+  const size_t all = *i;
+  *i = all / dimension;
+  return static_cast<int>(all - *i * dimension);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    PackImagesKernel(const float* x, size_t pixels, int plane, int channels, int padded, T* y) {
+  const size_t pixel = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (pixel >= pixels) return;
+  const float* const image = x + pixel / plane * plane * channels + pixel % plane;
+  for (int first = 0; first < padded; first += kVector<T>) {
+    Vector<T> out;
+    for (int i = 0; i < kVector<T>; ++i) {
+      const int c = first + i;
+      out.Set(i, c < channels ? image[static_cast<size_t>(c) * plane] : 0);
+    }
+    Store(y, (pixel * padded + first) / kVector<T>, out);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) PackWeightKernel(const float* weight, WeightShape s, T* packed) {
+  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= static_cast<size_t>(s.outputs) * s.area * s.padded) return;
+  T* const to = packed + i;
+  const int c = Take(&i, s.padded), k = Take(&i, s.area);
+  *to = FromFloat<T>(c < s.channels ? weight[(i * s.channels + c) * s.area + k] : 0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    UnpackGradKernel(const T* packed, WeightShape s, bool accumulate, float* grad) {
+  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= static_cast<size_t>(s.outputs) * s.channels * s.area) return;
+  float* const to = grad + i;
+  const int k = Take(&i, s.area), c = Take(&i, s.channels);
+  *to = ToFloat(packed[(i * s.area + k) * s.padded + c]) + (accumulate ? *to : 0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    AddBiasKernel(T* y, size_t vectors, int channel_vectors, const float* bias, bool relu) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const float* const own = bias + i % channel_vectors * kVector<T>;
+  Vector<T> v = Load(y, i);
+  for (int k = 0; k < kVector<T>; ++k) {
+    const float sum = v[k] + own[k];
+    v.Set(k, relu ? Rectified(sum) : sum);
+  }
+  Store(y, i, v);
+}
+
+constexpr int kTile = 32;
+
+// Matrices of `lines` by `columns`, one for each z of the grid, to their transposes.
+template <class T>
+__global__ void TransposeKernel(const T* x, int lines, int columns, T* y) {
+  __shared__ T tile[kTile][kTile + 1];
+  const size_t first = static_cast<size_t>(blockIdx.z) * lines * columns;
+  const int line0 = blockIdx.y * kTile, column0 = blockIdx.x * kTile;
+  for (int r = threadIdx.y; r < kTile && line0 + r < lines; r += blockDim.y) {
+    const int column = column0 + threadIdx.x;
+    if (column < columns) tile[r][threadIdx.x] = x[first + static_cast<size_t>(line0 + r) * columns + column];
+  }
+  __syncthreads();
+  for (int r = threadIdx.y; r < kTile && column0 + r < columns; r += blockDim.y) {
+    const int line = line0 + threadIdx.x;
+    if (line < lines) y[first + static_cast<size_t>(column0 + r) * lines + line] = tile[threadIdx.x][r];
+  }
+}
+
+cudaError_t Transpose(Element element, const void* x, int count, int lines, int columns, void* y, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const dim3 grid(Blocks(static_cast<size_t>(columns), kTile), Blocks(static_cast<size_t>(lines), kTile),
+                    static_cast<unsigned>(count));
+    TransposeKernel<T>
+        <<<grid, dim3(kTile, 8), 0, stream>>>(static_cast<const T*>(x), lines, columns, static_cast<T*>(y));
+  });
+}
+
+// fn(index of a vector within x) for each of a window's pixels, whose first is (line, column) of an image.
+template <class T, class Fn>
+__device__ void ForEachInWindow(const PoolShape& s, size_t image, int line, int column, int vector, const Fn& fn) {
+  const int vectors = s.in.channels / kVector<T>;
+  for (int h = 0; h < s.height; ++h) {
+    const size_t first = (image * s.in.height + line * s.height + h) * s.in.width + column * s.width;
+    for (int w = 0; w < s.width; ++w) fn((first + w) * vectors + vector);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count, PoolShape s, T* y) {
+  constexpr int V = kVector<T>;
+  const size_t at = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  size_t image = at;
+  const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
+            line = Take(&image, s.out.height);
+  const bool max = s.kind == PoolKind::kMax;
+  float result[V];
+  for (int i = 0; i < V; ++i) result[i] = max ? -INFINITY : 0;
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from) {
+    const Vector<T> v = Load(x, from);
+    for (int i = 0; i < V; ++i) {
+      if (!max) {
+        result[i] += v[i];
+      } else if (!(v[i] <= result[i])) {  // a NaN wins
+        result[i] = v[i];
+      }
+    }
+  });
+  const float scale = max ? 1 : 1 / static_cast<float>(s.height * s.width);
+  Vector<T> out;
+  for (int i = 0; i < V; ++i) out.Set(i, s.relu ? Rectified(result[i] * scale) : result[i] * scale);
+  Store(y, at, out);
+}
+
+// A thread for a window and a vector of channels; the first of equals gets the gradient.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    PoolBackwardKernel(const T* x, const T* y, const T* dy, size_t count, PoolShape s, T* dx) {
+  constexpr int V = kVector<T>;
+  const size_t at = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  size_t image = at;
+  const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
+            line = Take(&image, s.out.height);
+  const Vector<T> d = Load(dy, at), out = Load(y, at);
+  float grad[V];
+  for (int i = 0; i < V; ++i) grad[i] = s.relu && out[i] <= 0 ? 0 : d[i];
+  if (s.kind == PoolKind::kAverage) {
+    Vector<T> share;
+    for (int i = 0; i < V; ++i) share.Set(i, grad[i] / static_cast<float>(s.height * s.width));
+    ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) { Store(dx, to, share); });
+    return;
+  }
+  float largest[V];
+  size_t where[V];
+  for (int i = 0; i < V; ++i) largest[i] = -INFINITY;
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from) {
+    const Vector<T> v = Load(x, from);
+    for (int i = 0; i < V; ++i) {
+      if (v[i] <= largest[i]) continue;
+      largest[i] = v[i];
+      where[i] = from;
+    }
+  });
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) {
+    Vector<T> v;
+    for (int i = 0; i < V; ++i) v.Set(i, where[i] == to ? grad[i] : 0);
+    Store(dx, to, v);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) DropoutKernel(const T* x, size_t count, DropoutChoice choice, T* y) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const float factor = choice.Factor(i);
+  y[i] = FromFloat<T>(factor == 0 ? 0 : ToFloat(x[i]) * factor);
+}
+
+size_t Pixels(int rows, const ImageShape& shape) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
+}
+
+template <class T>
+size_t VectorsOf(int rows, const ImageShape& shape) {
+  NN_CHECK(shape.channels % kVector<T> == 0);
+  return Pixels(rows, shape) * static_cast<size_t>(shape.channels / kVector<T>);
+}
+
+}  // namespace
+
+cudaError_t PackImages(Element element, const float* x, int rows, const ImageShape& shape, int channels, void* y,
+                       cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const size_t pixels = Pixels(rows, shape);
+    PackImagesKernel<T><<<Blocks(pixels, kThreads), kThreads, 0, stream>>>(
+        x, pixels, shape.height * shape.width, shape.channels, channels, static_cast<T*>(y));
+  });
+}
+
+cudaError_t PackWeight(Element element, const float* weight, const WeightShape& shape, void* packed,
+                       cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const size_t count = static_cast<size_t>(shape.outputs) * static_cast<size_t>(shape.area * shape.padded);
+    PackWeightKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(weight, shape, static_cast<T*>(packed));
+  });
+}
+
+cudaError_t UnpackGrad(Element element, const void* packed, const WeightShape& shape, bool accumulate, float* grad,
+                       cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const size_t count = static_cast<size_t>(shape.outputs) * static_cast<size_t>(shape.area * shape.channels);
+    UnpackGradKernel<T>
+        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(packed), shape, accumulate, grad);
+  });
+}
+
+cudaError_t AddBias(Element element, void* y, size_t pixels, int channels, const float* bias, bool relu,
+                    cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const int channel_vectors = channels / kVector<T>;
+    const size_t vectors = pixels * static_cast<size_t>(channel_vectors);
+    AddBiasKernel<T>
+        <<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(static_cast<T*>(y), vectors, channel_vectors, bias, relu);
+  });
+}
+
+cudaError_t Flatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream) {
+  return Transpose(element, x, rows, shape.height * shape.width, shape.channels, y, stream);
+}
+
+cudaError_t Unflatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream) {
+  return Transpose(element, x, rows, shape.channels, shape.height * shape.width, y, stream);
+}
+
+cudaError_t Pool(Element element, const void* x, int rows, const PoolShape& shape, void* y, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const size_t count = VectorsOf<T>(rows, shape.out);
+    PoolKernel<T>
+        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), count, shape, static_cast<T*>(y));
+  });
+}
+
+cudaError_t PoolBackward(Element element, const void* x, const void* y, const void* dy, int rows,
+                         const PoolShape& shape, void* dx, cudaStream_t stream) {
+  // Pixels that fill no window.
+  if (shape.in.height % shape.height != 0 || shape.in.width % shape.width != 0) {
+    const size_t count = Pixels(rows, shape.in) * static_cast<size_t>(shape.in.channels);
+    if (const cudaError_t error = cudaMemsetAsync(dx, 0, count * SizeOf(element), stream); error != cudaSuccess) {
+      return error;
+    }
+  }
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const size_t count = VectorsOf<T>(rows, shape.out);
+    PoolBackwardKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), count, shape,
+        static_cast<T*>(dx));
+  });
+}
+
+cudaError_t Dropout(Element element, const void* x, size_t count, const DropoutChoice& choice, void* y,
+                    cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    DropoutKernel<T>
+        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), count, choice, static_cast<T*>(y));
+  });
+}
+
+}  // namespace nn::cuda

@@ -1,0 +1,459 @@
+#include "examples/nn/cuda_image_layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "examples/nn/check.h"
+#include "examples/nn/cuda_image_kernels.h"
+#include "examples/nn/cuda_kernels.h"
+#include "examples/nn/cuda_memory.h"
+#include "examples/nn/layer_parts.h"
+#include "examples/nn/per_rows.h"
+
+namespace nn::cuda {
+namespace {
+
+constexpr float kEpsilon = 1e-5f;
+constexpr float kMomentum = 0.1f;
+
+void Launched(cudaError_t error) { Check(error, "a kernel"); }
+
+// What the layers of one model share, since they run one after the other.
+class Session {
+ public:
+  explicit Session(cudnn::Context& context) : cudnn(context), stream(context.stream), element(context.options.element) {
+    tickets_ = AllocateBytes<unsigned>(kColumnTickets * sizeof(unsigned), stream);
+  }
+
+  // Of one image's numbers.
+  size_t Elements(const ImageShape& shape) const {
+    return static_cast<size_t>(shape.channels) * static_cast<size_t>(shape.height * shape.width);
+  }
+  int Floats(size_t elements) const { return static_cast<int>((elements * SizeOf(element) + 3) / 4); }
+  std::shared_ptr<void> Allocate(size_t elements) const { return AllocateBytes(elements * SizeOf(element), stream); }
+  // The number of channels that fills vectors of 16 bytes.
+  int Padded(int channels) const {
+    const int vector = 16 / static_cast<int>(SizeOf(element));
+    return (channels + vector - 1) / vector * vector;
+  }
+
+  // Before the first step, by every layer that needs them: what Scratch and Temporary hand out.
+  void ReserveScratch(int channels) {
+    if (channels <= scratch_channels_) return;
+    scratch_channels_ = channels;
+    sums_ = AllocateFloats(ColumnScratchFloats(channels), stream);
+  }
+  ColumnScratch Scratch() const { return {sums_.get(), tickets_.get()}; }
+  static constexpr int kTemporaries = 3;
+  void ReserveTemporary(int which, size_t elements) {
+    if (elements <= temporary_elements_[which]) return;
+    temporary_elements_[which] = elements;
+    temporaries_[which] = Allocate(elements);
+  }
+  void* Temporary(int which) const { return temporaries_[which].get(); }
+
+  cudnn::Context& cudnn;
+  const cudaStream_t stream;
+  const Element element;
+
+ private:
+  std::shared_ptr<unsigned> tickets_;
+  std::shared_ptr<float> sums_;
+  int scratch_channels_ = 0;
+  std::shared_ptr<void> temporaries_[kTemporaries];
+  size_t temporary_elements_[kTemporaries] = {};
+};
+
+using SessionPtr = std::shared_ptr<Session>;
+
+size_t Pixels(int rows, const ImageShape& shape) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
+}
+
+constexpr int kBlockTemporary = 0;  // and the next one
+constexpr int kWeightGradTemporary = 2;
+
+class GpuConv2d final : public Layer {
+ public:
+  GpuConv2d(SessionPtr session, const Conv2dOptions& o, int max_batch)
+      : session_(std::move(session)),
+        options_(o),
+        max_batch_(max_batch),
+        weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)} {
+    NN_CHECK(o.in_layout == Layout::kPlain || weight_shape_.padded == o.in.channels);
+    NN_CHECK(session_->Padded(o.outputs) == o.outputs);
+    const int64_t fan_in = int64_t{o.in.channels} * weight_shape_.area;
+    parameters_ = {{"weight", {o.outputs, o.in.channels, o.kernel, o.kernel}, fan_in}};
+    if (o.bias) parameters_.push_back({"bias", {o.outputs}, fan_in});
+    const size_t weight =
+        static_cast<size_t>(o.outputs) * static_cast<size_t>(weight_shape_.area * weight_shape_.padded);
+    packed_weight_ = session_->Allocate(weight);
+    session_->ReserveTemporary(kWeightGradTemporary, weight);
+    session_->ReserveScratch(o.outputs);
+    if (o.in_layout == Layout::kPlain) {
+      packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
+    }
+  }
+
+  int input_size() const override {
+    const size_t elements = session_->Elements(options_.in);
+    return options_.in_layout == Layout::kPlain ? static_cast<int>(elements) : session_->Floats(elements);
+  }
+  int output_size() const override { return session_->Floats(session_->Elements(options_.out())); }
+  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override {
+    NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
+    weight_ = values[0];
+    weight_grad_ = grads[0];
+    if (!options_.bias) return;
+    bias_ = values[1];
+    bias_grad_ = grads[1];
+  }
+
+  void Forward(const float* x, float* y, int rows) override {
+    NN_CHECK(weight_ != nullptr);
+    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
+    if (packed_x_ != nullptr) {
+      Launched(
+          PackImages(session_->element, x, rows, options_.in, weight_shape_.padded, packed_x_.get(), session_->stream));
+    }
+    Passes& passes = PassesFor(rows);
+    const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
+    if (!options_.bias) {
+      NN_CHECK(passes.forward.Run(tensors));
+    } else if (cudnn::Tensors with_bias = tensors; with_bias.bias = bias_, !passes.fused.Run(with_bias)) {
+      NN_CHECK(passes.forward.Run(tensors));
+      Launched(AddBias(session_->element, y, Pixels(rows, options_.out()), options_.outputs, bias_,
+                       options_.activation == Activation::kRelu, session_->stream));
+    }
+  }
+
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override {
+    Passes& passes = PassesFor(rows);
+    if (options_.bias) {
+      Launched(BiasGrad(session_->element, options_.activation == Activation::kRelu ? y : nullptr, dy,
+                        Pixels(rows, options_.out()), options_.outputs, accumulate, bias_grad_, session_->Scratch(),
+                        session_->stream));
+      grad_ready(1);
+    }
+    void* const packed_grad = session_->Temporary(kWeightGradTemporary);
+    NN_CHECK(passes.weight_grad.Run({Input(x), packed_grad, dy}));
+    Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
+    grad_ready(0);
+    if (dx != nullptr) NN_CHECK(passes.input_grad.Run({dx, packed_weight_.get(), dy}));
+  }
+
+ private:
+  struct Passes {
+    Passes(cudnn::Context& context, const cudnn::ConvolutionShape& shape, bool relu)
+        : forward(context, cudnn::Pass::kForward, shape),
+          fused(context, relu ? cudnn::Pass::kForwardBiasRelu : cudnn::Pass::kForwardBias, shape),
+          input_grad(context, cudnn::Pass::kInputGrad, shape),
+          weight_grad(context, cudnn::Pass::kWeightGrad, shape) {}
+
+    cudnn::Convolution forward, fused, input_grad, weight_grad;
+  };
+
+  Passes& PassesFor(int rows) {
+    NN_CHECK(rows > 0 && rows <= max_batch_);
+    return passes_.Get(rows, [&] {
+      const Conv2dOptions& o = options_;
+      // A ReLU without a bias is none of these layers'.
+      NN_CHECK(o.bias || o.activation == Activation::kNone);
+      const cudnn::ConvolutionShape shape = {
+          rows, weight_shape_.padded, o.in.height, o.in.width, o.outputs, o.kernel, o.stride, o.padding};
+      return std::make_unique<Passes>(session_->cudnn, shape, o.activation == Activation::kRelu);
+    });
+  }
+  const void* Input(const float* x) const { return packed_x_ != nullptr ? packed_x_.get() : x; }
+
+  SessionPtr session_;
+  const Conv2dOptions options_;
+  const int max_batch_;
+  const WeightShape weight_shape_;
+  std::vector<ParameterSpec> parameters_;
+  std::shared_ptr<void> packed_weight_;
+  std::shared_ptr<void> packed_x_;  // of a plain input
+  PerRows<Passes> passes_;
+  const float* weight_ = nullptr;
+  const float* bias_ = nullptr;
+  float* weight_grad_ = nullptr;
+  float* bias_grad_ = nullptr;
+};
+
+class GpuBatchNorm2d final : public Layer {
+ public:
+  GpuBatchNorm2d(SessionPtr session, const ImageShape& shape, Activation activation)
+      : session_(std::move(session)), shape_(shape), relu_(activation == Activation::kRelu) {
+    NN_CHECK(session_->Padded(shape.channels) == shape.channels);
+    parameters_ = {{.name = "weight", .shape = {shape.channels}, .initial = 1},
+                   {.name = "bias", .shape = {shape.channels}, .initial = 0}};
+    session_->ReserveScratch(shape.channels);
+    numbers_ = AllocateFloats(6 * channels(), session_->stream);
+    const std::vector<float> ones(channels(), 1.0f);
+    Check(cudaMemcpyAsync(running_var(), ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice,
+                          session_->stream),
+          "cudaMemcpyAsync");
+    Check(cudaStreamSynchronize(session_->stream), "cudaStreamSynchronize");
+  }
+
+  int input_size() const override { return session_->Floats(session_->Elements(shape_)); }
+  int output_size() const override { return input_size(); }
+  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override {
+    NN_CHECK(values.size() == 2 && grads.size() == 2);
+    weight_ = values[0];
+    bias_ = values[1];
+    weight_grad_ = grads[0];
+    bias_grad_ = grads[1];
+  }
+  std::vector<LayerBuffer> buffers() override {
+    return {{"running_mean", {shape_.channels}, {running_mean(), channels()}},
+            {"running_var", {shape_.channels}, {running_var(), channels()}}};
+  }
+  void SetTraining(bool training) override { training_ = training; }
+
+  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, relu_, y, rows); }
+  // With a shortcut added before the ReLU, unless that is null.
+  void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
+    NN_CHECK(weight_ != nullptr);
+    if (training_) {
+      Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kEpsilon, kMomentum,
+                                moments(), running_mean(), running_var(), session_->Scratch(), session_->stream));
+    }
+    const BatchNormApply apply = {.mean = training_ ? moments().mean : running_mean(),
+                                  .rstd = training_ ? moments().rstd : running_var(),
+                                  .eps = training_ ? 0 : kEpsilon,
+                                  .weight = weight_,
+                                  .bias = bias_,
+                                  .relu = relu};
+    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, apply, shortcut, y,
+                              session_->stream));
+  }
+
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override {
+    BackwardFrom(x, relu_ ? y : nullptr, dy, dx, rows, accumulate, grad_ready);
+  }
+  // dy counts where y is above 0; everywhere if y is null.
+  void BackwardFrom(const void* x, const void* y, const void* dy, void* dx, int rows, bool accumulate,
+                    GradReadyFn grad_ready) {
+    NN_CHECK(training_);
+    const size_t pixels = Pixels(rows, shape_);
+    Launched(BatchNormGrads(session_->element, x, y, dy, pixels, shape_.channels, moments(), accumulate, weight_grad_,
+                            bias_grad_, sums(), session_->Scratch(), session_->stream));
+    grad_ready(1);
+    grad_ready(0);
+    if (dx == nullptr) return;
+    Launched(BatchNormBackward(session_->element, x, y, dy, pixels, shape_.channels, moments(), weight_, sums(), dx,
+                               session_->stream));
+  }
+
+ private:
+  size_t channels() const { return static_cast<size_t>(shape_.channels); }
+  float* running_mean() const { return numbers_.get(); }
+  float* running_var() const { return numbers_.get() + channels(); }
+  BatchMoments moments() const { return {numbers_.get() + 2 * channels(), numbers_.get() + 3 * channels()}; }
+  float* sums() const { return numbers_.get() + 4 * channels(); }
+
+  SessionPtr session_;
+  const ImageShape shape_;
+  const bool relu_;
+  bool training_ = true;
+  std::vector<ParameterSpec> parameters_;
+  std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of its backward pass
+  const float* weight_ = nullptr;
+  const float* bias_ = nullptr;
+  float* weight_grad_ = nullptr;
+  float* bias_grad_ = nullptr;
+};
+
+// The ReLUs and the shortcut ride on the normalisations.
+class GpuBasicBlock final : public Layer {
+ public:
+  GpuBasicBlock(SessionPtr session, const BasicBlockOptions& o, int max_batch)
+      : session_(std::move(session)),
+        options_(o),
+        conv1_(session_, {.in = o.in, .outputs = o.outputs, .stride = o.stride, .padding = 1, .bias = false},
+               max_batch),
+        bn1_(session_, o.out(), Activation::kRelu),
+        conv2_(session_, {.in = o.out(), .outputs = o.outputs, .padding = 1, .bias = false}, max_batch),
+        bn2_(session_, o.out(), Activation::kNone),
+        parts_({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
+    NN_CHECK(o.outputs >= o.in.channels);
+    const size_t elements = static_cast<size_t>(max_batch) * session_->Elements(o.out());
+    for (std::shared_ptr<void>& output : outputs_) output = session_->Allocate(elements);
+    for (const int which : {kBlockTemporary, kBlockTemporary + 1}) session_->ReserveTemporary(which, elements);
+  }
+
+  int input_size() const override { return conv1_.input_size(); }
+  int output_size() const override { return conv1_.output_size(); }
+  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
+  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
+  void SetTraining(bool training) override { parts_.SetTraining(training); }
+
+  void Forward(const float* x, float* y, int rows) override {
+    conv1_.Forward(x, output(0), rows);
+    bn1_.Forward(output(0), output(1), rows);
+    conv2_.Forward(output(1), output(2), rows);
+    const Shortcut shortcut = ShortcutFrom(x);
+    bn2_.Forward(output(2), &shortcut, true, y, rows);
+  }
+
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override {
+    auto* const d1 = static_cast<float*>(session_->Temporary(kBlockTemporary));
+    auto* const d2 = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
+    const auto ready = [&](size_t part) {
+      return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
+    };
+    bn2_.BackwardFrom(output(2), y, dy, d1, rows, accumulate, ready(3));
+    conv2_.Backward(output(1), nullptr, d1, d2, rows, accumulate, ready(2));
+    bn1_.Backward(output(0), output(1), d2, d1, rows, accumulate, ready(1));
+    conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(0));
+    if (dx == nullptr) return;
+    Launched(AddToShortcut(session_->element, y, dy, rows, ShortcutFrom(nullptr), dx, session_->stream));
+  }
+
+ private:
+  float* output(int i) const { return static_cast<float*>(outputs_[i].get()); }
+  Shortcut ShortcutFrom(const float* x) const { return {x, options_.in, options_.out(), options_.stride}; }
+
+  SessionPtr session_;
+  const BasicBlockOptions options_;
+  GpuConv2d conv1_;
+  GpuBatchNorm2d bn1_;
+  GpuConv2d conv2_;
+  GpuBatchNorm2d bn2_;
+  LayerParts parts_;
+  std::shared_ptr<void> outputs_[3];  // of all but bn2
+};
+
+// A layer that learns nothing.
+class Unlearned : public Layer {
+ public:
+  Unlearned(SessionPtr session, size_t inputs, size_t outputs)
+      : session_(std::move(session)), inputs_(session_->Floats(inputs)), outputs_(session_->Floats(outputs)) {}
+
+  int input_size() const override { return inputs_; }
+  int output_size() const override { return outputs_; }
+  absl::Span<const ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+
+ protected:
+  const SessionPtr session_;
+  const int inputs_, outputs_;
+};
+
+class GpuPool2d final : public Unlearned {
+ public:
+  GpuPool2d(const SessionPtr& session, const Pool2dOptions& o)
+      : Unlearned(session, session->Elements(o.in), session->Elements(o.out())),
+        shape_{o.in, o.out(), o.height, o.width, o.kind, o.activation == Activation::kRelu} {
+    NN_CHECK(shape_.out.height > 0 && shape_.out.width > 0);
+  }
+
+  void Forward(const float* x, float* y, int rows) override {
+    Launched(Pool(session_->element, x, rows, shape_, y, session_->stream));
+  }
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool, GradReadyFn) override {
+    if (dx == nullptr) return;
+    Launched(PoolBackward(session_->element, x, y, dy, rows, shape_, dx, session_->stream));
+  }
+
+ private:
+  const PoolShape shape_;
+};
+
+class GpuFlatten final : public Unlearned {
+ public:
+  GpuFlatten(const SessionPtr& session, const ImageShape& shape)
+      : Unlearned(session, session->Elements(shape), session->Elements(shape)), shape_(shape) {}
+
+  void Forward(const float* x, float* y, int rows) override {
+    Launched(Flatten(session_->element, x, rows, shape_, y, session_->stream));
+  }
+  void Backward(const float*, const float*, float* dy, float* dx, int rows, bool, GradReadyFn) override {
+    if (dx == nullptr) return;
+    Launched(Unflatten(session_->element, dy, rows, shape_, dx, session_->stream));
+  }
+
+ private:
+  const ImageShape shape_;
+};
+
+class GpuDropout final : public Unlearned {
+ public:
+  GpuDropout(const SessionPtr& session, int size, double p, uint64_t seed)
+      : Unlearned(session, static_cast<size_t>(size), static_cast<size_t>(size)), size_(size), p_(p), seed_(seed) {
+    NN_CHECK(size > 0 && p >= 0 && p < 1);
+  }
+
+  void SetTraining(bool training) override { training_ = training; }
+  void Forward(const float* x, float* y, int rows) override {
+    if (training_) {
+      ++passes_;
+      Apply(x, y, rows);
+      return;
+    }
+    Check(cudaMemcpyAsync(y, x, Count(rows) * SizeOf(session_->element), cudaMemcpyDeviceToDevice, session_->stream),
+          "cudaMemcpyAsync");
+  }
+  void Backward(const float*, const float*, float* dy, float* dx, int rows, bool, GradReadyFn) override {
+    if (dx != nullptr) Apply(dy, dx, rows);
+  }
+
+ private:
+  size_t Count(int rows) const { return static_cast<size_t>(rows) * static_cast<size_t>(size_); }
+  void Apply(const float* from, float* to, int rows) const {
+    Launched(
+        cuda::Dropout(session_->element, from, Count(rows), DropoutChoice(p_, seed_, passes_), to, session_->stream));
+  }
+
+  const int size_;
+  const double p_;
+  const uint64_t seed_;
+  uint64_t passes_ = 0;
+  bool training_ = true;
+};
+
+class GpuImageLayers final : public ImageLayers {
+ public:
+  GpuImageLayers(cudnn::Context& context, int max_batch)
+      : session_(std::make_shared<Session>(context)), max_batch_(max_batch) {}
+
+  std::unique_ptr<Layer> MakeConv2d(const Conv2dOptions& options) override {
+    return std::make_unique<GpuConv2d>(session_, options, max_batch_);
+  }
+  std::unique_ptr<Layer> MakeBatchNorm2d(const ImageShape& shape, Activation activation) override {
+    return std::make_unique<GpuBatchNorm2d>(session_, shape, activation);
+  }
+  std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) override {
+    return std::make_unique<GpuBasicBlock>(session_, options, max_batch_);
+  }
+  std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) override {
+    return std::make_unique<GpuPool2d>(session_, options);
+  }
+  std::unique_ptr<Layer> MakeFlatten(const ImageShape& shape) override {
+    return std::make_unique<GpuFlatten>(session_, shape);
+  }
+  std::unique_ptr<Layer> MakeDropout(int size, double p, uint64_t seed) override {
+    return std::make_unique<GpuDropout>(session_, size, p, seed);
+  }
+
+ private:
+  SessionPtr session_;
+  int max_batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int max_batch) {
+  return std::make_unique<GpuImageLayers>(context, max_batch);
+}
+
+}  // namespace nn::cuda

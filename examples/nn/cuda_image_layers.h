@@ -1,0 +1,17 @@
+// The GPU's layers of convolutional models: convolutions by cuDNN, the rest by kernels of our own.
+#ifndef EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_
+#define EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_
+
+#include <memory>
+
+#include "examples/nn/cudnn_convolution.h"
+#include "examples/nn/image_layers.h"
+
+namespace nn::cuda {
+
+// `context` outlives the layers.
+std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int max_batch);
+
+}  // namespace nn::cuda
+
+#endif  // EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_

@@ -1,0 +1,345 @@
+// Sums over the pixels of native images, channel by channel, and batch normalisation by them.
+#include "examples/nn/check.h"
+#include "examples/nn/cuda_element.cuh"
+#include "examples/nn/cuda_image_kernels.h"
+
+namespace nn::cuda {
+namespace {
+
+constexpr int kSumThreads = 512;
+constexpr int kMostBlocks = 132;  // that add up one channel; the last of them adds up the blocks
+
+// A block's threads are columns of vectors, at most a warp of them, by rows of pixels; the grid is blocks of pixels by
+// groups of so many columns.
+struct Columns {
+  int all, group;  // vectors
+};
+
+template <class T>
+Columns ColumnsOf(int channels) {
+  const int all = channels / kVector<T>;
+  const int group = all < kWarp ? all : kWarp;
+  // So that a warp's lanes of one column are a power of two apart.
+  NN_CHECK(channels % kVector<T> == 0 && all > 0 && all % group == 0 && (group & (group - 1)) == 0);
+  return {all, group};
+}
+
+dim3 GridFor(const Columns& columns, size_t pixels) {
+  const size_t rows = static_cast<size_t>(kSumThreads / columns.group);  // of a block
+  const size_t blocks = (pixels + 4 * rows - 1) / (4 * rows);
+  NN_CHECK(static_cast<size_t>(columns.all / columns.group) <= kColumnTickets);
+  return {static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks),
+          static_cast<unsigned>(columns.all / columns.group), 1};
+}
+
+// Adds `add(pixel, vector of channels, sums)` over all pixels: kSums numbers a channel. Then, in the last block that is
+// done with a group of channels, one thread for each of them calls finish(channel, sums).
+template <class T, int kSums, class Add, class Finish>
+__device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnScratch& scratch, const Add& add,
+                           const Finish& finish) {
+  constexpr int V = kVector<T>, kWarps = kSumThreads / kWarp;
+  const int column = threadIdx.x % columns.group, row = threadIdx.x / columns.group;
+  const int rows = kSumThreads / columns.group;
+  const int vector = blockIdx.y * columns.group + column;
+  float sums[kSums][V] = {};
+  const size_t step = static_cast<size_t>(gridDim.x) * rows;
+#pragma unroll 4
+  for (size_t p = static_cast<size_t>(blockIdx.x) * rows + row; p < pixels; p += step) add(p, vector, sums);
+
+  // Within the warp, then the block.
+  __shared__ float parts[kWarps][kSums][kWarp * V];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  for (int s = 0; s < kSums; ++s) {
+    for (int i = 0; i < V; ++i) {
+      float sum = sums[s][i];
+      for (int apart = columns.group; apart < kWarp; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+      if (lane < columns.group) parts[warp][s][column * V + i] = sum;
+    }
+  }
+  __syncthreads();
+  const int channels = columns.group * V;  // of the group
+  const size_t all_channels = static_cast<size_t>(columns.all) * V;
+  const size_t first = static_cast<size_t>(blockIdx.y) * channels;
+  for (int k = threadIdx.x; k < kSums * channels; k += kSumThreads) {
+    const int s = k / channels, channel = k % channels;
+    float sum = 0;
+    for (int w = 0; w < kWarps; ++w) sum += parts[w][s][channel];
+    scratch.sums[(static_cast<size_t>(blockIdx.x) * kSums + s) * all_channels + first + channel] = sum;
+  }
+
+  // Across the blocks.
+  __threadfence();
+  __syncthreads();
+  __shared__ bool last;
+  if (threadIdx.x == 0) last = atomicAdd(&scratch.tickets[blockIdx.y], 1) + 1 == gridDim.x;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (threadIdx.x == 0) scratch.tickets[blockIdx.y] = 0;
+  // Several threads for each sum of each channel, as far as there are threads.
+  const int results = kSums * channels, lanes = results < kSumThreads ? kSumThreads / results : 1;
+  float* const totals = &parts[0][0][0];  // [lanes][results]
+  __syncthreads();
+  for (int k = threadIdx.x; k < results * lanes; k += kSumThreads) {
+    const int result = k % results;
+    const float* const from = scratch.sums + result / channels * all_channels + first + result % channels;
+    float sum = 0;
+#pragma unroll 8
+    for (unsigned b = k / results; b < gridDim.x; b += lanes) sum += __ldcg(from + b * kSums * all_channels);
+    totals[k] = sum;
+  }
+  __syncthreads();
+  for (int channel = threadIdx.x; channel < channels; channel += kSumThreads) {
+    float result[kSums] = {};
+    for (int s = 0; s < kSums; ++s) {
+      for (int lane = 0; lane < lanes; ++lane) result[s] += totals[lane * results + s * channels + channel];
+    }
+    finish(static_cast<int>(first) + channel, result);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads) BiasGradKernel(const T* y, T* dy, size_t pixels, Columns columns,
+                                                              bool accumulate, float* grad, ColumnScratch scratch) {
+  const auto add = [&](size_t pixel, int vector, float(&sums)[1][kVector<T>]) {
+    const size_t at = pixel * columns.all + vector;
+    Vector<T> d = Load(dy, at);
+    if (y != nullptr) {
+      const Vector<T> out = Load(y, at);
+      for (int i = 0; i < kVector<T>; ++i) d.Set(i, out[i] <= 0 ? 0 : d[i]);
+      Store(dy, at, d);
+    }
+    for (int i = 0; i < kVector<T>; ++i) sums[0][i] += d[i];
+  };
+  SumColumns<T, 1>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[1]) {
+    grad[channel] = sums[0] + (accumulate ? grad[channel] : 0);
+  });
+}
+
+// Sums of differences from the first pixel: the squares of what is far from 0 would drown its variance.
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    MomentsKernel(const T* x, size_t pixels, Columns columns, float eps, float momentum, BatchMoments moments,
+                  float* running_mean, float* running_var, ColumnScratch scratch) {
+  const Vector<T> origin =
+      Load(x, blockIdx.y * static_cast<size_t>(columns.group) + threadIdx.x % static_cast<unsigned>(columns.group));
+  const auto add = [&](size_t pixel, int vector, float(&sums)[2][kVector<T>]) {
+    const Vector<T> v = Load(x, pixel * columns.all + vector);
+    for (int i = 0; i < kVector<T>; ++i) {
+      const float d = v[i] - origin[i];
+      sums[0][i] += d;
+      sums[1][i] = fmaf(d, d, sums[1][i]);
+    }
+  };
+  SumColumns<T, 2>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[2]) {
+    const float count = static_cast<float>(pixels);
+    const float shift = sums[0] / count;
+    const float mean = ToFloat(x[channel]) + shift;
+    const float variance = fmaxf(sums[1] / count - shift * shift, 0);
+    moments.mean[channel] = mean;
+    moments.rstd[channel] = rsqrtf(variance + eps);
+    running_mean[channel] += momentum * (mean - running_mean[channel]);
+    running_var[channel] += momentum * (variance * (count / fmaxf(count - 1, 1)) - running_var[channel]);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    GradsKernel(const T* x, const T* y, const T* dy, size_t pixels, Columns columns, BatchMoments moments,
+                bool accumulate, float* weight_grad, float* bias_grad, float* out, ColumnScratch scratch) {
+  constexpr int V = kVector<T>;
+  const int channel0 = (blockIdx.y * columns.group + threadIdx.x % columns.group) * V;
+  float mean[V], rstd[V];
+  for (int i = 0; i < V; ++i) {
+    mean[i] = moments.mean[channel0 + i];
+    rstd[i] = moments.rstd[channel0 + i];
+  }
+  const auto add = [&](size_t pixel, int vector, float(&sums)[2][V]) {
+    const size_t at = pixel * columns.all + vector;
+    const Vector<T> in = Load(x, at), d = Load(dy, at);
+    const Vector<T> mask = y == nullptr ? Vector<T>() : Load(y, at);
+    for (int i = 0; i < V; ++i) {
+      const float g = y != nullptr && mask[i] <= 0 ? 0 : d[i];
+      sums[0][i] += g;
+      sums[1][i] = fmaf(g, (in[i] - mean[i]) * rstd[i], sums[1][i]);
+    }
+  };
+  const int channels = columns.all * V;
+  SumColumns<T, 2>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[2]) {
+    out[channel] = sums[0];
+    out[channels + channel] = sums[1];
+    bias_grad[channel] = sums[0] + (accumulate ? bias_grad[channel] : 0);
+    weight_grad[channel] = sums[1] + (accumulate ? weight_grad[channel] : 0);
+  });
+}
+
+// A thread keeps to one vector of channels: its stride is a multiple of their number.
+template <class T, class Fn>
+__device__ void ForEachVector(size_t pixels, int vectors, const Fn& fn) {
+  const size_t count = pixels * vectors;
+  const size_t stride = static_cast<size_t>(gridDim.x) * kThreads / vectors * vectors;
+  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= stride) return;
+  for (; i < count; i += stride) fn(i);
+}
+
+// Which vector of x lies where vector i of the output does; false where x has no such channel.
+template <class T>
+__device__ bool FromShortcut(const Shortcut& s, size_t i, size_t* at) {
+  const int in_vectors = s.in.channels / kVector<T>, out_vectors = s.out.channels / kVector<T>;
+  const int vector = static_cast<int>(i % out_vectors);
+  if (vector >= in_vectors) return false;
+  size_t pixel = i / out_vectors;
+  const int column = static_cast<int>(pixel % s.out.width);
+  pixel /= s.out.width;
+  const int line = static_cast<int>(pixel % s.out.height);
+  const size_t image = pixel / s.out.height;
+  *at = ((image * s.in.height + line * s.stride) * s.in.width + column * s.stride) * in_vectors + vector;
+  return true;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply,
+                                                          bool has_shortcut, Shortcut shortcut, T* y) {
+  constexpr int V = kVector<T>;
+  const size_t own = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) % vectors * V;
+  float scale[V], shift[V];
+  for (int i = 0; i < V; ++i) {
+    const float rstd = apply.eps > 0 ? rsqrtf(apply.rstd[own + i] + apply.eps) : apply.rstd[own + i];
+    scale[i] = rstd * apply.weight[own + i];
+    shift[i] = fmaf(-apply.mean[own + i], scale[i], apply.bias[own + i]);
+  }
+  ForEachVector<T>(pixels, vectors, [&](size_t at) {
+    const Vector<T> in = Load(x, at);
+    Vector<T> beside = {}, out;
+    size_t from = at;
+    if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
+    for (int i = 0; i < V; ++i) {
+      float v = fmaf(in[i], scale[i], shift[i]);
+      if (has_shortcut) v += beside[i];
+      out.Set(i, apply.relu ? Rectified(v) : v);
+    }
+    Store(y, at, out);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    BackwardKernel(const T* x, const T* y, const T* dy, size_t pixels, int vectors, BatchMoments moments,
+                   const float* weight, const float* sums, T* dx) {
+  constexpr int V = kVector<T>;
+  const size_t own = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) % vectors * V;
+  const int channels = vectors * V;
+  // dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat)), as scale dy + slope x + constant.
+  float scale[V], slope[V], constant[V];
+  for (int i = 0; i < V; ++i) {
+    const float rstd = moments.rstd[own + i], count = static_cast<float>(pixels);
+    scale[i] = weight[own + i] * rstd;
+    slope[i] = -scale[i] * rstd * (sums[channels + own + i] / count);
+    constant[i] = -scale[i] * (sums[own + i] / count) - slope[i] * moments.mean[own + i];
+  }
+  ForEachVector<T>(pixels, vectors, [&](size_t at) {
+    const Vector<T> in = Load(x, at), d = Load(dy, at);
+    const Vector<T> mask = y == nullptr ? Vector<T>() : Load(y, at);
+    Vector<T> out;
+    for (int i = 0; i < V; ++i) {
+      const float g = y != nullptr && mask[i] <= 0 ? 0 : d[i];
+      out.Set(i, fmaf(scale[i], g, fmaf(slope[i], in[i], constant[i])));
+    }
+    Store(dx, at, out);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    AddToShortcutKernel(const T* y, const T* dy, size_t pixels, int vectors, Shortcut shortcut, T* dx) {
+  ForEachVector<T>(pixels, vectors, [&](size_t at) {
+    size_t to = 0;
+    if (!FromShortcut<T>(shortcut, at, &to)) return;
+    const Vector<T> d = Load(dy, at), mask = Load(y, at);
+    Vector<T> out = Load(dx, to);
+    for (int i = 0; i < kVector<T>; ++i) out.Set(i, out[i] + (mask[i] <= 0 ? 0 : d[i]));
+    Store(dx, to, out);
+  });
+}
+
+// Enough blocks for every vector to be in flight at once, up to a full GPU.
+unsigned GridForVectors(size_t vectors) {
+  const unsigned blocks = Blocks(vectors, kThreads);
+  return blocks < 2048 ? blocks : 2048;
+}
+
+}  // namespace
+
+size_t ColumnScratchFloats(int channels) {
+  return 2 * static_cast<size_t>(kMostBlocks) * static_cast<size_t>(channels);
+}
+
+cudaError_t BiasGrad(Element element, const void* y, void* dy, size_t pixels, int channels, bool accumulate,
+                     float* grad, const ColumnScratch& scratch, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const Columns columns = ColumnsOf<T>(channels);
+    BiasGradKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
+        static_cast<const T*>(y), static_cast<T*>(dy), pixels, columns, accumulate, grad, scratch);
+  });
+}
+
+cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
+                             const BatchMoments& moments, float* running_mean, float* running_var,
+                             const ColumnScratch& scratch, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const Columns columns = ColumnsOf<T>(channels);
+    MomentsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
+        static_cast<const T*>(x), pixels, columns, eps, momentum, moments, running_mean, running_var, scratch);
+  });
+}
+
+cudaError_t BatchNormGrads(Element element, const void* x, const void* y, const void* dy, size_t pixels, int channels,
+                           const BatchMoments& moments, bool accumulate, float* weight_grad, float* bias_grad,
+                           float* sums, const ColumnScratch& scratch, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const Columns columns = ColumnsOf<T>(channels);
+    GradsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
+        static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), pixels, columns, moments,
+        accumulate, weight_grad, bias_grad, sums, scratch);
+  });
+}
+
+cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int channels, const BatchNormApply& apply,
+                             const Shortcut* shortcut, void* y, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const int vectors = channels / kVector<T>;
+    ForwardKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), pixels, vectors, apply, shortcut != nullptr,
+        shortcut == nullptr ? Shortcut() : *shortcut, static_cast<T*>(y));
+  });
+}
+
+cudaError_t BatchNormBackward(Element element, const void* x, const void* y, const void* dy, size_t pixels,
+                              int channels, const BatchMoments& moments, const float* weight, const float* sums,
+                              void* dx, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const int vectors = channels / kVector<T>;
+    BackwardKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), pixels, vectors, moments, weight,
+        sums, static_cast<T*>(dx));
+  });
+}
+
+cudaError_t AddToShortcut(Element element, const void* y, const void* dy, int rows, const Shortcut& shortcut, void* dx,
+                          cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const int vectors = shortcut.out.channels / kVector<T>;
+    const size_t pixels = static_cast<size_t>(rows) * static_cast<size_t>(shortcut.out.height * shortcut.out.width);
+    AddToShortcutKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+        static_cast<const T*>(y), static_cast<const T*>(dy), pixels, vectors, shortcut, static_cast<T*>(dx));
+  });
+}
+
+}  // namespace nn::cuda

@@ -1,0 +1,39 @@
+// Which elements dropout leaves out, the same on every device.
+#ifndef EXAMPLES_NN_DROPOUT_HASH_H_
+#define EXAMPLES_NN_DROPOUT_HASH_H_
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define NN_HOST_DEVICE __host__ __device__
+#else
+#define NN_HOST_DEVICE
+#endif
+
+namespace nn {
+
+// SplitMix64's mixing (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) of a counter.
+NN_HOST_DEVICE inline uint64_t Mix(uint64_t z) {
+  z += 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+// One pass's choice.
+struct DropoutChoice {
+  DropoutChoice(double p, uint64_t seed, uint64_t pass)
+      : stream(Mix(seed ^ Mix(pass))),
+        limit(static_cast<uint64_t>(p * 0x1p32)),
+        scale(static_cast<float>(1 / (1 - p))) {}
+
+  // What element i is multiplied by.
+  NN_HOST_DEVICE float Factor(uint64_t i) const { return Mix(stream + i) >> 32 < limit ? 0.0f : scale; }
+
+  uint64_t stream, limit;  // of 32 random bits
+  float scale;
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_DROPOUT_HASH_H_

@@ -1,0 +1,63 @@
+// What the layers of convolutional models are made from, on any device.
+#ifndef EXAMPLES_NN_IMAGE_LAYERS_H_
+#define EXAMPLES_NN_IMAGE_LAYERS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "examples/nn/image.h"
+#include "examples/nn/layer.h"
+#include "examples/nn/linear.h"
+
+namespace nn {
+
+struct Conv2dOptions {
+  ImageShape in;
+  int outputs = 1;
+  int kernel = 3;
+  int stride = 1;
+  int padding = 0;  // zeros on each side
+  bool bias = true;
+  Activation activation = Activation::kNone;
+  Layout in_layout = Layout::kNative;  // plain for a model's input; the output is always native
+
+  ImageShape out() const {
+    return {outputs, (in.height + 2 * padding - kernel) / stride + 1, (in.width + 2 * padding - kernel) / stride + 1};
+  }
+};
+
+struct Pool2dOptions {
+  PoolKind kind = PoolKind::kMax;
+  ImageShape in;
+  int height = 2, width = 2;  // of a window
+  Activation activation = Activation::kNone;
+
+  ImageShape out() const { return {in.channels, in.height / height, in.width / width}; }
+};
+
+struct BasicBlockOptions {
+  ImageShape in;
+  int outputs = 1;
+  int stride = 1;
+
+  ImageShape out() const { return {outputs, (in.height - 1) / stride + 1, (in.width - 1) / stride + 1}; }
+};
+
+// Makes the layers of one model for batches of one size. What each computes is told where the CPU's class of that name
+// is; images are native to the device between them. It is needed no more when the model has been made.
+class ImageLayers {
+ public:
+  virtual ~ImageLayers() = default;
+
+  virtual std::unique_ptr<Layer> MakeConv2d(const Conv2dOptions& options) = 0;
+  virtual std::unique_ptr<Layer> MakeBatchNorm2d(const ImageShape& shape, Activation activation) = 0;
+  virtual std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) = 0;
+  virtual std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) = 0;
+  virtual std::unique_ptr<Layer> MakeFlatten(const ImageShape& shape) = 0;
+  // Of `size` elements a sample.
+  virtual std::unique_ptr<Layer> MakeDropout(int size, double p, uint64_t seed) = 0;
+};
+
+}  // namespace nn
+
+#endif  // EXAMPLES_NN_IMAGE_LAYERS_H_

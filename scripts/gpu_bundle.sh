@@ -11,12 +11,11 @@ Usage: bash scripts/gpu_bundle.sh [--no-setup] [--build FOLDER] [-DVARIABLE=VALU
 Builds the tests, benchmarks and trainers that need GPUs (in build/bundle) and lays them out in FOLDER, which is made anew:
 
   bin/            the programs
-  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL;
-                  large ones packed, until gpu_verify.sh runs
-  gpu_verify.sh   runs all of it; bash FOLDER/gpu_verify.sh --help
+  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL
+  gpu_verify.sh   runs all of it; bash FOLDER/gpu_verify.sh --help. What is large in the others is packed until then
 
 Copy FOLDER anywhere; nothing in it knows where it was. The other machine needs the GPUs' driver, NCCL 2.18 or newer
-(or DDP_NCCL_LIBRARY), cuBLAS for the trainers, and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
+(or DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
 
   --no-setup      installs nothing
   --build FOLDER  builds in this folder, which is configured already
@@ -24,7 +23,7 @@ END
 }
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test
-  nccl_bench p2p_bench device_bench train_mlp)
+  nccl_bench p2p_bench device_bench train_mlp train_cnn)
 
 # The shared libraries that the programs of folder $1 need and that have to come along, one a line.
 libraries_of() {
@@ -75,13 +74,13 @@ main() {
   mkdir -p -- "$folder/bin" "$folder/lib"
   local program
   for program in "${programs[@]}"; do
-    strip --strip-debug -o "$folder/bin/$program" "$build/bin/$program"
+    strip -o "$folder/bin/$program" "$build/bin/$program"
   done
   libraries_of "$folder/bin" | while read -r library; do
     cp -L -- "$library" "$folder/lib/"
   done
-  find "$folder/lib" -size +8M -exec xz -T0 -1 {} +
-  cp -- "$repo/scripts/gpu_verify.sh" "$folder/"
+  find "$folder/bin" "$folder/lib" -size +1M -exec xz -T0 -1 {} +
+  cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" "$folder/"
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib
   mib=$(du -sm -- "$folder" | cut -f1)

@@ -18,6 +18,7 @@ FOLDER (default: gpu-verify in the current folder). Exits with 1 if a step faile
   fault   ranks that are killed at each stage (2 GPUs)
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
   train   train_mlp: losses of a GPU, and of several, beside the CPU's; its speed; with --data its accuracy
+  cnn     train_cnn: its speed in every precision; its losses beside PyTorch's, where that is; with --data its accuracy
   bench   kernels, links, and collectives beside raw NCCL; with --peers also the peers' programs, in turn with ours
 
   --peers=FOLDER  nccl_allreduce.cu (built with nvcc where that is installed), torch_allreduce.py and torch_ddp.py
@@ -30,7 +31,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,ddp,train,bench
+parts=unit,device,nccl,fault,ddp,train,cnn,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 results=()
 failed=0
@@ -131,11 +132,21 @@ part_ddp() {
 }
 
 # train SECONDS NAME RANKS ARGUMENT...: writes NAME.json
-train() {
-  local limit=$1 name=$2 n=$3
-  shift 3
-  step "$limit" "train-$name" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/train_mlp" \
+train() { trainer train_mlp "$@"; }
+trainer() {
+  local program=$1 limit=$2 name=$3 n=$4
+  shift 4
+  step "$limit" "train-$name" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/$program" \
     --summary-json="$out/train-$name.json" "$@"
+}
+
+# peer_train NAME RANKS ARGUMENT...: PyTorch's step on its models
+peer_train() {
+  local name=$1 n=$2
+  shift 2
+  [[ -f $peers/torch_ddp.py ]] && command -v torchrun >/dev/null || return 0
+  step 90 "peer-torch-ddp-$name" torchrun --nproc_per_node="$n" "$here/torch_large_mlp.py" "$peers" --device cuda \
+    --batch 128 --steps 300 --warmup 60 "$@"
 }
 
 # same_losses A B TOLERANCE: of the first steps of two runs, of which B has rank 0's share of A's batches
@@ -171,13 +182,57 @@ part_train() {
       same_losses gpu "gpu-$n" 2e-4
     fi
     train 60 "speed-$n" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
-    [[ ! -f $peers/torch_ddp.py ]] || ! command -v torchrun >/dev/null ||
-      step 90 "peer-torch-ddp-$n" torchrun --nproc_per_node="$n" "$peers/torch_ddp.py" --device cuda --batch 128 --tf32 \
-        --steps 1000 --warmup 200
+    peer_train "mlp-$n" "$n" --tf32
+    train 60 "speed-$n-again" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
+  done
+  # 25 million parameters: what communication backward does not hide is what a step takes longer than without any.
+  local large=(--synthetic --steps=800 --warmup=200 --batch=128 --device=cuda --tf32
+    "--hidden=3136,3136,3136,1024")
+  for n in 2 4; do
+    ((n <= gpus)) || continue
+    train 60 "large-$n" "$n" "${large[@]}"
+    train 60 "large-$n-no-sync" "$n" "${large[@]}" --no-sync
+    peer_train "large-$n" "$n" --tf32 --model mlp25m
   done
   n=$((gpus < 4 ? gpus : 4))
   [[ -z $data ]] || train 200 mnist "$n" --data="$data" --batch=$((256 / n)) --epochs=6 \
     --device=cuda --tf32 --schedule=cosine
+}
+
+part_cnn() {
+  if ! command -v mpirun >/dev/null || ! command -v python3 >/dev/null; then
+    skip cnn "needs mpirun and python3"
+    return
+  fi
+  local n model speed=(--synthetic --steps=1000 --warmup=200 --batch=128 --device=cuda)
+  for n in 1 2 4; do
+    ((n <= gpus)) || continue
+    for model in lenet resnet20; do
+      trainer train_cnn 60 "$model-tf32-$n" "$n" --model="$model" "${speed[@]}" --tf32
+      peer_train "$model-tf32-$n" "$n" --model "$model" --tf32
+      peer_train "$model-tf32-$n-last" "$n" --model "$model" --tf32 --channels-last
+      trainer train_cnn 60 "$model-fp16-$n" "$n" --model="$model" "${speed[@]}" --amp=fp16
+      peer_train "$model-fp16-$n" "$n" --model "$model" --amp fp16
+      peer_train "$model-fp16-$n-last" "$n" --model "$model" --amp fp16 --channels-last
+    done
+    train 60 "mlp-fp16-$n" "$n" "${speed[@]}" --amp=fp16
+    peer_train "mlp-fp16-$n" "$n" --amp fp16
+    [[ -z $data ]] || cnn_accuracy "$n"
+  done
+  if python3 -c 'import torch' 2>/dev/null; then
+    step 60 cnn-parity-mlp python3 "$here/torch_parity_test.py" mlp "$here/bin/train_mlp" --device=cuda
+    step 60 cnn-parity-lenet python3 "$here/torch_parity_test.py" lenet "$here/bin/train_cnn" --device=cuda
+    step 60 cnn-parity-resnet20 python3 "$here/torch_parity_test.py" resnet20 "$here/bin/train_cnn" --device=cuda
+  else
+    skip cnn-parity "there is no PyTorch"
+  fi
+}
+
+cnn_accuracy() {
+  local n=$1 precision train_flags=(--data="$data" --batch=$((128 / $1)) --epochs=5 --schedule=cosine --device=cuda)
+  for precision in --tf32=false --tf32 --amp=fp16 --amp=bf16; do
+    trainer train_cnn 90 "mnist-lenet-$(tr -d = <<<"${precision#--}")-$n" "$n" "${train_flags[@]}" "$precision"
+  done
 }
 
 part_bench() {
@@ -222,10 +277,10 @@ peer_bench() {
   fi
 }
 
-# Packed libraries, and where cuBLAS is if the loader does not know.
+# What is packed, and where cuBLAS is if the loader does not know.
 unpack() {
   local packed cublas
-  for packed in "$here"/lib/*.xz; do
+  for packed in "$here"/{bin,lib}/*.xz; do
     [[ ! -f $packed || -f ${packed%.xz} ]] || xz -dk "$packed"
   done
   ldconfig -p 2>/dev/null | grep -q 'libcublasLt\.so\.1' && return
@@ -285,7 +340,7 @@ main() {
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
   ((gpus > 0)) && CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1))) && export CUDA_VISIBLE_DEVICES
   local part
-  for part in unit device nccl fault ddp train bench; do
+  for part in unit device nccl fault ddp train cnn bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -92,6 +92,10 @@ all_say() {
   done
 }
 
+# For a program that fails: mpirun ends the other rank as soon as one has, and both are to speak.
+# shellcheck disable=SC2016 # the inner shell's
+linger='"$0"; code=$?; sleep 1; exit $code'
+
 port=$(free_port)
 case $case_name in
   torchrun_variables)
@@ -164,16 +168,13 @@ case $case_name in
     ;;
 
   contradiction)
-    # mpirun ends the other rank as soon as one has failed: let that one speak, too.
-    # shellcheck disable=SC2016 # the inner shell's
-    linger='"$0"; code=$?; sleep 1; exit $code'
     RANK=0 WORLD_SIZE=5 LOCAL_RANK=0 LOCAL_WORLD_SIZE=5 "${mpirun[@]}" 2 bash -c "$linger" "$launch_rank" >out 2>&1 && fail "succeeded"
     [[ $(grep -c "Open MPI's mpirun and torchrun contradict each other" out) == 2 ]] || fail "not said by both ranks"
     ;;
 
   mpich_launcher)
     command -v mpirun.mpich >/dev/null || skip "there is no mpirun.mpich"
-    mpirun.mpich -n 2 "$launch_rank" >out 2>&1 && fail "succeeded"
+    mpirun.mpich -n 2 bash -c "$linger" "$launch_rank" >out 2>&1 && fail "succeeded"
     [[ $(grep -c "MPI says rank 0 of 1 but mpirun says rank . of 2; start the program with the mpirun of the MPI that" out) == 2 ]] ||
       fail "not said by both ranks"
     ;;

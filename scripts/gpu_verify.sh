@@ -8,7 +8,7 @@ usage() {
   cat <<END
 Usage: bash gpu_verify.sh [--part=NAME,...] [--out=FOLDER] [--peers=FOLDER] [--data=FOLDER] [--gpus=N]
 
-Runs everything that this machine's GPUs allow, part by part, each of which takes less than ten minutes. A step that
+Runs everything that this machine's GPUs allow, part by part, each of which takes less than ten minutes unless it says so. A step that
 fails does not stop the others. Prints a table; writes each step's output, the benchmarks' rows and summary.json to
 FOLDER (default: gpu-verify in the current folder). Exits with 1 if a step failed.
 
@@ -18,12 +18,13 @@ FOLDER (default: gpu-verify in the current folder). Exits with 1 if a step faile
   fault   ranks that are killed at each stage (2 GPUs)
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
   train   train_mlp: losses of a GPU, and of several, beside the CPU's; its speed; with --data its accuracy
-  cnn     train_cnn: its speed in every precision; its losses beside PyTorch's, where that is; with --data its accuracy
+  cnn     train_cnn: its speed in TF32 and fp16; losses beside PyTorch's, where that is; with --data its accuracy in
+          every precision. With --peers it takes five minutes for each number of GPUs
   bench   kernels, links, and collectives beside raw NCCL; with --peers also the peers' programs, in turn with ours
 
   --peers=FOLDER  nccl_allreduce.cu (built with nvcc where that is installed), torch_allreduce.py and torch_ddp.py
                   (torchrun)
-  --data=FOLDER   MNIST's four IDX files, for train
+  --data=FOLDER   MNIST's four IDX files, for train and cnn
   --gpus=N        use so many at most
 END
 }
@@ -277,15 +278,17 @@ peer_bench() {
   fi
 }
 
-# What is packed, and where cuBLAS is if the loader does not know.
+# What is packed, and where cuBLAS and cuDNN are if the loader does not know.
 unpack() {
-  local packed cublas
+  local packed library found
   for packed in "$here"/{bin,lib}/*.xz; do
     [[ ! -f $packed || -f ${packed%.xz} ]] || xz -dk "$packed"
   done
-  ldconfig -p 2>/dev/null | grep -q 'libcublasLt\.so\.1' && return
-  cublas=$(find /usr/local /opt /usr/lib -name 'libcublasLt.so.1[23]' 2>/dev/null | sort -V | tail -n 1)
-  [[ -z $cublas ]] || export LD_LIBRARY_PATH=${cublas%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  for library in libcublasLt.so.1[23] libcudnn.so.9; do
+    ldconfig -p 2>/dev/null | grep -q "${library%%[*}" && continue
+    found=$(find /usr/local /opt /usr/lib -name "$library" 2>/dev/null | sort -V | tail -n 1)
+    [[ -z $found ]] || export LD_LIBRARY_PATH=${found%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  done
 }
 
 # Text as a JSON string.

@@ -64,12 +64,12 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTile = 32;
 
-// Matrices of `lines` by `columns`, one for each z of the grid, to their transposes.
+// Matrices of `lines` by `columns`, one for each x of the grid, to their transposes.
 template <class T>
 __global__ void TransposeKernel(const T* x, int lines, int columns, T* y) {
   __shared__ T tile[kTile][kTile + 1];
-  const size_t first = static_cast<size_t>(blockIdx.z) * lines * columns;
-  const int line0 = blockIdx.y * kTile, column0 = blockIdx.x * kTile;
+  const size_t first = static_cast<size_t>(blockIdx.x) * lines * columns;
+  const int line0 = blockIdx.y * kTile, column0 = blockIdx.z * kTile;
   for (int r = threadIdx.y; r < kTile && line0 + r < lines; r += blockDim.y) {
     const int column = column0 + threadIdx.x;
     if (column < columns) tile[r][threadIdx.x] = x[first + static_cast<size_t>(line0 + r) * columns + column];
@@ -84,8 +84,8 @@ __global__ void TransposeKernel(const T* x, int lines, int columns, T* y) {
 cudaError_t Transpose(Element element, const void* x, int count, int lines, int columns, void* y, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const dim3 grid(Blocks(static_cast<size_t>(columns), kTile), Blocks(static_cast<size_t>(lines), kTile),
-                    static_cast<unsigned>(count));
+    const dim3 grid(static_cast<unsigned>(count), Blocks(static_cast<size_t>(lines), kTile),
+                    Blocks(static_cast<size_t>(columns), kTile));
     TransposeKernel<T>
         <<<grid, dim3(kTile, 8), 0, stream>>>(static_cast<const T*>(x), lines, columns, static_cast<T*>(y));
   });
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count,
     for (int i = 0; i < V; ++i) {
       if (!max) {
         result[i] += v[i];
-      } else if (!(v[i] <= result[i])) {  // a NaN wins
+      } else if (v[i] > result[i] || v[i] != v[i]) {  // a NaN wins
         result[i] = v[i];
       }
     }
@@ -147,16 +147,17 @@ __global__ void __launch_bounds__(kThreads)
     ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) { Store(dx, to, share); });
     return;
   }
-  float largest[V];
-  size_t where[V];
-  for (int i = 0; i < V; ++i) largest[i] = -INFINITY;
+  float largest[V] = {};
+  size_t where[V] = {};
+  bool first = true;
   ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from) {
     const Vector<T> v = Load(x, from);
     for (int i = 0; i < V; ++i) {
-      if (v[i] <= largest[i]) continue;
+      if (!first && !(v[i] > largest[i]) && v[i] == v[i]) continue;
       largest[i] = v[i];
       where[i] = from;
     }
+    first = false;
   });
   ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) {
     Vector<T> v;

@@ -1,7 +1,5 @@
 #include "examples/nn/cuda_image_layers.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "examples/nn/cuda_image_kernels.h"
 #include "examples/nn/cuda_kernels.h"
 #include "examples/nn/cuda_memory.h"
+#include "examples/nn/device.h"
 #include "examples/nn/layer_parts.h"
 #include "examples/nn/per_rows.h"
 
@@ -72,6 +71,14 @@ size_t Pixels(int rows, const ImageShape& shape) {
   return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
 }
 
+// Not every plan of cuDNN's serves every shape and demand.
+void Planned(bool has_plan) {
+  if (has_plan) return;
+  throw DeviceError(
+      "cuDNN has no plan for a convolution of this model; give a smaller --batch, leave out --deterministic, or give "
+      "--tf32");
+}
+
 constexpr int kBlockTemporary = 0;  // and the next one
 constexpr int kWeightGradTemporary = 2;
 
@@ -122,9 +129,9 @@ class GpuConv2d final : public Layer {
     Passes& passes = PassesFor(rows);
     const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
     if (!options_.bias) {
-      NN_CHECK(passes.forward.Run(tensors));
+      Planned(passes.forward.Run(tensors));
     } else if (cudnn::Tensors with_bias = tensors; with_bias.bias = bias_, !passes.fused.Run(with_bias)) {
-      NN_CHECK(passes.forward.Run(tensors));
+      Planned(passes.forward.Run(tensors));
       Launched(AddBias(session_->element, y, Pixels(rows, options_.out()), options_.outputs, bias_,
                        options_.activation == Activation::kRelu, session_->stream));
     }
@@ -140,10 +147,10 @@ class GpuConv2d final : public Layer {
       grad_ready(1);
     }
     void* const packed_grad = session_->Temporary(kWeightGradTemporary);
-    NN_CHECK(passes.weight_grad.Run({Input(x), packed_grad, dy}));
+    Planned(passes.weight_grad.Run({Input(x), packed_grad, dy}));
     Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
     grad_ready(0);
-    if (dx != nullptr) NN_CHECK(passes.input_grad.Run({dx, packed_weight_.get(), dy}));
+    if (dx != nullptr) Planned(passes.input_grad.Run({dx, packed_weight_.get(), dy}));
   }
 
  private:

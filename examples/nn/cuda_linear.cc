@@ -1,8 +1,10 @@
 #include "examples/nn/cuda_linear.h"
 
+#include "absl/strings/str_cat.h"
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_kernels.h"
 #include "examples/nn/cuda_memory.h"
+#include "examples/nn/device.h"
 
 namespace nn::cuda {
 
@@ -19,8 +21,11 @@ struct GpuLinear::Products {
         input_grad(context, {inputs, outputs}, {outputs, rows}, context.element,
                    mask_dx ? CUBLASLT_EPILOGUE_DRELU : CUBLASLT_EPILOGUE_DEFAULT),
         plain_input_grad(context, {inputs, outputs}, {outputs, rows}, context.element, CUBLASLT_EPILOGUE_DEFAULT) {
-    NN_CHECK(forward.supported() && weight_grad.supported() && weight_grad_sum.supported() &&
-             plain_input_grad.supported());
+    if (forward.supported() && weight_grad.supported() && weight_grad_sum.supported() && plain_input_grad.supported()) {
+      return;
+    }
+    throw DeviceError(absl::StrCat("cuBLASLt cannot compute a layer of ", inputs, " inputs and ", outputs,
+                                   " outputs for ", rows, " samples; give another --batch, or leave out --amp"));
   }
 
   Matmul forward, both_grads, weight_grad, weight_grad_sum, input_grad, plain_input_grad;
@@ -41,7 +46,9 @@ GpuLinear::GpuLinear(MatmulContext& context, int inputs, int outputs, Activation
   if (IsShort()) {
     short_weight_ = allocate(2 * static_cast<size_t>(inputs) * static_cast<size_t>(outputs));
     short_bias_ = allocate(2 * static_cast<size_t>(outputs));
-    if (below == nullptr) input_ = allocate(2 * static_cast<size_t>(inputs) * static_cast<size_t>(max_batch));
+  }
+  if (below == nullptr && (IsShort() || inputs % 4 != 0)) {
+    input_ = allocate(SizeOf(context.element) * static_cast<size_t>(inputs) * static_cast<size_t>(max_batch));
   }
   const Products& products = ProductsFor(max_batch);
   if (below_ != nullptr) below_->masked_above_ = below_->Masks() && products.input_grad.supported();
@@ -51,12 +58,10 @@ GpuLinear::~GpuLinear() = default;
 
 GpuLinear::Products& GpuLinear::ProductsFor(int rows) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
-  std::unique_ptr<Products>& products = products_[rows];
-  if (products == nullptr) {
-    products = std::make_unique<Products>(context_, rows, inputs_, outputs_, activation_,
-                                          below_ != nullptr && below_->Masks());
-  }
-  return *products;
+  return products_.Get(rows, [&] {
+    return std::make_unique<Products>(context_, rows, inputs_, outputs_, activation_,
+                                      below_ != nullptr && below_->Masks());
+  });
 }
 
 void GpuLinear::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
@@ -70,19 +75,19 @@ void GpuLinear::Bind(absl::Span<float* const> values, absl::Span<float* const> g
 void GpuLinear::Forward(const float* x, float* y, int rows) {
   NN_CHECK(weight_ != nullptr);
   Products& products = ProductsFor(rows);
-  if (!IsShort()) {
-    products.forward.Run(weight_, x, y, bias_, mask_.get());
-    return;
-  }
   const auto width = static_cast<size_t>(outputs_), count = static_cast<size_t>(inputs_);
-  Check(Cast(context_.element, {weight_, short_weight_.get(), width * count}, {bias_, short_bias_.get(), width},
-             context_.stream),
-        "a kernel");
   if (input_ != nullptr) {
     Check(Cast(context_.element, {x, input_.get(), static_cast<size_t>(rows) * count}, {}, context_.stream),
           "a kernel");
   }
-  products.forward.Run(short_weight_.get(), Input(x), y, short_bias_.get(), mask_.get());
+  if (IsShort()) {
+    Check(Cast(context_.element, {weight_, short_weight_.get(), width * count}, {bias_, short_bias_.get(), width},
+               context_.stream),
+          "a kernel");
+    products.forward.Run(short_weight_.get(), Input(x), y, short_bias_.get(), mask_.get());
+  } else {
+    products.forward.Run(weight_, Input(x), y, bias_, mask_.get());
+  }
 }
 
 void GpuLinear::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,

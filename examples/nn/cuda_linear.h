@@ -2,7 +2,6 @@
 #ifndef EXAMPLES_NN_CUDA_LINEAR_H_
 #define EXAMPLES_NN_CUDA_LINEAR_H_
 
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -10,13 +9,14 @@
 #include "examples/nn/cuda_matmul.h"
 #include "examples/nn/layer.h"
 #include "examples/nn/linear.h"
+#include "examples/nn/per_rows.h"
 
 namespace nn::cuda {
 
 // As nn::Linear, with activations of the context's type. A step of it takes three launches: y with bias and ReLU; the
 // weight's gradient with the bias's; and the input's gradient, in which what the ReLU of the layer below had cut off is
-// 0 already. What cuBLASLt cannot do in one pass on some GPU gets a kernel of its own. Where activations have 16 bits a
-// launch before these rounds weight and bias to them.
+// 0 already. What of the backward pass cuBLASLt cannot do in one on some GPU gets a kernel of its own. Where
+// activations have 16 bits a launch before these rounds weight and bias to them.
 class GpuLinear final : public Layer {
  public:
   // `below`: see Device::MakeLinear.
@@ -46,10 +46,11 @@ class GpuLinear final : public Layer {
   GpuLinear* const below_;     // null also if it is another layer
   bool masked_above_ = false;  // dy comes with the mask of this layer's ReLU applied
   std::shared_ptr<void> mask_;
-  // With activations of 16 bits: weight and bias rounded to them, and a model's input.
+  // With activations of 16 bits: weight and bias rounded to them. And a model's input, rounded, or where cuBLASLt finds
+  // it aligned.
   std::shared_ptr<void> short_weight_, short_bias_, input_;
   std::vector<ParameterSpec> parameters_;
-  std::map<int, std::unique_ptr<Products>> products_;  // by number of rows
+  PerRows<Products> products_;
   const float* weight_ = nullptr;
   const float* bias_ = nullptr;
   float* weight_grad_ = nullptr;

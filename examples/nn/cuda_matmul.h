@@ -34,7 +34,7 @@ struct MatmulContext {
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 };
 
-// A matrix in column-major order: `rows` by `columns`, a column every `rows` floats.
+// A matrix in column-major order: `rows` by `columns`, a column every `rows` elements.
 struct Operand {
   int rows, columns;
   bool transposed = false;  // used as its transpose

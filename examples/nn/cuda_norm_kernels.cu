@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kSumThreads)
     const float count = static_cast<float>(pixels);
     const float shift = sums[0] / count;
     const float mean = ToFloat(x[channel]) + shift;
-    const float variance = fmaxf(sums[1] / count - shift * shift, 0);
+    const float variance = Rectified(sums[1] / count - shift * shift);
     moments.mean[channel] = mean;
     moments.rstd[channel] = rsqrtf(variance + eps);
     running_mean[channel] += momentum * (mean - running_mean[channel]);

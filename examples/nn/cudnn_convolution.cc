@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -236,6 +235,7 @@ bool IsAllowed(const Context& context, const Descriptor& config) {
         "cudnnBackendGetAttribute");
   const Context::Options& o = context.options;
   const bool exact = o.element == Element::kFloat32 && !o.tf32;
+  count = std::min(count, static_cast<int64_t>(notes.size()));  // a newer cuDNN may know of more
   return std::none_of(notes.begin(), notes.begin() + count, [&](cudnnBackendNumericalNote_t note) {
     switch (note) {
       case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
@@ -307,7 +307,10 @@ std::optional<float> TimeOf(const Context& context, const Plan& plan, const Tens
   constexpr int kTurns = 4;  // the first one loads the kernel
   for (int i = 0; i < kTurns; ++i) {
     cuda::Check(cudaEventRecord(events[0], context.stream), "cudaEventRecord");
-    if (plan.Run(context, pack) != CUDNN_STATUS_SUCCESS) break;
+    if (plan.Run(context, pack) != CUDNN_STATUS_SUCCESS) {
+      best.reset();
+      break;
+    }
     cuda::Check(cudaEventRecord(events[1], context.stream), "cudaEventRecord");
     cuda::Check(cudaEventSynchronize(events[1]), "cudaEventSynchronize");
     float time = 0;

@@ -78,7 +78,8 @@ Device& Cpu();
 struct CudaOptions {
   // Products and convolutions of float32 round their factors to 10 bits of mantissa, which is several times faster.
   bool tf32 = false;
-  // What layers hand to each other, and multiply; sums are float32 all the same, and so are parameters and gradients.
+  // What layers hand to each other, and multiply. Sums are float32 all the same, and so are parameters and their
+  // gradients, those of convolutions after they were rounded to this type.
   Element activations = Element::kFloat32;
   // Convolutions take the algorithm that cuDNN holds for the fastest of those that give the same bits each time; else
   // the one that proves fastest when it is first used.

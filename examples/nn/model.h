@@ -64,8 +64,8 @@ class Model {
   // The values depend on `seed` and on the parameter's index alone. After Bind.
   void Initialize(uint64_t seed);
 
-  // The outputs, row-major [rows, output_size()], of the samples at `x`, [rows, input_size()]. 1 <= rows <= max_batch.
-  // x is borrowed until Backward; the outputs are valid until the next Forward.
+  // The outputs, row by row as the last layer writes them, of the samples at `x`, [rows, input_size()]. 1 <= rows <=
+  // max_batch. x is borrowed until Backward; the outputs are valid until the next Forward.
   absl::Span<const float> Forward(const float* x, int rows);
 
   // Where the loss writes its gradient with respect to the outputs of the last Forward, row by row as they are; it has

@@ -42,7 +42,7 @@ Batch BatchLoader::Next() {
   to_thread_.notify_one();
   to_caller_.wait(lock, [this] { return filled_ > taken_; });
   const size_t s = taken_++ % 2;
-  return {slots_[s].pixels, slots_[s].labels, static_cast<int>(s)};
+  return {slots_[s].pixels, slots_[s].labels};
 }
 
 // Fills batch after batch, but none into a slot that is not free.

@@ -21,7 +21,6 @@ namespace examples {
 struct Batch {
   const float* pixels = nullptr;     // row by row
   absl::Span<const int32_t> labels;  // one for each row; directly behind the pixels
-  int slot = 0;                      // 0 and 1 in turn
 };
 
 // Double-buffered: a thread gathers, augments and normalises the next batch while the caller computes on this one.

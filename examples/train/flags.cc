@@ -47,7 +47,7 @@ ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above 
 ABSL_FLAG(
     std::string, amp, "off",
     "mixed precision: off; bf16 or, on GPUs, fp16. On GPUs activations have 16 bits then, on the CPU convolutions "
-    "round what they multiply; parameters, gradients and sums stay in float32");
+    "round what they multiply; parameters, sums and what is reduced stay in float32");
 ABSL_FLAG(
     bool, grad_scaler, false,
     "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
@@ -56,7 +56,8 @@ ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over 
 ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
 ABSL_FLAG(std::string, device, "cpu", "cpu; or cuda, one GPU for each rank: that of its number among its host's ranks");
-ABSL_FLAG(bool, tf32, false, "with --device=cuda: matrix products round their inputs to TensorFloat-32");
+ABSL_FLAG(bool, tf32, false,
+          "with --device=cuda: matrix products and convolutions round their inputs to TensorFloat-32");
 ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (the CPUs), local (one rank)");
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
           "MiB of gradients that are reduced in one go; if not given, 25; 0: as measured when the program starts");

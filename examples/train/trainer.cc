@@ -266,8 +266,7 @@ absl::Status Trainer::Stop(int signal) {
 // The mean training loss since the epoch began, and the share of test images that are recognised, each by one rank.
 absl::Status Trainer::Evaluate() {
   // A GPU's last losses come after its steps.
-  const bool lost = !device_.is_host() && loss_not_finite_;
-  double sums[] = {lost ? NAN : loss_sum_, static_cast<double>(loss_steps_), 0,
+  double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_), 0,
                    static_cast<double>(evaluation_share_.size())};
   const size_t batch = static_cast<size_t>(flags_.batch);
   if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
@@ -294,14 +293,17 @@ absl::Status Trainer::Evaluate() {
   if (absl::Status status = Wait(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   summary_.test_accuracy = sums[2] / sums[3];
-  if (!device_.is_host() && !std::isfinite(summary_.final_loss)) {
-    return Agreed(absl::OutOfRangeError(absl::StrCat("the training loss is not finite by step ", progress_.step,
-                                                     "; give a lower --lr than ", progress_.lr, ", or --clip_norm")));
-  }
+  if (!std::isfinite(summary_.final_loss)) return LostLoss();
   if (!flags_.deterministic || flags_.no_sync) return absl::OkStatus();
   return RequireSame(
       group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
       "they should be equal: please report this as a bug");
+}
+
+// What all ranks have learned from a sum of losses.
+absl::Status Trainer::LostLoss() const {
+  return Agreed(absl::OutOfRangeError(absl::StrCat("the training loss is not finite by step ", progress_.step,
+                                                   "; give a lower --lr than ", progress_.lr, ", or --clip_norm")));
 }
 
 // Found before the step changed anything. Without notices the other ranks do not know, and wait for this one.

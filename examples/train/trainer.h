@@ -86,6 +86,9 @@ class Trainer {
   absl::Status Stop(int signal);
   absl::Status Evaluate();
   absl::Status LossNotFinite(int rank) const;
+  // Whether a GPU's step has spoilt the parameters: its losses come after its steps.
+  bool LossIsLost() const { return scaler_ == nullptr && !device_.is_host() && loss_not_finite_; }
+  absl::Status LostLoss() const;
   absl::Status Save();
   absl::Status FinishSaving();
   absl::StatusOr<Summary> Summarize();

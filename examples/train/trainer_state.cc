@@ -251,9 +251,10 @@ absl::Status Trainer::Save() {
   device_.Wait();
   TakeLosses(started_);
   if (progress_.epoch_samples > 0) {
-    double sums[] = {loss_sum_, static_cast<double>(loss_steps_)};
+    double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_)};
     const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
     if (absl::Status status = Wait(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
+    if (!std::isfinite(sums[0])) return LostLoss();
     progress_.loss_sum = sums[0];
     progress_.loss_steps = static_cast<int64_t>(sums[1]);
   }

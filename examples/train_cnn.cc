@@ -37,7 +37,6 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
   const std::string name = absl::GetFlag(FLAGS_model);
   examples::ModelChoice choice;
   choice.description = name;
-  choice.bfloat16_on_cpu = true;
   if (name == "lenet") {
     choice.check = [](const examples::Dataset& data) {
       if (data.height >= nn::kLenetSmallestImage && data.width >= nn::kLenetSmallestImage) return absl::OkStatus();

@@ -17,8 +17,16 @@ Installs what is missing (apt-get), builds everything in build/NAME, and runs th
 END
 }
 
+# Why tests were skipped, which ctest writes down but does not say. A line for each reason.
+print_skipped() {
+  [[ -f $1 ]] || return 0
+  awk '/ Testing: / { test = $NF }
+       /^(skipped|SKIPPED): / && !seen[test]++ { sub(/^[^:]*: /, ""); tests[$0] = tests[$0] " " test }
+       END { for (why in tests) print "skipped: " why ":" tests[why] }' "$1" | sort
+}
+
 main() {
-  local preset=dev setup=1 packages=("${ddp_packages[@]}")
+  local status=0 preset=dev setup=1 packages=("${ddp_packages[@]}")
   local -a ctest_flags=() cmake_flags=()
   local -a given=("$@")
   while (($#)); do
@@ -59,7 +67,10 @@ main() {
   allow_mpirun 1
   say "Testing $preset"
   cd "$repo"
-  exec ctest --preset "$preset" "${ctest_flags[@]}" </dev/null
+  rm -f "build/$preset/Testing/Temporary/LastTest.log"
+  ctest --preset "$preset" "${ctest_flags[@]}" </dev/null || status=$?
+  print_skipped "build/$preset/Testing/Temporary/LastTest.log"
+  return "$status"
 }
 
 main "$@"

@@ -6,19 +6,15 @@
 #include "examples/nn/check.h"
 
 namespace nn {
-namespace {
-
-constexpr float kEpsilon = 1e-5f;
-constexpr float kMomentum = 0.1f;
-
-}  // namespace
 
 BatchNorm2d::BatchNorm2d(onednn::SessionPtr session, const ImageShape& shape, Activation activation, int max_batch)
-    : session_(std::move(session)), shape_(shape), activation_(activation), max_batch_(max_batch) {
+    : WeightedLayer(shape.channels),
+      session_(std::move(session)),
+      shape_(shape),
+      activation_(activation),
+      max_batch_(max_batch) {
   NN_CHECK(shape.channels > 0 && max_batch > 0);
   const auto channels = static_cast<size_t>(shape.channels);
-  parameters_ = {{.name = "weight", .shape = {shape.channels}, .initial = 1},
-                 {.name = "bias", .shape = {shape.channels}, .initial = 0}};
   for (std::vector<float>* v : {&mean_, &variance_, &running_mean_, &dscale_, &dshift_}) v->resize(channels);
   running_var_.assign(channels, 1.0f);
   NormalizationFor(max_batch);
@@ -27,17 +23,9 @@ BatchNorm2d::BatchNorm2d(onednn::SessionPtr session, const ImageShape& shape, Ac
 onednn::BatchNormalization& BatchNorm2d::NormalizationFor(int rows) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
   return normalizations_.Get(rows, [&] {
-    return std::make_unique<onednn::BatchNormalization>(session_, shape_, rows, kEpsilon,
+    return std::make_unique<onednn::BatchNormalization>(session_, shape_, rows, kBatchNormEpsilon,
                                                         activation_ == Activation::kRelu);
   });
-}
-
-void BatchNorm2d::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
-  NN_CHECK(values.size() == 2 && grads.size() == 2);
-  weight_ = values[0];
-  bias_ = values[1];
-  weight_grad_ = grads[0];
-  bias_grad_ = grads[1];
 }
 
 std::vector<LayerBuffer> BatchNorm2d::buffers() {
@@ -56,8 +44,8 @@ void BatchNorm2d::Forward(const float* x, float* y, int rows) {
   const float count = static_cast<float>(rows) * static_cast<float>(shape_.height * shape_.width);
   const float unbiased = count / std::max(count - 1, 1.0f);
   for (size_t c = 0; c < mean_.size(); ++c) {
-    running_mean_[c] += kMomentum * (mean_[c] - running_mean_[c]);
-    running_var_[c] += kMomentum * (variance_[c] * unbiased - running_var_[c]);
+    running_mean_[c] += kBatchNormMomentum * (mean_[c] - running_mean_[c]);
+    running_var_[c] += kBatchNormMomentum * (variance_[c] * unbiased - running_var_[c]);
   }
 }
 

@@ -10,16 +10,14 @@
 namespace nn {
 
 Conv2d::Conv2d(onednn::SessionPtr session, const Conv2dOptions& o, int max_batch)
-    : session_(std::move(session)),
+    : WeightedLayer({o.outputs, o.in.channels, o.kernel, o.kernel}, int64_t{o.in.channels} * o.kernel * o.kernel,
+                    o.bias),
+      session_(std::move(session)),
       shape_{o.in, o.outputs, o.kernel, o.stride, o.padding, o.in_layout},
-      has_bias_(o.bias),
       activation_(o.activation),
       max_batch_(max_batch) {
   NN_CHECK(o.outputs > 0 && o.kernel > 0 && o.stride > 0 && o.padding >= 0 && max_batch > 0);
   NN_CHECK(o.in.channels > 0 && shape_.out().height > 0 && shape_.out().width > 0);
-  const int64_t fan_in = int64_t{o.in.channels} * o.kernel * o.kernel;
-  parameters_ = {{"weight", {o.outputs, o.in.channels, o.kernel, o.kernel}, fan_in}};
-  if (o.bias) parameters_.push_back({"bias", {o.outputs}, fan_in});
 }
 
 int Conv2d::input_size() const { return static_cast<int>(session_->Floats(shape_.in, shape_.in_layout)); }
@@ -30,18 +28,9 @@ onednn::Convolution& Conv2d::ConvolutionFor(int rows, bool bfloat16) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
   return (bfloat16 ? bfloat16_convolutions_ : convolutions_).Get(rows, [&] {
     const onednn::ConvolutionOptions options = {
-        .bias = has_bias_, .relu = activation_ == Activation::kRelu, .bfloat16 = bfloat16};
+        .bias = has_bias(), .relu = activation_ == Activation::kRelu, .bfloat16 = bfloat16};
     return std::make_unique<onednn::Convolution>(session_, shape_, rows, options);
   });
-}
-
-void Conv2d::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
-  NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
-  weight_ = values[0];
-  weight_grad_ = grads[0];
-  if (!has_bias_) return;
-  bias_ = values[1];
-  bias_grad_ = grads[1];
 }
 
 void Conv2d::Forward(const float* x, float* y, int rows) {
@@ -58,7 +47,7 @@ void Conv2d::Backward(const float* x, const float* y, float* dy, float* dx, int 
   }
   onednn::Convolution& convolution = ConvolutionFor(rows, bfloat16_);
   convolution.BackwardWeight(x, dy, weight_grad_, bias_grad_, accumulate);
-  if (has_bias_) grad_ready(1);
+  if (has_bias()) grad_ready(1);
   grad_ready(0);
   if (dx != nullptr) convolution.BackwardInput(dy, weight_, dx);
 }

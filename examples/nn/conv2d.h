@@ -2,13 +2,10 @@
 #ifndef EXAMPLES_NN_CONV2D_H_
 #define EXAMPLES_NN_CONV2D_H_
 
-#include <vector>
-
-#include "absl/types/span.h"
 #include "examples/nn/image_layers.h"
-#include "examples/nn/layer.h"
 #include "examples/nn/onednn_image.h"
 #include "examples/nn/per_rows.h"
+#include "examples/nn/weighted_layer.h"
 
 namespace nn {
 
@@ -16,15 +13,13 @@ namespace nn {
 // torch.nn.Conv2d on the CPU, with the activation fused into its last store. Parameters and activations are float32.
 // Within a scope of ddp::Autocast for bfloat16 what is multiplied is rounded to that, in forward and in its backward;
 // it needs onednn::HasBfloat16().
-class Conv2d final : public Layer {
+class Conv2d final : public WeightedLayer {
  public:
   Conv2d(onednn::SessionPtr session, const Conv2dOptions& options, int max_batch);
 
   int input_size() const override;
   int output_size() const override;
   ImageShape output_shape() const { return shape_.out(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
   void Forward(const float* x, float* y, int rows) override;
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
@@ -34,16 +29,10 @@ class Conv2d final : public Layer {
 
   onednn::SessionPtr session_;
   onednn::ConvolutionShape shape_;
-  bool has_bias_;
   Activation activation_;
   int max_batch_;
-  std::vector<ParameterSpec> parameters_;
   PerRows<onednn::Convolution> convolutions_, bfloat16_convolutions_;
   bool bfloat16_ = false;  // the last Forward
-  const float* weight_ = nullptr;
-  const float* bias_ = nullptr;  // null without one
-  float* weight_grad_ = nullptr;
-  float* bias_grad_ = nullptr;
 };
 
 }  // namespace nn

@@ -15,6 +15,9 @@ namespace nn::cuda {
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 
+// Of this thread, in a launch of blocks of kThreads.
+__device__ inline size_t ThreadIndex() { return static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; }
+
 template <class T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 

@@ -16,7 +16,7 @@ __device__ int Take(size_t* i, int dimension) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     PackImagesKernel(const float* x, size_t pixels, int plane, int channels, int padded, T* y) {
-  const size_t pixel = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t pixel = ThreadIndex();
   if (pixel >= pixels) return;
   const float* const image = x + pixel / plane * plane * channels + pixel % plane;
   for (int first = 0; first < padded; first += kVector<T>) {
@@ -30,9 +30,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) PackWeightKernel(const float* weight, WeightShape s, T* packed) {
-  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= static_cast<size_t>(s.outputs) * s.area * s.padded) return;
+__global__ void __launch_bounds__(kThreads)
+    PackWeightKernel(const float* weight, size_t count, WeightShape s, T* packed) {
+  size_t i = ThreadIndex();
+  if (i >= count) return;
   T* const to = packed + i;
   const int c = Take(&i, s.padded), k = Take(&i, s.area);
   *to = FromFloat<T>(c < s.channels ? weight[(i * s.channels + c) * s.area + k] : 0);
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(kThreads) PackWeightKernel(const float* weight
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    UnpackGradKernel(const T* packed, WeightShape s, bool accumulate, float* grad) {
-  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= static_cast<size_t>(s.outputs) * s.channels * s.area) return;
+    UnpackGradKernel(const T* packed, size_t count, WeightShape s, bool accumulate, float* grad) {
+  size_t i = ThreadIndex();
+  if (i >= count) return;
   float* const to = grad + i;
   const int k = Take(&i, s.area), c = Take(&i, s.channels);
   *to = ToFloat(packed[(i * s.area + k) * s.padded + c]) + (accumulate ? *to : 0);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     AddBiasKernel(T* y, size_t vectors, int channel_vectors, const float* bias, bool relu) {
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i >= vectors) return;
   const float* const own = bias + i % channel_vectors * kVector<T>;
   Vector<T> v = Load(y, i);
@@ -104,7 +105,7 @@ __device__ void ForEachInWindow(const PoolShape& s, size_t image, int line, int 
 template <class T>
 __global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count, PoolShape s, T* y) {
   constexpr int V = kVector<T>;
-  const size_t at = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t at = ThreadIndex();
   if (at >= count) return;
   size_t image = at;
   const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
@@ -133,7 +134,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     PoolBackwardKernel(const T* x, const T* y, const T* dy, size_t count, PoolShape s, T* dx) {
   constexpr int V = kVector<T>;
-  const size_t at = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t at = ThreadIndex();
   if (at >= count) return;
   size_t image = at;
   const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
@@ -168,14 +169,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) DropoutKernel(const T* x, size_t count, DropoutChoice choice, T* y) {
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i >= count) return;
   const float factor = choice.Factor(i);
   y[i] = FromFloat<T>(factor == 0 ? 0 : ToFloat(x[i]) * factor);
-}
-
-size_t Pixels(int rows, const ImageShape& shape) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
 }
 
 template <class T>
@@ -200,8 +197,9 @@ cudaError_t PackWeight(Element element, const float* weight, const WeightShape& 
                        cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const size_t count = static_cast<size_t>(shape.outputs) * static_cast<size_t>(shape.area * shape.padded);
-    PackWeightKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(weight, shape, static_cast<T*>(packed));
+    const size_t count = shape.packed_count();
+    PackWeightKernel<T>
+        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(weight, count, shape, static_cast<T*>(packed));
   });
 }
 
@@ -209,9 +207,9 @@ cudaError_t UnpackGrad(Element element, const void* packed, const WeightShape& s
                        cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const size_t count = static_cast<size_t>(shape.outputs) * static_cast<size_t>(shape.area * shape.channels);
-    UnpackGradKernel<T>
-        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(packed), shape, accumulate, grad);
+    const size_t count = shape.count();
+    UnpackGradKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(packed), count, shape,
+                                                                          accumulate, grad);
   });
 }
 

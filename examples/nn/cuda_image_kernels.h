@@ -21,6 +21,9 @@ cudaError_t PackImages(Element element, const float* x, int rows, const ImageSha
 // A convolution's weight [outputs, channels, area] in float32 to [outputs, area, padded], and its gradient back.
 struct WeightShape {
   int outputs, channels, area, padded;
+
+  size_t count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(area * channels); }
+  size_t packed_count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(area * padded); }
 };
 cudaError_t PackWeight(Element element, const float* weight, const WeightShape& shape, void* packed,
                        cudaStream_t stream);

@@ -10,12 +10,10 @@
 #include "examples/nn/device.h"
 #include "examples/nn/layer_parts.h"
 #include "examples/nn/per_rows.h"
+#include "examples/nn/weighted_layer.h"
 
 namespace nn::cuda {
 namespace {
-
-constexpr float kEpsilon = 1e-5f;
-constexpr float kMomentum = 0.1f;
 
 void Launched(cudaError_t error) { Check(error, "a kernel"); }
 
@@ -67,10 +65,6 @@ class Session {
 
 using SessionPtr = std::shared_ptr<Session>;
 
-size_t Pixels(int rows, const ImageShape& shape) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
-}
-
 // Not every plan of cuDNN's serves every shape and demand.
 void Planned(bool has_plan) {
   if (has_plan) return;
@@ -82,22 +76,19 @@ void Planned(bool has_plan) {
 constexpr int kBlockTemporary = 0;  // and the next one
 constexpr int kWeightGradTemporary = 2;
 
-class GpuConv2d final : public Layer {
+class GpuConv2d final : public WeightedLayer {
  public:
   GpuConv2d(SessionPtr session, const Conv2dOptions& o, int max_batch)
-      : session_(std::move(session)),
+      : WeightedLayer({o.outputs, o.in.channels, o.kernel, o.kernel}, int64_t{o.in.channels} * o.kernel * o.kernel,
+                      o.bias),
+        session_(std::move(session)),
         options_(o),
         max_batch_(max_batch),
         weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)} {
     NN_CHECK(o.in_layout == Layout::kPlain || weight_shape_.padded == o.in.channels);
     NN_CHECK(session_->Padded(o.outputs) == o.outputs);
-    const int64_t fan_in = int64_t{o.in.channels} * weight_shape_.area;
-    parameters_ = {{"weight", {o.outputs, o.in.channels, o.kernel, o.kernel}, fan_in}};
-    if (o.bias) parameters_.push_back({"bias", {o.outputs}, fan_in});
-    const size_t weight =
-        static_cast<size_t>(o.outputs) * static_cast<size_t>(weight_shape_.area * weight_shape_.padded);
-    packed_weight_ = session_->Allocate(weight);
-    session_->ReserveTemporary(kWeightGradTemporary, weight);
+    packed_weight_ = session_->Allocate(weight_shape_.packed_count());
+    session_->ReserveTemporary(kWeightGradTemporary, weight_shape_.packed_count());
     session_->ReserveScratch(o.outputs);
     if (o.in_layout == Layout::kPlain) {
       packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
@@ -109,15 +100,6 @@ class GpuConv2d final : public Layer {
     return options_.in_layout == Layout::kPlain ? static_cast<int>(elements) : session_->Floats(elements);
   }
   int output_size() const override { return session_->Floats(session_->Elements(options_.out())); }
-  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override {
-    NN_CHECK(values.size() == parameters_.size() && grads.size() == parameters_.size());
-    weight_ = values[0];
-    weight_grad_ = grads[0];
-    if (!options_.bias) return;
-    bias_ = values[1];
-    bias_grad_ = grads[1];
-  }
 
   void Forward(const float* x, float* y, int rows) override {
     NN_CHECK(weight_ != nullptr);
@@ -181,23 +163,19 @@ class GpuConv2d final : public Layer {
   const Conv2dOptions options_;
   const int max_batch_;
   const WeightShape weight_shape_;
-  std::vector<ParameterSpec> parameters_;
   std::shared_ptr<void> packed_weight_;
   std::shared_ptr<void> packed_x_;  // of a plain input
   PerRows<Passes> passes_;
-  const float* weight_ = nullptr;
-  const float* bias_ = nullptr;
-  float* weight_grad_ = nullptr;
-  float* bias_grad_ = nullptr;
 };
 
-class GpuBatchNorm2d final : public Layer {
+class GpuBatchNorm2d final : public WeightedLayer {
  public:
   GpuBatchNorm2d(SessionPtr session, const ImageShape& shape, Activation activation)
-      : session_(std::move(session)), shape_(shape), relu_(activation == Activation::kRelu) {
+      : WeightedLayer(shape.channels),
+        session_(std::move(session)),
+        shape_(shape),
+        relu_(activation == Activation::kRelu) {
     NN_CHECK(session_->Padded(shape.channels) == shape.channels);
-    parameters_ = {{.name = "weight", .shape = {shape.channels}, .initial = 1},
-                   {.name = "bias", .shape = {shape.channels}, .initial = 0}};
     session_->ReserveScratch(shape.channels);
     numbers_ = AllocateFloats(6 * channels(), session_->stream);
     const std::vector<float> ones(channels(), 1.0f);
@@ -209,14 +187,6 @@ class GpuBatchNorm2d final : public Layer {
 
   int input_size() const override { return session_->Floats(session_->Elements(shape_)); }
   int output_size() const override { return input_size(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override {
-    NN_CHECK(values.size() == 2 && grads.size() == 2);
-    weight_ = values[0];
-    bias_ = values[1];
-    weight_grad_ = grads[0];
-    bias_grad_ = grads[1];
-  }
   std::vector<LayerBuffer> buffers() override {
     return {{"running_mean", {shape_.channels}, {running_mean(), channels()}},
             {"running_var", {shape_.channels}, {running_var(), channels()}}};
@@ -228,12 +198,13 @@ class GpuBatchNorm2d final : public Layer {
   void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
     NN_CHECK(weight_ != nullptr);
     if (training_) {
-      Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kEpsilon, kMomentum,
-                                moments(), running_mean(), running_var(), session_->Scratch(), session_->stream));
+      Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
+                                kBatchNormMomentum, moments(), running_mean(), running_var(), session_->Scratch(),
+                                session_->stream));
     }
     const BatchNormApply apply = {.mean = training_ ? moments().mean : running_mean(),
                                   .rstd = training_ ? moments().rstd : running_var(),
-                                  .eps = training_ ? 0 : kEpsilon,
+                                  .eps = training_ ? 0 : kBatchNormEpsilon,
                                   .weight = weight_,
                                   .bias = bias_,
                                   .relu = relu};
@@ -270,12 +241,7 @@ class GpuBatchNorm2d final : public Layer {
   const ImageShape shape_;
   const bool relu_;
   bool training_ = true;
-  std::vector<ParameterSpec> parameters_;
   std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of its backward pass
-  const float* weight_ = nullptr;
-  const float* bias_ = nullptr;
-  float* weight_grad_ = nullptr;
-  float* bias_grad_ = nullptr;
 };
 
 // The ReLUs and the shortcut ride on the normalisations.

@@ -1,5 +1,7 @@
 #include "examples/nn/cuda_kernels.h"
 
+#include <algorithm>
+
 #include "examples/nn/cuda_element.cuh"
 
 namespace nn::cuda {
@@ -91,14 +93,14 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) MaskKernel(const T* y, T* dy, size_t count) {
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i < count && ToFloat(y[i]) <= 0) dy[i] = FromFloat<T>(0);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CastKernel(const float* x, T* y, size_t count, const float* x2, T* y2, size_t count2) {
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i < count) {
     y[i] = FromFloat<T>(x[i]);
   } else if (i - count < count2) {
@@ -111,7 +113,47 @@ __device__ bool Skipped(const StepWords& words) {
 }
 
 __device__ float GradScale(float scale, const StepWords& words) {
-  return words.inv_scale == nullptr ? scale : scale * *words.inv_scale;
+  if (words.inv_scale != nullptr) scale *= *words.inv_scale;
+  return words.clip == nullptr ? scale : scale * *words.clip;
+}
+
+// Of all threads of a block of kThreads, for each of them.
+__device__ double BlockSum(double x) {
+  __shared__ double parts[kThreads / kWarp];
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  __syncthreads();  // those of an earlier call have been read
+  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  double sum = 0;
+  for (const double part : parts) sum += part;
+  return sum;
+}
+
+// Each block adds up its part, and the last of them all parts: in an order that depends on nothing but the count.
+__global__ void __launch_bounds__(kThreads) ClipKernel(double clip_norm, float grad_scale, size_t count,
+                                                       const float* grad, OptimizerState* state, StepWords words) {
+  double squares = 0;
+#pragma unroll 4
+  for (size_t i = ThreadIndex(); i < count; i += static_cast<size_t>(gridDim.x) * kThreads) {
+    const double g = grad[i];
+    squares += g * g;
+  }
+  squares = BlockSum(squares);
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    state->squares[blockIdx.x] = squares;
+    __threadfence();
+    last = atomicAdd(&state->clip_blocks_done, 1) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  static_assert(OptimizerState::kClipBlocks <= kThreads);
+  const double all = BlockSum(threadIdx.x < gridDim.x ? __ldcg(&state->squares[threadIdx.x]) : 0);
+  if (threadIdx.x != 0) return;
+  state->clip_blocks_done = 0;
+  state->clip =
+      static_cast<float>(ClipFactor(clip_norm, sqrt(all) * static_cast<double>(GradScale(grad_scale, words))));
 }
 
 template <bool kMomentum>
@@ -127,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) SgdKernel(SgdCoefficients c, size_t 
                                                       float* m, OptimizerState* state, StepWords words) {
   if (Skipped(words)) return;
   c.grad_scale = GradScale(c.grad_scale, words);
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i == 0) ++state->steps;
   if (i * 4 + 4 <= count) {
     const float4 g = reinterpret_cast<const float4*>(grad)[i];
@@ -157,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
                const OptimizerState* state, StepWords words) {
   if (Skipped(words)) return;
   c.grad_scale = GradScale(c.grad_scale, words);
-  const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const size_t i = ThreadIndex();
   if (i >= count) return;
   const float x = value[i];
   const float g = fmaf(c.weight_decay, x, grad[i] * c.grad_scale);
@@ -211,6 +253,13 @@ cudaError_t Cast(Element element, const CastRange& first, const CastRange& secon
     CastKernel<T><<<Blocks(first.count + second.count, kThreads), kThreads, 0, stream>>>(
         first.x, static_cast<T*>(first.y), first.count, second.x, static_cast<T*>(second.y), second.count);
   });
+}
+
+cudaError_t Clip(double clip_norm, float grad_scale, size_t count, const float* grad, OptimizerState* state,
+                 const StepWords& words, cudaStream_t stream) {
+  const unsigned blocks = std::min(Blocks(count, kThreads), OptimizerState::kClipBlocks);
+  ClipKernel<<<blocks, kThreads, 0, stream>>>(clip_norm, grad_scale, count, grad, state, words);
+  return cudaGetLastError();
 }
 
 cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m,

@@ -37,7 +37,16 @@ cudaError_t Cast(Element element, const CastRange& first, const CastRange& secon
 struct OptimizerState {
   double steps;                       // those that were not skipped
   float step_size, rsqrt_correction;  // Adam's, of the step that runs
+  // What clips its gradients, and of those that compute it the sums of squares and how many of them are done.
+  static constexpr unsigned kClipBlocks = 256;
+  float clip;
+  unsigned clip_blocks_done;
+  double squares[kClipBlocks];
 };
+
+// state->clip = what scales the gradients down to a norm of at most clip_norm, after grad_scale and inv_scale.
+cudaError_t Clip(double clip_norm, float grad_scale, size_t count, const float* grad, OptimizerState* state,
+                 const StepWords& words, cudaStream_t stream);
 
 // See nn::SgdPass and MomentumPass; m null: without momentum. Counts the step.
 cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m,

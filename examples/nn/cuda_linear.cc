@@ -33,14 +33,14 @@ struct GpuLinear::Products {
 
 GpuLinear::GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch,
                      Layer* below)
-    : context_(context),
+    : WeightedLayer({outputs, inputs}, inputs, true),
+      context_(context),
       inputs_(inputs),
       outputs_(outputs),
       activation_(activation),
       max_batch_(max_batch),
       below_(dynamic_cast<GpuLinear*>(below)) {
   NN_CHECK(inputs > 0 && outputs > 0 && max_batch > 0);
-  parameters_ = {{"weight", {outputs, inputs}, inputs}, {"bias", {outputs}, inputs}};
   const auto allocate = [&](size_t bytes) { return AllocateBytes(bytes, context.stream); };
   if (Masks()) mask_ = allocate(Matmul::MaskBytes(outputs, max_batch));
   if (IsShort()) {
@@ -62,14 +62,6 @@ GpuLinear::Products& GpuLinear::ProductsFor(int rows) {
     return std::make_unique<Products>(context_, rows, inputs_, outputs_, activation_,
                                       below_ != nullptr && below_->Masks());
   });
-}
-
-void GpuLinear::Bind(absl::Span<float* const> values, absl::Span<float* const> grads) {
-  NN_CHECK(values.size() == 2 && grads.size() == 2);
-  weight_ = values[0];
-  bias_ = values[1];
-  weight_grad_ = grads[0];
-  bias_grad_ = grads[1];
 }
 
 void GpuLinear::Forward(const float* x, float* y, int rows) {

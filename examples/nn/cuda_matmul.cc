@@ -6,17 +6,7 @@
 namespace nn::cuda {
 namespace {
 
-cudaDataType TypeOf(Element element) {
-  switch (element) {
-    case Element::kFloat16:
-      return CUDA_R_16F;
-    case Element::kBFloat16:
-      return CUDA_R_16BF;
-    case Element::kFloat32:
-      break;
-  }
-  return CUDA_R_32F;
-}
+cudaDataType TypeOf(Element element) { return NameOf(element, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF); }
 
 int64_t MaskColumn(int rows) { return (int64_t{rows} + 127) / 128 * 128; }  // bits
 

@@ -178,7 +178,7 @@ template <class T, class Fn>
 __device__ void ForEachVector(size_t pixels, int vectors, const Fn& fn) {
   const size_t count = pixels * vectors;
   const size_t stride = static_cast<size_t>(gridDim.x) * kThreads / vectors * vectors;
-  size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  size_t i = ThreadIndex();
   if (i >= stride) return;
   for (; i < count; i += stride) fn(i);
 }
@@ -202,7 +202,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply,
                                                           bool has_shortcut, Shortcut shortcut, T* y) {
   constexpr int V = kVector<T>;
-  const size_t own = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) % vectors * V;
+  const size_t own = ThreadIndex() % vectors * V;
   float scale[V], shift[V];
   for (int i = 0; i < V; ++i) {
     const float rstd = apply.eps > 0 ? rsqrtf(apply.rstd[own + i] + apply.eps) : apply.rstd[own + i];
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads)
     BackwardKernel(const T* x, const T* y, const T* dy, size_t pixels, int vectors, BatchMoments moments,
                    const float* weight, const float* sums, T* dx) {
   constexpr int V = kVector<T>;
-  const size_t own = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) % vectors * V;
+  const size_t own = ThreadIndex() % vectors * V;
   const int channels = vectors * V;
   // dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat)), as scale dy + slope x + constant.
   float scale[V], slope[V], constant[V];

@@ -28,6 +28,15 @@ class GpuOptimizer : public Optimizer {
   }
 
  protected:
+  // What a step on these gradients finds; submits what computes it.
+  StepWords WordsFor(absl::Span<const float> grad) {
+    if (clip_norm_ == 0) return words_;
+    Check(Clip(clip_norm_, grad_scale_, count_, grad.data(), state_.get(), words_, stream_), "a kernel");
+    StepWords words = words_;
+    words.clip = &state_->clip;
+    return words;
+  }
+
   const size_t count_;
   const cudaStream_t stream_;
   const std::shared_ptr<OptimizerState> state_;
@@ -46,7 +55,7 @@ class GpuSgd final : public GpuOptimizer {
                                        .momentum = static_cast<float>(options_.momentum),
                                        .weight_decay = static_cast<float>(options_.weight_decay),
                                        .grad_scale = grad_scale_};
-    Check(Sgd(coefficients, count_, grad.data(), value.data(), momentum_.get(), state_.get(), words_, stream_),
+    Check(Sgd(coefficients, count_, grad.data(), value.data(), momentum_.get(), state_.get(), WordsFor(grad), stream_),
           "a kernel");
   }
   std::vector<NamedState> state() override {
@@ -74,7 +83,7 @@ class GpuAdam final : public GpuOptimizer {
     // The others depend on the number of the step, which is counted on the GPU.
     const AdamCoefficients coefficients = ConstantCoefficients(options_, grad_scale_);
     Check(Adam({options_.lr, options_.beta1, options_.beta2}, coefficients, count_, grad.data(), value.data(),
-               mean_.get(), square_.get(), state_.get(), words_, stream_),
+               mean_.get(), square_.get(), state_.get(), WordsFor(grad), stream_),
           "a kernel");
   }
   std::vector<NamedState> state() override {

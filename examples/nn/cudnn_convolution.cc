@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "examples/nn/cuda_matmul.h"
 #include "examples/nn/device.h"
+#include "examples/nn/trial.h"
 
 namespace nn::cudnn {
 namespace {
@@ -60,15 +61,7 @@ class Descriptor {
 };
 
 cudnnDataType_t TypeOf(Element element) {
-  switch (element) {
-    case Element::kFloat16:
-      return CUDNN_DATA_HALF;
-    case Element::kBFloat16:
-      return CUDNN_DATA_BFLOAT16;
-    case Element::kFloat32:
-      break;
-  }
-  return CUDNN_DATA_FLOAT;
+  return NameOf(element, CUDNN_DATA_FLOAT, CUDNN_DATA_HALF, CUDNN_DATA_BFLOAT16);
 }
 
 // Of sizes n, c, h, w, which lie as n, h, w, c. Without memory of its own if it is an intermediate result.
@@ -298,27 +291,42 @@ std::unique_ptr<Plan> MakePlan(const Context& context, const Descriptor& config)
   return std::make_unique<Plan>(std::move(plan));
 }
 
-// In milliseconds, the shortest of a few; none where it fails.
-std::optional<float> TimeOf(const Context& context, const Plan& plan, const Tensors& tensors) {
-  const Descriptor pack = plan.Bind(context, tensors);
-  cudaEvent_t events[2];
-  for (cudaEvent_t& event : events) cuda::Check(cudaEventCreate(&event), "cudaEventCreate");
-  std::optional<float> best;
-  constexpr int kTurns = 4;  // the first one loads the kernel
-  for (int i = 0; i < kTurns; ++i) {
-    cuda::Check(cudaEventRecord(events[0], context.stream), "cudaEventRecord");
-    if (plan.Run(context, pack) != CUDNN_STATUS_SUCCESS) {
-      best.reset();
-      break;
-    }
-    cuda::Check(cudaEventRecord(events[1], context.stream), "cudaEventRecord");
-    cuda::Check(cudaEventSynchronize(events[1]), "cudaEventSynchronize");
-    float time = 0;
-    cuda::Check(cudaEventElapsedTime(&time, events[0], events[1]), "cudaEventElapsedTime");
-    if (i > 0) best = std::min(best.value_or(time), time);
+// Times what a GPU does.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    for (cudaEvent_t& event : events_) cuda::Check(cudaEventCreate(&event), "cudaEventCreate");
   }
-  for (const cudaEvent_t event : events) cudaEventDestroy(event);
-  return best;
+  ~Stopwatch() {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  void Start() { cuda::Check(cudaEventRecord(events_[0], stream_), "cudaEventRecord"); }
+  // The milliseconds of what was submitted since then, which it waits for.
+  float Stop() {
+    cuda::Check(cudaEventRecord(events_[1], stream_), "cudaEventRecord");
+    cuda::Check(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
+    float time = 0;
+    cuda::Check(cudaEventElapsedTime(&time, events_[0], events_[1]), "cudaEventElapsedTime");
+    return time;
+  }
+
+ private:
+  const cudaStream_t stream_;
+  cudaEvent_t events_[2] = {};
+};
+
+// Of several runs; none where it fails. The clock starts behind others: those load the kernel, and keep the GPU busy
+// while the host submits the rest, or it would be the host that is timed.
+std::optional<float> TimeOf(const Context& context, const Plan& plan, const Descriptor& pack, Stopwatch& watch) {
+  constexpr int kAhead = 2, kTimed = 4;
+  for (int i = 0; i < kAhead + kTimed; ++i) {
+    if (i == kAhead) watch.Start();
+    if (plan.Run(context, pack) != CUDNN_STATUS_SUCCESS) return std::nullopt;
+  }
+  return watch.Stop();
 }
 
 }  // namespace
@@ -354,13 +362,12 @@ const Plan* Context::PlanFor(Pass pass, const ConvolutionShape& shape, const Ten
     if (!candidates.empty()) chosen = std::move(candidates.front());
     return chosen.get();
   }
-  std::optional<float> best;
-  for (std::unique_ptr<Plan>& plan : candidates) {
-    const std::optional<float> time = TimeOf(*this, *plan, tensors);
-    if (!time.has_value() || (best.has_value() && *time >= *best)) continue;
-    best = time;
-    chosen = std::move(plan);
-  }
+  std::vector<Descriptor> packs;
+  for (const std::unique_ptr<Plan>& plan : candidates) packs.push_back(plan->Bind(*this, tensors));
+  Stopwatch watch(stream);
+  const std::optional<size_t> fastest =
+      FastestOf(candidates.size(), [&](size_t i) { return TimeOf(*this, *candidates[i], packs[i], watch); });
+  if (fastest.has_value()) chosen = std::move(candidates[*fastest]);
   return chosen.get();
 }
 

@@ -8,6 +8,12 @@ namespace nn {
 
 enum class Element { kFloat32, kFloat16, kBFloat16 };
 
+// What `element` is called elsewhere.
+template <class T>
+constexpr T NameOf(Element element, T float32, T float16, T bfloat16) {
+  return element == Element::kFloat32 ? float32 : element == Element::kFloat16 ? float16 : bfloat16;
+}
+
 constexpr size_t SizeOf(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 
 }  // namespace nn

@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_NN_IMAGE_H_
 #define EXAMPLES_NN_IMAGE_H_
 
+#include <cstddef>
+
 namespace nn {
 
 // One sample of an activation.
@@ -15,6 +17,10 @@ struct ImageShape {
     return a.channels == b.channels && a.height == b.height && a.width == b.width;
   }
 };
+
+inline size_t Pixels(int rows, const ImageShape& shape) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(shape.height * shape.width);
+}
 
 enum class Layout {
   kPlain,   // channels, rows, columns: as PyTorch's contiguous tensors; float32

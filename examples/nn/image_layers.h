@@ -35,6 +35,10 @@ struct Pool2dOptions {
   ImageShape out() const { return {in.channels, in.height / height, in.width / width}; }
 };
 
+// Batch normalisation's, as in PyTorch: what is added to the variance, and how far the running statistics move.
+constexpr float kBatchNormEpsilon = 1e-5f;
+constexpr float kBatchNormMomentum = 0.1f;
+
 struct BasicBlockOptions {
   ImageShape in;
   int outputs = 1;

@@ -119,6 +119,20 @@ void AdamPass(const AdamCoefficients& c, size_t count, const float* HWY_RESTRICT
   });
 }
 
+double SumSquares(const float* HWY_RESTRICT x, size_t count) {
+  constexpr size_t kSums = 16;  // side by side: the compiler makes vectors of them
+  double sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (size_t k = 0; k < kSums; ++k) sums[k] += static_cast<double>(x[i + k]) * static_cast<double>(x[i + k]);
+  }
+  for (; i < count; ++i) sums[i % kSums] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (size_t half = kSums / 2; half > 0; half /= 2) {
+    for (size_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+  }
+  return sums[0];
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace nn
 HWY_AFTER_NAMESPACE();
@@ -135,6 +149,7 @@ HWY_EXPORT(Add);
 HWY_EXPORT(SgdPass);
 HWY_EXPORT(MomentumPass);
 HWY_EXPORT(AdamPass);
+HWY_EXPORT(SumSquares);
 
 void SumRows(const float* dy, size_t rows, size_t width, float* sums) {
   HWY_DYNAMIC_DISPATCH(SumRows)(dy, rows, width, sums);
@@ -163,6 +178,8 @@ void MomentumPass(const SgdCoefficients& coefficients, size_t count, const float
 void AdamPass(const AdamCoefficients& coefficients, size_t count, const float* grad, float* value, float* m, float* v) {
   HWY_DYNAMIC_DISPATCH(AdamPass)(coefficients, count, grad, value, m, v);
 }
+
+double SumSquares(const float* x, size_t count) { return HWY_DYNAMIC_DISPATCH(SumSquares)(x, count); }
 
 }  // namespace nn
 #endif  // HWY_ONCE

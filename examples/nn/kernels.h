@@ -2,8 +2,11 @@
 #ifndef EXAMPLES_NN_KERNELS_H_
 #define EXAMPLES_NN_KERNELS_H_
 
+#include <cfloat>
 #include <cstddef>
 #include <cstdint>
+
+#include "examples/nn/host_device.h"
 
 namespace nn {
 
@@ -25,9 +28,20 @@ void MaskPositive(const float* y, float* dy, size_t count);
 // y += x.
 void Add(const float* x, float* y, size_t count);
 
+// The sum of the squares of x, in float64: the same bits whatever the width of the vectors.
+double SumSquares(const float* x, size_t count);
+
+// What gradients of this norm are multiplied by for a norm of at most `clip_norm`.
+NN_HOST_DEVICE inline double ClipFactor(double clip_norm, double norm) {
+  const double factor = clip_norm / (norm + 1e-6);
+  return norm <= DBL_MAX && factor < 1 ? factor : 1;  // a NaN is not below 1
+}
+
 // What a step on a GPU finds when it gets there, in the GPU's memory. Each may be null.
 struct StepWords {
-  const float* inv_scale = nullptr;  // which each gradient is multiplied by
+  // Which each gradient is multiplied by: what undoes the loss's scale, and what clips.
+  const float* inv_scale = nullptr;
+  const float* clip = nullptr;
   // Where one is not 0, the step changes nothing: of a gradient scaler, and of the reduction.
   const uint32_t* found_inf = nullptr;
   const uint32_t* skip_step = nullptr;

@@ -2,12 +2,11 @@
 #ifndef EXAMPLES_NN_LINEAR_H_
 #define EXAMPLES_NN_LINEAR_H_
 
-#include <map>
 #include <memory>
-#include <vector>
 
-#include "absl/types/span.h"
-#include "examples/nn/layer.h"
+#include "ddp/process_group.h"
+#include "examples/nn/per_rows.h"
+#include "examples/nn/weighted_layer.h"
 
 namespace nn {
 
@@ -16,34 +15,31 @@ namespace nn {
 // activations once more.
 enum class Activation { kNone, kRelu };
 
-// y = activation(x W^T + b), with W "weight" [outputs, inputs] and b "bias" [outputs], in float32 on the CPU.
-class Linear final : public Layer {
+// y = activation(x W^T + b), with W "weight" [outputs, inputs] and b "bias" [outputs], on the CPU. Parameters and
+// activations are float32. Within a scope of ddp::Autocast for bfloat16 what is multiplied is rounded to that, in
+// forward and in its backward; it needs onednn::HasBfloat16().
+class Linear final : public WeightedLayer {
  public:
   Linear(int inputs, int outputs, Activation activation, int max_batch);
   ~Linear() override;
 
   int input_size() const override { return inputs_; }
   int output_size() const override { return outputs_; }
-  absl::Span<const ParameterSpec> parameters() const override { return parameters_; }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override;
   void Forward(const float* x, float* y, int rows) override;
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
 
  private:
   struct Products;
-  Products& ProductsFor(int rows);
+  Products& ProductsFor(int rows, bool bfloat16);
 
   int inputs_;
   int outputs_;
   Activation activation_;
   int max_batch_;
-  std::vector<ParameterSpec> parameters_;
-  std::map<int, std::unique_ptr<Products>> products_;  // by number of rows: full batches and a smaller last one
-  const float* weight_ = nullptr;
-  const float* bias_ = nullptr;
-  float* weight_grad_ = nullptr;
-  float* bias_grad_ = nullptr;
+  PerRows<Products> products_, bfloat16_products_;
+  bool bfloat16_ = false;            // the last Forward
+  ddp::Allocation bfloat16_weight_;  // which it took, until its backward is done
 };
 
 }  // namespace nn

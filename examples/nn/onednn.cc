@@ -14,8 +14,8 @@ namespace {
 
 using dnnl::memory;
 
-memory::desc Matrix(int rows, int columns, Order order) {
-  return memory::desc({rows, columns}, memory::data_type::f32,
+memory::desc Matrix(int rows, int columns, Order order, Factors type = Factors::kFloat32) {
+  return memory::desc({rows, columns}, type == Factors::kBFloat16 ? memory::data_type::bf16 : memory::data_type::f32,
                       order == Order::kByRows ? memory::format_tag::ab : memory::format_tag::ba);
 }
 
@@ -56,11 +56,12 @@ struct MatMul::Plan {
   std::unordered_map<int, memory> arguments;
 };
 
-MatMul::MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue) : plan_(std::make_unique<Plan>()) {
+MatMul::MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue, Factors factors)
+    : plan_(std::make_unique<Plan>()) {
   NN_CHECK(shape.m > 0 && shape.n > 0 && shape.k > 0);
   Plan& plan = *plan_;
-  const memory::desc a_desc = Matrix(shape.m, shape.k, a);
-  const memory::desc b_desc = Matrix(shape.k, shape.n, b);
+  const memory::desc a_desc = Matrix(shape.m, shape.k, a, factors);
+  const memory::desc b_desc = Matrix(shape.k, shape.n, b, factors);
   const memory::desc c_desc = Matrix(shape.m, shape.n, Order::kByRows);
   const memory::desc bias_desc = epilogue.bias ? Matrix(1, shape.n, Order::kByRows) : memory::desc();
   const dnnl::matmul::primitive_desc description =
@@ -81,10 +82,10 @@ MatMul::MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue) :
 
 MatMul::~MatMul() = default;
 
-void MatMul::Run(const float* a, const float* b, const float* bias, float* c) {
+void MatMul::Run(const void* a, const void* b, const float* bias, float* c) {
   // oneDNN's handles are not const, though a product only reads its sources.
-  plan_->a.set_data_handle(const_cast<float*>(a));
-  plan_->b.set_data_handle(const_cast<float*>(b));
+  plan_->a.set_data_handle(const_cast<void*>(a));
+  plan_->b.set_data_handle(const_cast<void*>(b));
   if (plan_->bias) {
     NN_CHECK(bias != nullptr);
     plan_->bias.set_data_handle(const_cast<float*>(bias));
@@ -92,6 +93,29 @@ void MatMul::Run(const float* a, const float* b, const float* bias, float* c) {
   plan_->c.set_data_handle(c);
   plan_->matmul.execute(plan_->stream, plan_->arguments);
 }
+
+struct Rounded::Plan {
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  memory from, to;
+  dnnl::reorder reorder;
+};
+
+Rounded::Rounded(int rows, int columns) : plan_(std::make_unique<Plan>()) {
+  Plan& plan = *plan_;
+  plan.from = memory(Matrix(rows, columns, Order::kByRows), plan.engine, DNNL_MEMORY_NONE);
+  plan.to = memory(Matrix(rows, columns, Order::kByRows, Factors::kBFloat16), plan.engine);
+  plan.reorder = dnnl::reorder(plan.from, plan.to);
+}
+
+Rounded::~Rounded() = default;
+
+void Rounded::Round(const float* matrix) {
+  plan_->from.set_data_handle(const_cast<float*>(matrix));
+  plan_->reorder.execute(plan_->stream, plan_->from, plan_->to);
+}
+
+const void* Rounded::data() const { return plan_->to.get_data_handle(); }
 
 void Multiply(const Shape& shape, const float* a, const float* b, float* c) {
   const dnnl_status_t status =

@@ -17,6 +17,12 @@ struct Shape {
 // How a matrix lies in memory. [m, k] by columns is the memory of a [k, m] by rows: its transpose.
 enum class Order { kByRows, kByColumns };
 
+// What a product multiplies.
+enum class Factors {
+  kFloat32,
+  kBFloat16,  // needs HasBfloat16(), see onednn_image.h; the sums are float32 all the same
+};
+
 // What is done to a product before it is stored: first bias [n] is added to every row and, with `accumulate`, what c
 // held; then max(0, .) is taken.
 struct Epilogue {
@@ -28,11 +34,25 @@ struct Epilogue {
 // c = epilogue(a b) in float32, c by rows, planned once for a shape and for the calling thread's number of threads.
 class MatMul {
  public:
-  MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue);
+  MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue, Factors factors = Factors::kFloat32);
   ~MatMul();
 
-  // `bias` may be null where the epilogue has none. c overlaps none of the others.
-  void Run(const float* a, const float* b, const float* bias, float* c);
+  // a and b are floats, or of 16 bits. `bias` may be null where the epilogue has none. c overlaps none of the others.
+  void Run(const void* a, const void* b, const float* bias, float* c);
+
+ private:
+  struct Plan;
+  std::unique_ptr<Plan> plan_;
+};
+
+// A matrix of floats rounded to bfloat16, in memory of its own. Planned as MatMul is.
+class Rounded {
+ public:
+  Rounded(int rows, int columns);
+  ~Rounded();
+
+  void Round(const float* matrix);  // by rows
+  const void* data() const;
 
  private:
   struct Plan;

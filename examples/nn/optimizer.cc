@@ -17,6 +17,12 @@ hwy::AlignedFreeUniquePtr<float[]> Zeros(size_t count) {
 
 }  // namespace
 
+float Optimizer::ClippedScale(absl::Span<const float> grad) const {
+  if (clip_norm_ == 0) return grad_scale_;
+  const auto scale = static_cast<double>(grad_scale_);
+  return static_cast<float>(scale * ClipFactor(clip_norm_, std::sqrt(SumSquares(grad.data(), grad.size())) * scale));
+}
+
 Sgd::Sgd(size_t count, const SgdOptions& options)
     : options_(options), count_(count), momentum_(options.momentum == 0 ? nullptr : Zeros(count)) {}
 
@@ -25,7 +31,7 @@ void Sgd::Step(absl::Span<float> value, absl::Span<const float> grad) {
   const SgdCoefficients coefficients{.lr = static_cast<float>(options_.lr),
                                      .momentum = static_cast<float>(options_.momentum),
                                      .weight_decay = static_cast<float>(options_.weight_decay),
-                                     .grad_scale = grad_scale_};
+                                     .grad_scale = ClippedScale(grad)};
   if (momentum_ != nullptr) {
     MomentumPass(coefficients, count_, grad.data(), value.data(), momentum_.get());
   } else {
@@ -59,7 +65,7 @@ void Adam::Step(absl::Span<float> value, absl::Span<const float> grad) {
   NN_CHECK(value.size() == count_ && grad.size() == count_);
   ++steps_;
   const auto t = static_cast<double>(steps_);
-  AdamCoefficients coefficients = ConstantCoefficients(options_, grad_scale_);
+  AdamCoefficients coefficients = ConstantCoefficients(options_, ClippedScale(grad));
   coefficients.step_size = static_cast<float>(options_.lr / (1 - std::pow(options_.beta1, t)));
   coefficients.rsqrt_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t)));
   AdamPass(coefficients, count_, grad.data(), value.data(), mean_.get(), square_.get());

@@ -45,6 +45,10 @@ class Optimizer {
   // Every gradient is multiplied by it where it is read: 1, or what undoes the scaling of the loss.
   void set_grad_scale(float grad_scale) { grad_scale_ = grad_scale; }
 
+  // A step whose gradients, so multiplied, have a norm above it scales them down to that norm, where it reads them
+  // (as torch.nn.utils.clip_grad_norm_ before it). 0: none does; nor does one whose norm is not finite.
+  void set_clip_norm(double clip_norm) { clip_norm_ = clip_norm; }
+
   // Steps taken so far, without those that changed nothing. Waits for a GPU.
   virtual int64_t steps() { return steps_; }
   virtual void set_steps(int64_t steps) { steps_ = steps; }
@@ -53,8 +57,12 @@ class Optimizer {
   void set_words(const StepWords& words) { words_ = words; }
 
  protected:
+  // grad_scale_ times what clips.
+  float ClippedScale(absl::Span<const float> grad) const;
+
   int64_t steps_ = 0;
   float grad_scale_ = 1;
+  double clip_norm_ = 0;
   StepWords words_;
 };
 

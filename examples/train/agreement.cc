@@ -1,6 +1,7 @@
 #include "examples/train/agreement.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
+#include "examples/nn/device.h"
 
 namespace examples {
 namespace {
@@ -51,10 +53,29 @@ absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl:
   return absl::OkStatus();
 }
 
+absl::Status EndTogether(ddp::ProcessGroup& group, absl::FunctionRef<absl::Status()> what) {
+  absl::Status status;
+  try {
+    status = what();
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError("not enough memory; give a smaller model or --batch");
+  } catch (const nn::DeviceError& e) {
+    status = absl::InternalError(e.what());
+  }
+  if (!status.ok() && !IsAgreed(status)) group.Abort(status);
+  return status;
+}
+
 absl::StatusOr<StepNotice> StepNotice::Create(ddp::ProcessGroup& group) {
   absl::StatusOr<ddp::Allocation> memory = group.Allocate(sizeof(int32_t), ddp::Device{});
   if (!memory.ok()) return memory.status();
   return StepNotice(group, *std::move(memory));
+}
+
+StepNotice::~StepNotice() {
+  if (work_.Done()) return;
+  group_->Abort(absl::AbortedError("a StepNotice was destroyed in the middle of a step"));
+  work_.Wait().IgnoreError();
 }
 
 absl::Status StepNotice::Begin(int32_t mine) {

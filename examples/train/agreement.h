@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,11 @@ absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
 // that differs and both ranks, "rank 1 has --batch=64, rank 0 has --batch=32; <remedy>".
 absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy);
 
+// Runs `what`, and returns its error; an exception of a device's, or for want of memory, becomes one. Unless all ranks
+// have it alike, the group is aborted with it: so nobody waits for this rank, and what is at work in memory that the
+// caller then frees comes to an end.
+absl::Status EndTogether(ddp::ProcessGroup& group, absl::FunctionRef<absl::Status()> what);
+
 // A number that every rank may have something to say by in every step of the training loop. It travels beside the
 // gradients, so that ranks wait for each other no more than they do anyway, and all of them learn in the same step what
 // one of them alone knew.
@@ -35,6 +41,9 @@ absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl:
 class StepNotice {
  public:
   static absl::StatusOr<StepNotice> Create(ddp::ProcessGroup& group);
+  StepNotice(StepNotice&&) = default;
+  StepNotice& operator=(StepNotice&&) = default;
+  ~StepNotice();  // between Begin and End: aborts the group, which may be at work in its memory
 
   absl::Status Begin(int32_t mine);
   absl::StatusOr<int32_t> End();

@@ -46,8 +46,8 @@ ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter"
 ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
 ABSL_FLAG(
     std::string, amp, "off",
-    "mixed precision: off; bf16 or, on GPUs, fp16. On GPUs activations have 16 bits then, on the CPU convolutions "
-    "round what they multiply; parameters, sums and what is reduced stay in float32");
+    "mixed precision: off; bf16 or, on GPUs, fp16. On GPUs activations have 16 bits then, on the CPU layers round "
+    "what they multiply; parameters, sums and what is reduced stay in float32");
 ABSL_FLAG(
     bool, grad_scaler, false,
     "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
@@ -139,7 +139,8 @@ absl::Status Check(const TrainFlags& flags) {
   }
   if (absl::Status status = CheckOneOf("amp", flags.amp, {"off", "fp16", "bf16"}); !status.ok()) return status;
   if (flags.amp == "fp16" && flags.device == "cpu") {
-    return absl::InvalidArgumentError("--amp=fp16 is for GPUs: on the CPU it may be off, bf16");
+    return absl::InvalidArgumentError(
+        "--amp=fp16 is for GPUs: on the CPU it may be off, bf16; or give --device=cuda too");
   }
   if (flags.amp == "bf16" && flags.device == "cpu" && !nn::HasBfloat16()) {
     return absl::InvalidArgumentError("--amp=bf16 needs a processor with AVX-512, which this is not: leave it out");

@@ -29,7 +29,8 @@ class FlatOptimizer final : public ddp::Optimizer {
       }
       optimizer_.set_grad_scale(options.inv_scale == nullptr ? 1 : *options.inv_scale);
     } else {
-      optimizer_.set_words({options.inv_scale, options.found_inf, options.skip_step});
+      optimizer_.set_words(
+          {.inv_scale = options.inv_scale, .found_inf = options.found_inf, .skip_step = options.skip_step});
     }
     optimizer_.Step(values_, grads_);
     return absl::OkStatus();

@@ -2,10 +2,11 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -35,10 +36,15 @@ std::string BoundCores() {
   return text;
 }
 
+// Not getrusage's: that begins with the memory of the process that became this program, which may be a launcher's, of
+// hundreds of megabytes.
 int64_t PeakRssMb() {
-  struct rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss / 1024;
+  std::ifstream status("/proc/self/status");
+  int64_t kb = 0;
+  for (std::string word; status >> word && word != "VmHWM:";) {
+  }
+  status >> kb;
+  return kb / 1024;
 }
 
 // The handler needs a stack of its own: oneDNN 2.6's matrix product uses the stack pointer for other things, and what

@@ -1,7 +1,5 @@
 #include "examples/train/replica.h"
 
-#include <algorithm>
-#include <cmath>
 #include <new>
 #include <utility>
 
@@ -72,21 +70,6 @@ void Replica::AllocateHere() {
   own_grads_ = model_.device().Allocate(count);
   values_ = {own_values_.get(), count};
   grads_ = {own_grads_.get(), count};
-}
-
-absl::Status Replica::ClipGradNorm(double max_norm) {
-  if (ddp_ != nullptr) return ddp_->ClipGradNorm(max_norm, 2, stream_).status();
-  std::vector<float> grads(grads_.size());
-  model_.device().Download(grads_.data(), grads.data(), grads.size() * sizeof(float));
-  double squares = 0;
-  for (const float g : grads) squares += static_cast<double>(g) * static_cast<double>(g);
-  const double scale = max_norm / (std::sqrt(squares) + 1e-6);
-  if (scale < 1) {  // false for a NaN
-    for (float& g : grads) g = static_cast<float>(g * scale);
-    model_.device().Upload(grads.data(), grads_.data(), grads.size() * sizeof(float));
-    model_.device().Wait();
-  }
-  return absl::OkStatus();
 }
 
 std::string Replica::ParametersSha256() const {

@@ -59,9 +59,6 @@ class Replica {
         /*accumulate=*/!first);
   }
 
-  // After FinishBackward: scales the gradients down to a norm of max_norm, where theirs is larger.
-  absl::Status ClipGradNorm(double max_norm);
-
   // Waits until the gradients are averages over all ranks; on a GPU its stream waits.
   absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(stream_); }
 

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -41,10 +40,6 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   absl::StatusOr<ModelChoice> model = program.read_own_flags();
   if (!model.ok()) return model.status();
   settings.model = *std::move(model);
-  if (settings.flags.amp == "bf16" && settings.flags.device == "cpu" && !settings.model.bfloat16_on_cpu) {
-    return absl::InvalidArgumentError(absl::StrCat("--amp=bf16 on the CPU is for convolutions, which ", program.name,
-                                                   "'s model has none of: leave it out, or give --device=cuda too"));
-  }
   return settings;
 }
 
@@ -177,16 +172,8 @@ int TrainMain(int argc, char** argv, const Program& program) {
   }
   if (status.ok()) {
     CatchStopSignals();
-    try {
-      status = Train(**context, program, *settings);
-    } catch (const std::bad_alloc&) {
-      status = absl::ResourceExhaustedError(
-          absl::StrCat("rank ", group.rank(), " has not enough memory; give a smaller model or --batch"));
-      group.Abort(status);
-    } catch (const nn::DeviceError& e) {
-      status = absl::InternalError(absl::StrCat("rank ", group.rank(), ": ", e.what()));
-      group.Abort(status);
-    }
+    // The trainer ends its own errors so; a model that has no room is made before there is one.
+    status = EndTogether(group, [&] { return Train(**context, program, *settings); });
   }
   if (status.ok()) return 0;
   if (!IsAgreed(status)) {

@@ -24,8 +24,6 @@ struct ModelChoice {
   // InvalidArgument where the model cannot be made for images of this size. May be null.
   std::function<absl::Status(const Dataset& data)> check;
   std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make;
-  // Whether its layers heed ddp::Autocast on the CPU.
-  bool bfloat16_on_cpu = false;
 };
 
 // One trainer.

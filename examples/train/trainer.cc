@@ -63,14 +63,31 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console) {
-  std::unique_ptr<Trainer> trainer(new Trainer(group, flags, data, model, console));
-  if (absl::Status status = trainer->Start(); !status.ok()) return status;
+  std::unique_ptr<Trainer> trainer;
+  absl::Status status = EndTogether(group, [&] {
+    trainer.reset(new Trainer(group, flags, data, model, console));
+    return trainer->Start();
+  });
+  if (!status.ok()) return status;
   return trainer;
+}
+
+Trainer::~Trainer() {
+  try {
+    device_.Wait();
+  } catch (const nn::DeviceError&) {  // it does nothing any more
+  }
 }
 
 bool Trainer::Finished() const { return progress_.step >= last_step_ || progress_.epoch >= flags_.epochs; }
 
 absl::StatusOr<Summary> Trainer::Run() {
+  absl::Status status = EndTogether(group_, [this] { return RunEpochs(); });
+  if (!status.ok()) return status;
+  return summary_;
+}
+
+absl::Status Trainer::RunEpochs() {
   bool evaluated = false;
   while (!Finished()) {
     if (absl::Status status = RunEpoch(); !status.ok()) return status;
@@ -212,19 +229,12 @@ absl::Status Trainer::Update() {
   const ddp::TraceScope scope(group_, "optimizer");
   optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
   if (scaler_ != nullptr) return UpdateScaled();
-  if (flags_.clip_norm > 0) {
-    if (absl::Status status = replica_->ClipGradNorm(flags_.clip_norm); !status.ok()) return status;
-  }
   optimizer_->Step(replica_->values(), replica_->grads());
   return absl::OkStatus();
 }
 
 // Averaged gradients are the same on all ranks, and so is what the scaler finds in them.
 absl::Status Trainer::UpdateScaled() {
-  if (flags_.clip_norm > 0) {
-    if (absl::Status status = scaler_->Unscale(*scaled_optimizer_, replica_->stream()); !status.ok()) return status;
-    if (absl::Status status = replica_->ClipGradNorm(flags_.clip_norm); !status.ok()) return status;
-  }
   const ddp::StepOptions options = {.stream = replica_->stream(), .skip_step = replica_->skip_step()};
   if (absl::Status status = scaler_->Step(*scaled_optimizer_, options); !status.ok()) return status;
   return scaler_->Update(replica_->stream());
@@ -251,12 +261,7 @@ absl::Status Trainer::AfterStep() {
 
 absl::Status Trainer::Stop(int signal) {
   const std::string what = absl::StrCat("stopped by ", SignalName(signal), " after step ", progress_.step);
-  if (!notice_.has_value()) {
-    // The other ranks do not know, and wait for this one at the epoch's end.
-    const absl::Status why = absl::CancelledError(what);
-    group_.Abort(why);
-    return why;
-  }
+  if (!notice_.has_value()) return absl::CancelledError(what);  // the other ranks do not know
   if (flags_.save.empty()) return Agreed(absl::CancelledError(absl::StrCat(what, "; nothing is saved without --save")));
   if (absl::Status status = Save(); !status.ok()) return status;
   if (absl::Status status = FinishSaving(); !status.ok()) return status;
@@ -306,17 +311,15 @@ absl::Status Trainer::LostLoss() const {
                                                    "; give a lower --lr than ", progress_.lr, ", or --clip_norm")));
 }
 
-// Found before the step changed anything. Without notices the other ranks do not know, and wait for this one.
+// Found before the step changed anything. Without notices the other ranks do not know.
 absl::Status Trainer::LossNotFinite(int rank) const {
   const absl::Status why = absl::OutOfRangeError(
       absl::StrCat("the training loss is not finite ", device_.is_host() ? "in" : "by", " step ", progress_.step + 1,
                    " on rank ", rank, "; give a lower --lr than ", progress_.lr, ", or --clip_norm"));
-  if (notice_.has_value()) return Agreed(why);
-  group_.Abort(why);
-  return why;
+  return notice_.has_value() ? Agreed(why) : why;
 }
 
-absl::StatusOr<Summary> Trainer::Summarize() {
+absl::Status Trainer::Summarize() {
   summary_.world_size = group_.size();
   summary_.backend = std::string(group_.backend());
   summary_.device = device_.name();
@@ -336,7 +339,7 @@ absl::StatusOr<Summary> Trainer::Summarize() {
   if (absl::Status status = Wait(group_.AllReduce({peak}, {peak}, {.op = ddp::ReduceOp::kMax})); !status.ok()) {
     return status;
   }
-  return summary_;
+  return absl::OkStatus();
 }
 
 std::string Trainer::Plan() const {

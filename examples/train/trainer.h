@@ -38,9 +38,12 @@ class Trainer {
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console);
 
+  // Waits for the GPU, which may be at work in what the trainer owns.
+  ~Trainer();
+
   // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. When it returns, nothing is
-  // being written any more. Cancelled where a signal asked any rank to stop: all ranks have then stopped after the same
-  // step, and saved it.
+  // being written any more. On an error that the ranks do not have alike the group has been aborted. Cancelled where a
+  // signal asked any rank to stop: all ranks have then stopped after the same step, and saved it.
   absl::StatusOr<Summary> Run();
 
   // What is to be done, in one line for people.
@@ -54,6 +57,7 @@ class Trainer {
   Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console);
 
   absl::Status Start();
+  absl::Status RunEpochs();
   absl::Status StartScaler();
   void PlanSteps();
   absl::Status Resume();
@@ -91,7 +95,7 @@ class Trainer {
   absl::Status LostLoss() const;
   absl::Status Save();
   absl::Status FinishSaving();
-  absl::StatusOr<Summary> Summarize();
+  absl::Status Summarize();
 
   ddp::ProcessGroup& group_;
   const TrainFlags flags_;

@@ -49,6 +49,7 @@ absl::Status Trainer::Start() {
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
   optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
+  optimizer_->set_clip_norm(flags_.clip_norm);
   optimizer_->set_words({.skip_step = replica_->skip_step()});
   progress_.seed = static_cast<int64_t>(flags_.seed);
   progress_.train_samples = static_cast<int64_t>(data_.train.count());

@@ -25,7 +25,7 @@ struct OperationEvent {
   int bucket = -1;        // ReduceOptions::bucket
   int64_t called_ns = 0;
   int64_t announced_ns = 0;  // the peers know of it
-  int64_t ready_ns = 0;      // all ranks have announced it, seen from here
+  int64_t ready_ns = 0;      // all ranks have announced it, seen from here (or all whom it waits for)
   int64_t ended_ns = 0;
 };
 

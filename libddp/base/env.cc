@@ -93,6 +93,8 @@ constexpr EnvInfo kTable[] = {
     {Env::kNcclMaxCtas, "NCCL_MAX_CTAS", "", "Read by NCCL, checked here: 1 to 64."},
     {Env::kNcclIbDisable, "NCCL_IB_DISABLE", "", "Read by NCCL, checked here: 0 or 1."},
     {Env::kNcclDebug, "NCCL_DEBUG", "", "Read by NCCL, checked here: VERSION, WARN, INFO or TRACE."},
+    {Env::kNcclMultiRankGpu, "NCCL_MULTI_RANK_GPU_ENABLE", "",
+     "1: NCCL 2.30 and later let ranks share a GPU, which is for tests; otherwise libddp refuses it."},
 };
 
 }  // namespace

@@ -62,6 +62,7 @@ enum class Env {
   kNcclMaxCtas,            // NCCL_MAX_CTAS
   kNcclIbDisable,          // NCCL_IB_DISABLE
   kNcclDebug,              // NCCL_DEBUG
+  kNcclMultiRankGpu,       // NCCL_MULTI_RANK_GPU_ENABLE
 };
 
 struct EnvInfo {

@@ -2,6 +2,7 @@
 #ifndef LIBDDP_BASE_FAILED_RANKS_H_
 #define LIBDDP_BASE_FAILED_RANKS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,6 +18,16 @@ absl::Status WithFailedRanks(absl::Status error, absl::Span<const int> ranks);
 // As text, for an error on its way to another rank: "1,3", or "".
 std::string PackFailedRanks(const absl::Status& error);
 absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed);
+
+// An error as plain memory, on its way to another rank. What is too long is cut off.
+struct PackedError {
+  void Pack(const absl::Status& error);
+  absl::Status Unpack() const;
+
+  int32_t code = 0;             // absl::StatusCode
+  char failed_ranks[136] = {};  // see PackFailedRanks
+  char message[876] = {};
+};
 
 }  // namespace ddp
 

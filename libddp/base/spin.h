@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ddp {
@@ -25,6 +26,12 @@ inline void PrefetchForWrite(const void* p) {
 #else
   __builtin_prefetch(p, 1);
 #endif
+}
+
+// The same for [p, p + bytes), of which it takes as many lines as can be under way at once.
+inline void PrefetchForWrite(const char* p, size_t bytes) {
+  constexpr size_t kLine = 64, kMost = 32 * kLine;
+  for (size_t at = 0; at < bytes && at < kMost; at += kLine) PrefetchForWrite(p + at);
 }
 
 // Nanoseconds on the clock that all processes of a host share.

@@ -76,8 +76,8 @@ class ChannelBlock {
 
   static size_t Bytes(int ranks) { return ChannelBlock(nullptr, ranks).ChunkOffset(static_cast<size_t>(ranks), 0); }
 
-  // Up to so many bytes go with the envelope. There is one channel for each pair, so with many ranks less.
-  size_t payload_bytes() const { return ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : 256; }
+  // An envelope has room for so many bytes of data. There is one channel for each pair, so with many ranks less.
+  size_t payload_bytes() const { return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : 256; }
 
   Channel& channel(int sender, int receiver) const {
     return reinterpret_cast<Channel*>(base_)[static_cast<size_t>(sender) * ranks_ + static_cast<size_t>(receiver)];

@@ -18,6 +18,8 @@ namespace {
 constexpr int kGlances = 32;
 // How long the progress thread stays with a pipe that makes no progress.
 constexpr int64_t kStayNs = 200'000;
+// Where each rank has a processor, larger messages are fetched sooner than they are copied twice.
+constexpr size_t kMostSmallBytes = 8192;
 
 }  // namespace
 
@@ -34,6 +36,8 @@ Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
       control_(engine->options().control),
       rank_(engine->options().rank),
       size_(engine->options().size),
+      small_bytes_(engine->options().oversubscribed ? block.payload_bytes()
+                                                    : std::min(block.payload_bytes(), kMostSmallBytes)),
       progress_(progress),
       peers_(static_cast<size_t>(size_)) {
   for (int r = 0; r < size_; ++r) peer(r).no_reading = !MayReadProcesses();
@@ -48,7 +52,7 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
   {
     Lock lock(mutex_);
     if (FailedElsewhere()) return failure_;
-    const bool small = spec.data.bytes() <= block_.payload_bytes();
+    const bool small = spec.data.bytes() <= small_bytes_;
     if (small && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
     message = new Message(this, std::move(spec));
     pending_.fetch_add(1, std::memory_order_relaxed);
@@ -73,7 +77,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   e.tag = message.tag;
   e.dtype = message.dtype;
   e.ranges = 0;
-  if (data.bytes() <= block_.payload_bytes()) {
+  if (data.bytes() <= small_bytes_) {
     e.contents = Envelope::Contents::kData;
     data.CopyOut(0, e.payload(), data.bytes());
   } else if (data.ranges() * sizeof(ListedRange) > block_.payload_bytes()) {
@@ -91,6 +95,11 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
     }
   }
   e.number.store(++p.sent, std::memory_order_release);
+  // The receiver's caches hold the next envelope from its last use.
+  if (p.sent - p.taken < kEnvelopes) {
+    const Envelope& next = block_.envelope(rank_, to, p.sent);
+    PrefetchForWrite(reinterpret_cast<const char*>(&next), sizeof next + std::min(data.bytes(), small_bytes_));
+  }
   return true;
 }
 
@@ -102,7 +111,7 @@ bool Channels::SendWaiting(int to) {
     message->number = p.sent;
     if (!WriteEnvelope(*message)) break;
     p.unsent.pop_front();
-    if (message->data.bytes() <= block_.payload_bytes()) {
+    if (message->data.bytes() <= small_bytes_) {
       Finish(message, absl::OkStatus());
     } else {
       p.sent_large.push_back(message);
@@ -227,6 +236,7 @@ absl::Status Channels::Wait(Message* message, absl::Time deadline) {
       backoff = Backoff(oversubscribed);
     } else {
       engine_.Progress();
+      if (backoff.TimeToLook()) progress_->WhileWaiting();
       backoff.Pause();
     }
   }
@@ -240,12 +250,14 @@ void Channels::Progress() {
   Drive(lock);
 }
 
-bool Channels::Tick() {
+ProgressThread::Found Channels::Tick() {
   Lock lock(mutex_);
+  bool worked = false;
   // Somebody of the user's threads was at it since the last look: leave it to them.
   int64_t stay_until = NowNs() + kStayNs;
   while (driven_ == driven_at_tick_ && pending_.load(std::memory_order_relaxed) > 0 && failure_.ok()) {
     if (Drive(lock)) {
+      worked = true;
       stay_until = NowNs() + kStayNs;
       continue;
     }
@@ -257,7 +269,9 @@ bool Channels::Tick() {
   }
   driven_at_tick_ = driven_;
   LookAround();
-  return pending_.load(std::memory_order_relaxed) > 0;
+  if (worked) return ProgressThread::Found::kWork;
+  return pending_.load(std::memory_order_relaxed) > 0 ? ProgressThread::Found::kPending
+                                                      : ProgressThread::Found::kNothing;
 }
 
 }  // namespace ddp

@@ -75,7 +75,7 @@ class Channels final : public ProgressThread::Client {
   // Work::Wait: drives this, and the engine.
   absl::Status Wait(Message* message, absl::Time deadline);
   void Progress();
-  bool Tick() override;
+  ProgressThread::Found Tick() override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -151,6 +151,7 @@ class Channels final : public ProgressThread::Client {
   Engine& engine_;
   const ControlBlock& control_;
   const int rank_, size_;
+  const size_t small_bytes_;  // up to so many, data go with their envelope
   ProgressThread* const progress_;
 
   mutable std::mutex mutex_;

@@ -75,9 +75,7 @@ void Channels::FailLocked(const absl::Status& why) {
 
 // Whether the group has failed, perhaps at a peer.
 bool Channels::FailedElsewhere() {
-  if (failure_.ok() && control_.failure().state.load(std::memory_order_acquire) != Failure::kNone) {
-    FailLocked(absl::AbortedError("the group was aborted by a peer that died while it said why"));
-  }
+  if (failure_.ok() && control_.failure().happened()) FailLocked(absl::AbortedError("the group has failed"));
   return !failure_.ok();
 }
 

@@ -211,7 +211,7 @@ absl::Status Channels::Copy(const Parcel& parcel, const RangeList& to) {
   // A thread: its memory is ours, and free again once its group has failed. See Engine::RunChunks.
   std::atomic<uint32_t>& working = control_.peer(rank_).working;
   working.fetch_add(1);
-  const bool failed = control_.failure().state.load() != Failure::kNone;
+  const bool failed = control_.failure().happened();
   if (!failed) from.CopyTo(0, to, 0, parcel.bytes());
   working.fetch_sub(1);
   return failed ? absl::AbortedError("a peer has failed") : absl::OkStatus();

@@ -15,8 +15,6 @@ namespace {
 // Above those that programs may use.
 constexpr int kGatherTag = 1 << 30, kScatterTag = kGatherTag + 1;
 
-absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 // The elements [first, first + count) of a list of ranges.
 std::vector<Buffer> Part(Buffers buffers, size_t first, size_t count) {
   std::vector<Buffer> part;

@@ -71,7 +71,9 @@ class ContextImpl final : public Context {
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
   std::unique_ptr<ContextObserver> observer_;
-  ProgressThread progress_;
+  ProgressThread progress_{[this] {
+    if (mpi_ != nullptr) mpi_->Progress();
+  }};
   std::unique_ptr<ProcessGroup> world_;
 };
 

@@ -1,12 +1,12 @@
 // What the ranks of a hierarchical group on one host have in common: a segment of shared memory, laid out here.
 //
-//   Failure            why the group has failed, once it has
+//   SharedFailure      why the group has failed, once it has
 //   FlightDesk         who tells of a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
 //   Slot[kSlots][n]    a ring of operations: operation number q uses row q % kSlots. Each rank announces its part of an
-//   operation in its own
-//                      column; nobody else writes there but to claim work.
+//                      operation in its own column; nobody else writes there but to claim work.
 //   inline[kSlots][n]  kInlineBytes each: the data of a small operation, or the list of its ranges
+//   large[kLarge][n]   kLargeBytes each: data that travel likewise but are larger, operation q in row q % kLarge
 //   FlightRing[n]      one per rank: what it has been doing last
 //   stage[n][2]        kStageBytes each: where ranks pass on data that does not lie in shared memory
 //
@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "libddp/comm/flight_ring.h"
+#include "libddp/comm/shared_failure.h"
 
 namespace ddp {
 
@@ -28,15 +29,10 @@ inline constexpr uint64_t kSlots = 32;
 inline constexpr size_t kInlineBytes = 8192;
 // Not a power of two, so that the slots do not compete for the same few sets of the first-level cache.
 inline constexpr size_t kInlineStride = kInlineBytes + 17 * kCacheLine;
+inline constexpr uint64_t kLarge = 4;
+inline constexpr size_t kLargeBytes = size_t{64} << 10;
+inline constexpr size_t kLargeStride = kLargeBytes + 17 * kCacheLine;
 inline constexpr size_t kStageBytes = size_t{512} << 10;
-
-struct alignas(kCacheLine) Failure {
-  enum : uint32_t { kNone, kBeingWritten, kWritten };
-  std::atomic<uint32_t> state;
-  int32_t code;            // absl::StatusCode
-  char failed_ranks[136];  // see PackFailedRanks
-  char message[880];
-};
 
 struct alignas(kCacheLine) PeerLine {
   std::atomic<uint64_t> retired;   // operations 0 .. retired - 1 are finished here: their slots may be used again
@@ -100,14 +96,19 @@ class ControlBlock {
 
   static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
 
-  Failure& failure() const { return *reinterpret_cast<Failure*>(base_); }
-  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(Failure)); }
+  SharedFailure& failure() const { return *reinterpret_cast<SharedFailure*>(base_); }
+  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(SharedFailure)); }
   PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + PeerOffset())[rank]; }
   Slot& slot(uint64_t sequence, int rank) const {
     return reinterpret_cast<Slot*>(base_ + SlotOffset())[sequence % kSlots * ranks_ + static_cast<size_t>(rank)];
   }
-  char* inlined(uint64_t sequence, int rank) const {
-    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + static_cast<size_t>(rank)) * kInlineStride;
+  char* inlined(uint64_t sequence, int rank, size_t bytes) const {
+    const size_t r = static_cast<size_t>(rank);
+    if (bytes > kInlineBytes) return base_ + LargeOffset() + (sequence % kLarge * ranks_ + r) * kLargeStride;
+    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + r) * kInlineStride;
+  }
+  ListedRange* listed(uint64_t sequence, int rank) const {
+    return reinterpret_cast<ListedRange*>(inlined(sequence, rank, 0));
   }
   FlightRing& flight(int rank) const { return reinterpret_cast<FlightRing*>(base_ + FlightOffset())[rank]; }
   // Whether all ranks are so far with the round that two counters of PeerLine count.
@@ -120,10 +121,11 @@ class ControlBlock {
   char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
 
  private:
-  static constexpr size_t PeerOffset() { return sizeof(Failure) + sizeof(FlightDesk); }
+  static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(FlightDesk); }
   size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
   size_t InlineOffset() const { return (SlotOffset() + kSlots * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
-  size_t FlightOffset() const { return InlineOffset() + kSlots * ranks_ * kInlineStride; }
+  size_t LargeOffset() const { return InlineOffset() + kSlots * ranks_ * kInlineStride; }
+  size_t FlightOffset() const { return LargeOffset() + kLarge * ranks_ * kLargeStride; }
   // A page between the stages keeps them from being a large power of two apart.
   size_t StageOffset(size_t rank, uint64_t parity) const {
     const size_t begin = (FlightOffset() + ranks_ * sizeof(FlightRing) + 4095) / 4096 * 4096;

@@ -43,6 +43,7 @@ class DeviceWork final : public internal::WorkState {
         return absl::DeadlineExceededError(
             absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(), " is not done yet; it goes on"));
       }
+      if (backoff.TimeToLook()) engine->options().progress->WhileWaiting();
       backoff.Pause();
     }
     return engine->Outcome(this);
@@ -183,6 +184,7 @@ absl::Status DeviceEngine::MakeRoom() {
   for (Backoff backoff(/*oversubscribed=*/false); full(); backoff.Pause()) {
     Reap();
     if (failed_.load(std::memory_order_acquire)) return status();
+    if (backoff.TimeToLook()) options_.progress->WhileWaiting();
   }
   return absl::OkStatus();
 }
@@ -322,7 +324,7 @@ bool DeviceEngine::Passed(uint64_t number) {
   return passed;
 }
 
-bool DeviceEngine::Tick() {
+ProgressThread::Found DeviceEngine::Tick() {
   // A peer's failure is known also where nothing waits for it.
   if (options_.board != nullptr && !failed_.load(std::memory_order_acquire)) {
     if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
@@ -338,13 +340,13 @@ bool DeviceEngine::Tick() {
   DeviceWork* oldest = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (pending_.empty()) return false;
+    if (pending_.empty()) return ProgressThread::Found::kNothing;
     oldest = pending_.front();
     oldest->Ref();
   }
   Look(oldest);
   oldest->Unref();
-  return true;
+  return ProgressThread::Found::kWork;
 }
 
 // What may keep the oldest operation from ending?

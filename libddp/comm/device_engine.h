@@ -93,7 +93,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void Fail(const absl::Status& why);
   absl::Status status() const;
   const uint32_t* failed_word() const { return static_cast<const uint32_t*>(failed_word_.get()); }
-  bool Tick() override;
+  ProgressThread::Found Tick() override;
 
   const DeviceEngineOptions& options() const { return options_; }
   DeviceRuntime& runtime() const { return *options_.runtime; }

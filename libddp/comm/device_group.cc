@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/agreement.h"
 #include "libddp/comm/device_engine.h"
@@ -166,7 +167,7 @@ class DeviceGroup final : public ProcessGroup {
   }
   absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
                               const ReduceOptions& options, Stream after);
-  ReduceTransport TransportOf(Buffers in, Buffers out, size_t total_bytes) const;
+  ReduceTransport TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const;
 
   const std::unique_ptr<ProcessGroup> control_;
   const DeviceGroupOptions options_;
@@ -192,7 +193,7 @@ absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buff
                                                        .check_nonfinite = options.nonfinite != nullptr});
   if (!rules.ok()) return check.Error(rules.status().message());
   const ReducePlan plan =
-      PlanReduce(from.dtype, to.dtype, options, TransportOf(in, out, from.count * SizeOf(from.dtype)));
+      PlanReduce(from.dtype, to.dtype, options, TransportOf(kind, in, out, from.count * SizeOf(from.dtype)));
   const OperationKey key{.kind = kind,
                          .in = from.dtype,
                          .out = to.dtype,
@@ -205,10 +206,10 @@ absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buff
   });
 }
 
-ReduceTransport DeviceGroup::TransportOf(Buffers in, Buffers out, size_t total_bytes) const {
+ReduceTransport DeviceGroup::TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const {
   ReduceTransport transport{.ranks = size()};
   if (memory_ == nullptr) return transport;
-  transport.avg_keeps_symmetric = communicator_->setup().features.avg_keeps_symmetric;
+  transport.avg_keeps_symmetric = kind == Kind::kReduceScatter && communicator_->setup().features.avg_keeps_symmetric;
   // What is registered is so on all ranks, and so must the choice be.
   for (const Buffers buffers : {in, out}) {
     for (const Buffer& b : buffers) {
@@ -280,12 +281,13 @@ absl::StatusOr<Offer> MakeOffer(const DeviceGroupOptions& options, int rank) {
   return offer;
 }
 
-// Version and GPU of each rank: all the same, and all different.
+// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be.
 absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu) {
   absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control, absl::StrCat(version, " ", gpu));
   if (!texts.ok()) return texts.status();
   std::vector<std::pair<std::string, std::string>> all;
   for (const std::string& text : *texts) all.emplace_back(absl::StrSplit(text, absl::MaxSplits(' ', 1)));
+  const bool may_share = ReadEnv(Env::kNcclMultiRankGpu) == "1";
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r].first != all[0].first) {
       return absl::FailedPreconditionError(absl::StrCat("rank 0 has NCCL ", all[0].first, " and rank ", r, " has ",
@@ -293,7 +295,7 @@ absl::Status Compare(ProcessGroup& control, const std::string& version, const st
                                                         "; all ranks need the same (DDP_NCCL_LIBRARY names one)"));
     }
     for (size_t q = 0; q < r; ++q) {
-      if (all[q].second != all[r].second) continue;
+      if (may_share || all[q].second != all[r].second) continue;
       return absl::FailedPreconditionError(
           absl::StrCat("ranks ", q, " and ", r, " use the same GPU, ", all[r].second,
                        "; NCCL needs one for each: give every rank the GPU of its local rank's number, and start no "

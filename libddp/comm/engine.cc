@@ -12,6 +12,9 @@ namespace {
 
 // Up to so many bytes a rank, direct work is done without letting go of the mutex: it is over too soon for that to pay.
 constexpr size_t kBriefBytes = size_t{64} << 10;
+// Data that travel with announcements are copied twice. Where each rank has a processor that pays up to so many bytes;
+// where a meeting costs a turn of the scheduler, for all that there is room for.
+constexpr size_t kBriefInlineBytes = size_t{16} << 10;
 // How long the progress thread stays with a staged operation that makes no progress: its peers are in the middle of a
 // round.
 constexpr int64_t kStayNs = 200'000;
@@ -53,7 +56,7 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
   Work work(operation);
   {
     Lock lock(mutex_);
-    if (control_.failure().state.load(std::memory_order_relaxed) != Failure::kNone) LookAround(lock);
+    if (control_.failure().happened()) LookAround(lock);
     if (!failure_.ok()) {
       operation->Unref();  // the queue's
       return failure_;
@@ -69,15 +72,8 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
 
 // Tells the peers of every operation that has a slot and waits for no earlier one, in order.
 void Engine::Announce() {
-  while (announced_ < first_sequence_ + queue_.size()) {
-    if (announced_ >= slots_free_until_) {
-      uint64_t retired = control_.peer(0).retired.load(std::memory_order_acquire);
-      for (int r = 1; r < options_.size; ++r) {
-        retired = std::min(retired, control_.peer(r).retired.load(std::memory_order_acquire));
-      }
-      slots_free_until_ = retired + kSlots;
-      if (announced_ >= slots_free_until_) return;
-    }
+  while (failure_.ok() && announced_ < first_sequence_ + queue_.size()) {
+    if (announced_ >= slots_free_until_ && !FreeSlots()) return;
     Operation* const operation = At(announced_);
     if (MustWaitForEarlier(*operation)) return;
     AnnounceOne(operation);
@@ -85,12 +81,27 @@ void Engine::Announce() {
   }
 }
 
+// Looks how far the peers are; whether there is a slot for the next operation. What all peers have retired they agree
+// on: an eager broadcast of this rank's needs no look at their announcements.
+bool Engine::FreeSlots() {
+  uint64_t retired = announced_;
+  for (int r = 0; r < options_.size; ++r) {
+    if (r != options_.rank) retired = std::min(retired, control_.peer(r).retired.load(std::memory_order_acquire));
+  }
+  for (uint64_t s = first_sequence_; s < retired; ++s) At(s)->ready |= IsEagerRoot(*At(s));
+  DropRetired();
+  slots_free_until_ = std::min(retired, first_sequence_) + kSlots;
+  return announced_ < slots_free_until_;
+}
+
 // Operations take effect in the order of the calls. Those that share no memory may overlap in time; one that does is
 // held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
-// is.
+// is. (The data of an eager broadcast, which need not be announced by all, have left the memory by then.)
 bool Engine::MustWaitForEarlier(const Operation& operation) {
   const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
-  for (uint64_t s = first_sequence_; s < operation.sequence; ++s) {
+  pending_ = std::max(pending_, first_sequence_);
+  while (pending_ < operation.sequence && At(pending_)->Done()) ++pending_;
+  for (uint64_t s = pending_; s < operation.sequence; ++s) {
     const Operation& earlier = *At(s);
     if (earlier.Done()) continue;
     if (barrier || operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
@@ -108,46 +119,70 @@ void Engine::AnnounceOne(Operation* operation) {
   a.what = operation->called().Pack();
   a.count = operation->called_count();
   a.parameters = operation->parameters;
-  a.placement = kPrivate;
-  if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
-    // In place: directly, a peer would overwrite what others have still to read.
-  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
-    if (Describe(operation->in, &a.in, nullptr) && Describe(operation->out, &a.out, nullptr))
-      a.placement = kSharedRange;
-  } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
-    auto* entries = reinterpret_cast<ListedRange*>(control_.inlined(operation->sequence, options_.rank));
-    a.in = operation->in.ranges();
-    a.out = operation->out.ranges();
-    if (Describe(operation->in, nullptr, entries) && Describe(operation->out, nullptr, entries + a.in)) {
-      a.placement = kSharedList;
-    }
-  }
-  if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
-    a.placement = kReadable;
-    size_t contiguous = 0;
-    a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
-    a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
-  }
-  if (a.placement == kPrivate && operation->in.bytes() <= InlineLimit(*operation)) {
-    a.placement = kInlined;
-    operation->PutInline(control_, options_.rank);
-  }
+  Place(operation, &a);
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
-  notes_.Entered(*operation, FlightState::kAnnounced);
+  notes_.Entered(*operation, IsEagerRoot(*operation) ? FlightState::kDone : FlightState::kAnnounced);
+  if (IsEagerRoot(*operation)) operation->Finish(absl::OkStatus());
   if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
   // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
   // rest of an announcement.
   if (operation->sequence + 1 < slots_free_until_) {
     ClearSlots(operation->sequence + 2);
     PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
+    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined) {
+      PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes), bytes);
+    }
   }
 }
 
-// An all-reduce has every rank read everything.
-size_t Engine::InlineLimit(const Operation& operation) const {
-  const bool reads_all = operation.key().kind == OperationKey::Kind::kAllReduce && options_.size > 4;
-  return reads_all ? kInlineBytes / 4 : kInlineBytes;
+// Tells the peers where this rank's data lies, or lays it out for them.
+void Engine::Place(Operation* operation, Announcement* announcement) {
+  Announcement& a = *announcement;
+  a.placement = kPrivate;
+  if (operation->IsBroadcast() && operation->in_bytes() <= kInlineBytes) {
+    // Whatever memory it comes from.
+  } else if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
+    // In place: directly, a peer would overwrite what others have still to read.
+  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
+    if (Describe(operation->in, &a.in, nullptr) && Describe(operation->out, &a.out, nullptr))
+      a.placement = kSharedRange;
+  } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
+    ListedRange* const entries = control_.listed(operation->sequence, options_.rank);
+    a.in = operation->in.ranges();
+    a.out = operation->out.ranges();
+    if (Describe(operation->in, nullptr, entries) && Describe(operation->out, nullptr, entries + a.in)) {
+      a.placement = kSharedList;
+    }
+  }
+  if (InlinePays(*operation, a.placement)) {
+    a.placement = kInlined;
+    if (operation->IsBroadcast()) operation->SetEager();
+    operation->PutInline(control_, options_.rank);
+  } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
+    a.placement = kReadable;
+    size_t contiguous = 0;
+    a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
+    a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
+  }
+}
+
+// Whether data that lie elsewhere should travel with the announcement, which spares the ranks another meeting. Of a
+// broadcast the root decides. In other operations all ranks do so alike, unless one has no room: then they use the
+// stages.
+bool Engine::InlinePays(const Operation& operation, uint32_t elsewhere) {
+  if (operation.IsBroadcast()) {
+    if (operation.in_bytes() <= kInlineBytes) return true;
+    if (operation.key().root != options_.rank || (elsewhere != kPrivate && !options_.oversubscribed)) return false;
+  } else if (elsewhere != kPrivate) {
+    return false;
+  }
+  if (operation.key().kind == OperationKey::Kind::kAllReduce) {  // every rank reads everything
+    return operation.in.bytes() <= (options_.size > 4 ? kInlineBytes / 4 : kInlineBytes);
+  }
+  if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : kBriefInlineBytes)) return false;
+  const auto has_room = [&] { return operation.sequence + kSlots - kLarge < slots_free_until_; };
+  return operation.in.bytes() <= kInlineBytes || has_room() || (FreeSlots() && has_room());
 }
 
 // Nobody looks at these before everybody has announced the operation.
@@ -202,6 +237,7 @@ absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
       backoff = Backoff(options_.oversubscribed);
     } else {
       if (besides_) besides_();
+      if (backoff.TimeToLook()) progress_->WhileWaiting();
       backoff.Pause();
     }
   }
@@ -214,13 +250,15 @@ void Engine::Progress(bool steal) {
   Drive(lock, first_sequence_ + queue_.size(), steal ? Share::kAll : Share::kOwn);
 }
 
-bool Engine::Tick() {
+ProgressThread::Found Engine::Tick() {
   Lock lock(mutex_);
-  if (queue_.empty()) return false;
+  if (queue_.empty()) return ProgressThread::Found::kNothing;
+  bool worked = false;
   // Somebody of the user's threads was at it since the last look: leave it to them.
   int64_t stay_until = NowNs() + kStayNs;
   while (driven_ == driven_at_tick_ && !queue_.empty()) {
     if (Drive(lock, first_sequence_ + queue_.size(), Share::kAll)) {
+      worked = true;
       stay_until = NowNs() + kStayNs;
       continue;
     }
@@ -232,28 +270,29 @@ bool Engine::Tick() {
   }
   driven_at_tick_ = driven_;
   if (!queue_.empty()) LookAround(lock);
-  return true;
+  return worked ? ProgressThread::Found::kWork : ProgressThread::Found::kPending;
 }
 
 // One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
 // does a chunk at a time. Returns whether anything was done.
 bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
-  bool progressed = false, turn_taken = false;
+  bool progressed = false, turn_taken = false, unsettled = false;
   Announce();
   for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
     Operation* const operation = At(s);
-    if (operation->Done()) continue;
+    if (operation->Done() && (operation->ready || unsettled)) continue;
     if (!operation->ready) {
-      int& arrived = operation->arrived;
-      while (arrived < options_.size &&
-             control_.slot(s, arrived).announcement.sequence.load(std::memory_order_acquire) == s + 1) {
-        ++arrived;
-      }
       // In order, so that all ranks number the staging rounds alike.
-      if (arrived < options_.size) break;
+      const bool arrived = HasArrived(operation) && (!unsettled || operation->eager());
+      if (operation->Done() && !arrived) {
+        unsettled = true;
+        continue;
+      }
+      if (!arrived) break;
       MakeReady(operation);
       if (!failure_.ok()) break;
       progressed = true;
+      if (operation->Done()) continue;
     }
     // One at a time, in order. And one thread at a time.
     const bool takes_turns = operation->TakesTurns();
@@ -269,10 +308,7 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 // can end it, and that needs the mutex.
 bool Engine::HasNews(const Operation& operation) const {
   if (!failure_.ok() || operation.sequence >= announced_) return false;
-  if (!operation.ready) {
-    return control_.slot(operation.sequence, operation.arrived).announcement.sequence.load(std::memory_order_acquire) ==
-           operation.sequence + 1;
-  }
+  if (!operation.ready) return HasAnnounced(operation, Awaited(operation));
   if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
   const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
   return its_turn && operation.PeersCaughtUp(control_);
@@ -291,7 +327,11 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
   bool progressed = true;
   switch (operation->mode) {
     case Operation::Mode::kInline:
-      operation->TakeInline(control_, options_.rank, options_.size);
+      if (operation->eager()) {
+        TakeEager(operation);
+      } else {
+        operation->TakeInline(control_, options_.rank, options_.size);
+      }
       FinishOk(operation);
       break;
     case Operation::Mode::kDirect: {
@@ -316,7 +356,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       Worked(operation);
       progressed = ran.ok() && *ran;
       // A peer that has ended, or has failed and given its memory back, is for LookAround to tell.
-      if (!ran.ok() && !absl::IsNotFound(ran.status()) && control_.failure().state.load() == Failure::kNone) {
+      if (!ran.ok() && !absl::IsNotFound(ran.status()) && !control_.failure().happened()) {
         FailAndTell(ran.status());
       }
       if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
@@ -333,8 +373,8 @@ bool Engine::RunChunks(Operation* operation, Share share, int limit) {
   if (!peers_in_this_process_) return operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
   std::atomic<uint32_t>& working = control_.peer(options_.rank).working;
   working.fetch_add(1);
-  const bool ran = control_.failure().state.load() == Failure::kNone &&
-                   operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
+  const bool ran =
+      !control_.failure().happened() && operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
   working.fetch_sub(1);
   return ran;
 }
@@ -362,16 +402,24 @@ void Engine::FinishOk(Operation* operation) {
 }
 
 void Engine::Retire() {
+  if (DropRetired()) Announce();  // what was held back by one of them
+}
+
+bool Engine::DropRetired() {
   const uint64_t before = first_sequence_;
-  while (!queue_.empty() && first_sequence_ < announced_ && queue_.front()->Done() && queue_.front()->workers == 0) {
+  const auto over = [this](const Operation& operation) {
+    if (!operation.Done() || operation.workers > 0) return false;
+    return !failure_.ok() || (operation.sequence < announced_ && operation.ready);
+  };
+  while (!queue_.empty() && over(*queue_.front())) {
     queue_.front()->Unref();
     queue_.pop_front();
     ++first_sequence_;
   }
-  if (first_sequence_ != before) {
-    control_.peer(options_.rank).retired.store(first_sequence_, std::memory_order_release);
-    Announce();  // what was held back by one of them
-  }
+  if (first_sequence_ == before) return false;
+  // What failed before it was announced is nothing to the peers.
+  control_.peer(options_.rank).retired.store(std::min(first_sequence_, announced_.load()), std::memory_order_release);
+  return true;
 }
 
 void Engine::AddAllocation(SharedAllocation allocation) {

@@ -68,7 +68,7 @@ class Engine final : public ProgressThread::Client {
   // Looks at once whether the group has failed or a peer has died; the outcome as by status().
   absl::Status Look();
 
-  bool Tick() override;
+  ProgressThread::Found Tick() override;
 
   // Fails the group, here and at the peers, unless it has failed already.
   void Fail(const absl::Status& why);
@@ -98,9 +98,10 @@ class Engine final : public ProgressThread::Client {
 
   // The following are called with the mutex held; those given the lock may let go of it for a while.
   void Announce();
+  bool FreeSlots();
   void AnnounceOne(Operation* operation);
-  // Private data of up to so many bytes travels with its announcement.
-  size_t InlineLimit(const Operation& operation) const;
+  void Place(Operation* operation, Announcement* a);
+  bool InlinePays(const Operation& operation, uint32_t elsewhere);
   void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
   bool Drive(Lock& lock, uint64_t up_to, Share share);
@@ -111,13 +112,18 @@ class Engine final : public ProgressThread::Client {
   void MakeReady(Operation* operation);
   void PrepareToFetch(Operation* operation) const;
   bool CanReadPeers();
-  bool Agrees(const Operation& operation, int peer);
+  bool HasArrived(Operation* operation) const;
+  int Awaited(const Operation& operation) const;
+  void MakeReadyEager(Operation* operation);
+  void TakeEager(Operation* operation);
+  bool Agrees(const Operation& operation, int rank, int peer);
   bool ResolveSingle(Operation* operation, int peer) const;
   bool ResolveList(Operation* operation, int peer) const;
   bool Describe(const RangeList& list, uint64_t* single, ListedRange* entries) const;
   void Worked(Operation* operation);
   void FinishOk(Operation* operation);
   void Retire();
+  bool DropRetired();
   void FailLocked(const absl::Status& why);
   absl::Status KeepLateWritersOut();
   void LookAround(Lock& lock);
@@ -127,11 +133,15 @@ class Engine final : public ProgressThread::Client {
     std::string text;  // "did not arrive: rank 1, 3"
     std::vector<int> ranks;
   };
+  Laggards FindSlotHolders(uint64_t sequence) const;
   Laggards FindLaggards(const Operation& operation, int64_t waited_ns) const;
   void TellStall(const Operation& oldest, int64_t waited_ns);
   void FailAndTell(const absl::Status& why);
   void TellFailure(absl::string_view what);
   FlightIncident Incident(bool failure, absl::string_view what) const;
+  bool IsEagerRoot(const Operation& operation) const {
+    return operation.eager() && operation.key().root == options_.rank;
+  }
   const Operation* OldestPending() const;
   bool HasAnnounced(const Operation& operation, int rank) const;
   bool Needs(const Operation& operation, int peer) const;
@@ -150,6 +160,7 @@ class Engine final : public ProgressThread::Client {
   uint64_t first_sequence_ = 0;         // of queue_.front()
   std::atomic<uint64_t> announced_{0};  // operations with a smaller number are known to the peers
   uint64_t slots_free_until_ = kSlots;  // operations with a smaller number have a slot
+  uint64_t pending_ = 0;                // operations with a smaller number are done
   uint64_t cleared_ = 0;                // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;          // of all operations that became ready
   AllocationTable allocations_;

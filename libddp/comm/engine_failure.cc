@@ -2,7 +2,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -12,20 +11,6 @@
 #include "libddp/comm/engine.h"
 
 namespace ddp {
-namespace {
-
-// Into an array of characters, cut off before the last separator that fits.
-void CopyText(absl::string_view text, absl::string_view separator, absl::Span<char> to) {
-  if (text.size() >= to.size()) {
-    const size_t end = separator.empty() ? absl::string_view::npos : text.rfind(separator, to.size() - 1);
-    text = text.substr(0, std::min(end, to.size() - 1));
-  }
-  std::memcpy(to.data(), text.data(), text.size());
-  to[text.size()] = 0;
-}
-
-}  // namespace
-
 void Engine::Fail(const absl::Status& why) {
   Lock lock(mutex_);
   FailLocked(why);
@@ -45,22 +30,7 @@ absl::Status Engine::status() const {
 // The first cause in the group is everybody's: whoever comes second takes the first one's word.
 void Engine::FailLocked(const absl::Status& why) {
   if (!failure_.ok()) return;
-  Failure& shared = control_.failure();
-  uint32_t none = Failure::kNone;
-  failure_ = why;
-  if (shared.state.compare_exchange_strong(none, Failure::kBeingWritten)) {
-    shared.code = static_cast<int32_t>(why.code());
-    CopyText(why.message(), "", absl::MakeSpan(shared.message));
-    CopyText(PackFailedRanks(why), ",", absl::MakeSpan(shared.failed_ranks));
-    shared.state.store(Failure::kWritten, std::memory_order_release);
-  } else {
-    // A writer that died in the middle must not hold us up.
-    for (int i = 0; i < 1000 && shared.state.load(std::memory_order_acquire) != Failure::kWritten; ++i) sched_yield();
-    if (shared.state.load(std::memory_order_acquire) == Failure::kWritten) {
-      failure_ = WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message),
-                                       shared.failed_ranks);
-    }
-  }
+  failure_ = control_.failure().Record(why, options_.NameOf(options_.rank));
   if (absl::Status s = KeepLateWritersOut(); !s.ok()) {
     const std::string ranks = PackFailedRanks(failure_);
     failure_ = WithPackedFailedRanks(
@@ -99,10 +69,7 @@ absl::Status Engine::KeepLateWritersOut() {
 // Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
 void Engine::LookAround(Lock&) {
   if (!failure_.ok()) return;
-  if (control_.failure().state.load(std::memory_order_acquire) != Failure::kNone) {
-    FailLocked(absl::AbortedError("the group was aborted by a peer that died while it said why"));
-    return;
-  }
+  if (control_.failure().happened()) return FailLocked(absl::AbortedError("the group has failed"));
   const int64_t now = NowNs();
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;
@@ -149,7 +116,9 @@ void Engine::CheckPeers(int64_t waited_ns) {
 
 // Whether the operation cannot be done without something that `peer` has still to do.
 bool Engine::Needs(const Operation& operation, int peer) const {
-  if (!HasAnnounced(operation, peer)) return true;
+  if (!HasAnnounced(operation, peer)) {
+    return operation.sequence >= announced_ || !operation.eager() || peer == operation.key().root;
+  }
   if (!operation.ready || !operation.TakesTurns()) return false;
   const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
   return (control_.peer(peer).*operation.DoneCounter()).load(std::memory_order_acquire) < rounds;
@@ -160,14 +129,28 @@ bool Engine::HasAnnounced(const Operation& operation, int rank) const {
          operation.sequence + 1;
 }
 
+// Who keeps an operation from being announced: the ring has no slot for it, since the operation that used its slot last
+// is not over. A rank that has not announced that one holds up the others.
+Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
+  std::vector<int> missing, unfinished;
+  for (int r = 0; r < options_.size; ++r) {
+    if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + kSlots > sequence) continue;
+    const uint64_t last = control_.slot(sequence, r).announcement.sequence.load(std::memory_order_acquire);
+    (last + kSlots == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
+  }
+  if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
+  return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(unfinished, ", ")), unfinished};
+}
+
 // Who has not done its part? Of an operation that all have announced, counters alone do not tell: a chunk belongs to
 // one rank and may have been claimed by another, and who waits for a third one is behind too. But whoever waits says
 // so once in a while.
 Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited_ns) const {
+  if (operation.sequence >= announced_) return FindSlotHolders(operation.sequence);
   const int64_t silent_since = NowNs() - waited_ns / 2;
   std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {
-    if (!HasAnnounced(operation, r)) {
+    if (Needs(operation, r) && !HasAnnounced(operation, r)) {
       missing.push_back(options_.NameOf(r));
     } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
                control_.slot(operation.sequence, r).done.load(std::memory_order_acquire) !=

@@ -52,7 +52,7 @@ void Engine::TellStall(const Operation& oldest, int64_t waited_ns) {
 // Nobody is let go before the report is out: a launcher may kill the whole job as soon as one rank has ended.
 void Engine::FailAndTell(const absl::Status& why) {
   if (!failure_.ok()) return;
-  const bool first = control_.failure().state.load(std::memory_order_acquire) == Failure::kNone;
+  const bool first = !control_.failure().happened();
   if (first && options_.observer != nullptr) {
     const std::vector<int> dead = options_.peers.Dead();
     const Operation* const oldest = OldestPending();

@@ -5,11 +5,32 @@
 
 namespace ddp {
 
+// The rank whose announcement the operation waits for next: that of a broadcast's root first, which tells whether it is
+// an eager one.
+int Engine::Awaited(const Operation& operation) const {
+  const int rank = operation.key().root + operation.arrived;
+  return rank < options_.size ? rank : rank - options_.size;
+}
+
+// Whether all have announced it whom this rank waits for.
+bool Engine::HasArrived(Operation* operation) const {
+  const int root = operation->key().root;
+  const bool receives = operation->IsBroadcast() && root != options_.rank;
+  while (operation->arrived < options_.size && HasAnnounced(*operation, Awaited(*operation))) {
+    ++operation->arrived;
+    if (!receives) continue;
+    if (control_.slot(operation->sequence, root).announcement.placement == kInlined) operation->SetEager();
+    if (operation->eager()) return true;
+  }
+  return operation->arrived == options_.size;
+}
+
 // All ranks have announced it: do they agree, and how is it done?
 void Engine::MakeReady(Operation* operation) {
+  if (operation->eager()) return MakeReadyEager(operation);
   bool shared = true, single = true, inlined = true, readable = true;
   for (int r = 0; r < options_.size; ++r) {
-    if (r > 0 && !Agrees(*operation, r)) return;
+    if (r > 0 && !Agrees(*operation, 0, r)) return;
     const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
     shared &= placement == kSharedRange || placement == kSharedList;
     single &= placement == kSharedRange;
@@ -69,9 +90,9 @@ bool Engine::CanReadPeers() {
   return *(can_read_peers_ = true);
 }
 
-// Whether `peer` calls what rank 0 calls.
-bool Engine::Agrees(const Operation& operation, int peer) {
-  const Announcement& first = control_.slot(operation.sequence, 0).announcement;
+// Whether `peer` calls what `rank` calls.
+bool Engine::Agrees(const Operation& operation, int rank, int peer) {
+  const Announcement& first = control_.slot(operation.sequence, rank).announcement;
   const Announcement& a = control_.slot(operation.sequence, peer).announcement;
   if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
   const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
@@ -80,7 +101,7 @@ bool Engine::Agrees(const Operation& operation, int peer) {
                                ? " with other counts of the single ranks"
                                : " with another prescale or postscale";
   FailAndTell(absl::FailedPreconditionError(
-      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(0), " calls ",
+      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(rank), " calls ",
                    describe(first), ", rank ", options_.NameOf(peer), " calls ", describe(a),
                    only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
   return false;
@@ -107,7 +128,7 @@ bool Engine::ResolveList(Operation* operation, int peer) const {
   if (a.placement == kSharedRange) {
     if (!add(in, a.in, operation->in_bytes(peer)) || !add(out, a.out, operation->out.bytes())) return false;
   } else {
-    const auto* entry = reinterpret_cast<const ListedRange*>(control_.inlined(operation->sequence, peer));
+    const ListedRange* entry = control_.listed(operation->sequence, peer);
     for (uint64_t i = 0; i < a.in + a.out; ++i, ++entry) {
       if (!add(i < a.in ? in : out, entry->address, entry->bytes)) return false;
     }

@@ -1,4 +1,4 @@
-// Short messages between the ranks of a group, by its own all-gather: how ranks agree on what is not data.
+// Short messages between the ranks of a group, by its own operations: how ranks agree on what is not data.
 #ifndef LIBDDP_COMM_EXCHANGE_H_
 #define LIBDDP_COMM_EXCHANGE_H_
 
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "ddp/process_group.h"
 
 namespace ddp {
@@ -34,17 +35,35 @@ struct Note {
   }
 };
 
-// What everybody gives, in rank order. Collective; fails as the group does.
+// The outcome of an operation: that of the call if it failed, else of waiting.
+inline absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
+
+// `values` as the bytes that operations move.
+template <typename T>
+Buffer Bytes(absl::Span<T> values) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return {values.data(), values.size() * sizeof(T), DType::kUInt8, Device{}};
+}
+
+// all[r * mine.size() + i] = rank r's mine[i]. Collective, and so is what follows; all fail as the group does.
+template <typename T>
+absl::StatusOr<Work> StartGather(ProcessGroup& group, absl::Span<T> mine, absl::Span<T> all) {
+  const Buffer in = Bytes(mine), out = Bytes(all);
+  return group.AllGather({&in, 1}, {&out, 1});
+}
+
+// What everybody gives, in rank order.
 template <typename T>
 absl::StatusOr<std::vector<T>> Exchange(ProcessGroup& group, T mine) {
-  static_assert(std::is_trivially_copyable_v<T>);
   std::vector<T> all(static_cast<size_t>(group.size()));
-  const Buffer in{&mine, sizeof mine, DType::kUInt8, Device{}};
-  const Buffer out{all.data(), sizeof mine * all.size(), DType::kUInt8, Device{}};
-  absl::StatusOr<Work> work = group.AllGather({&in, 1}, {&out, 1});
-  if (!work.ok()) return work.status();
-  if (absl::Status s = work->Wait(); !s.ok()) return s;
+  if (absl::Status s = Finish(StartGather<T>(group, {&mine, 1}, absl::MakeSpan(all))); !s.ok()) return s;
   return all;
+}
+
+template <typename T>
+absl::Status BroadcastValues(ProcessGroup& group, absl::Span<T> values, int root) {
+  const Buffer buffer = Bytes(values);
+  return Finish(group.Broadcast({&buffer, 1}, root));
 }
 
 inline absl::Status FirstError(const std::vector<Note>& notes) {

@@ -67,6 +67,10 @@ class FlightRing {
   void Enter(uint64_t sequence, FlightState state, int64_t now_ns) {
     FlightEntry& e = entries_[sequence % kFlightEntries];
     if (!Holds(e, sequence)) return;  // so many came after it that its place is taken
+    // It may have passed through the states before at once.
+    for (int i = 1; i < 3 && state == FlightState::kDone; ++i) {
+      if (e.ns[i].load(std::memory_order_relaxed) == 0) e.ns[i].store(now_ns, std::memory_order_release);
+    }
     e.ns[std::min(static_cast<int>(state), 3)].store(now_ns, std::memory_order_release);
     e.head.store(Head(sequence, state), std::memory_order_release);
   }

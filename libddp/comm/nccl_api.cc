@@ -7,6 +7,8 @@ namespace {
 
 constexpr int kOldest = 21800;
 constexpr int kFirstWithWindows = 22700;
+// Of a reduce-scatter. Up to 2.32.3 there are none for the average of an all-reduce on registered memory, but NCCL
+// looks for them and fails with "invalid device function": not to be asked for.
 constexpr int kFirstWithSymmetricAvg = 23003;
 // What NCCL 2.28.3 makes one symmetric kernel of, it sums in part only: fixed in 2.28.7.
 constexpr int kFirstThatFuses = 22800, kFirstThatFusesWell = 22807;

@@ -97,7 +97,7 @@ struct Api {
 struct Features {
   int version = 0;
   bool windows = false;              // memory can be registered for the symmetric kernels
-  bool avg_keeps_symmetric = false;  // Avg, too, uses them (PreMulSum never does)
+  bool avg_keeps_symmetric = false;  // Avg, too, uses them in a reduce-scatter (PreMulSum never does)
   bool groups_of_sums = true;        // several sums in one group call are right also with symmetric kernels
   bool symmetric_abort = false;      // the symmetric kernels end when they are aborted
 

@@ -213,9 +213,13 @@ void NcclCommunicator::Abort() {
 }
 
 std::string NcclCommunicator::WhyStuck() const {
-  if (setup_.features.symmetric_abort || !setup_.features.windows) return "";
+  if (setup_.features.symmetric_abort) return "";
+  const std::string nccl = absl::StrCat("NCCL ", setup_.features.version_text());
+  if (!setup_.features.windows) {  // seen with 2.18.3 and 2.22.3
+    return absl::StrCat(nccl, " may not end what is queued up behind an operation that is aborted, 2.28 and later do");
+  }
   return absl::StrCat(
-      "NCCL ", setup_.features.version_text(),
+      nccl,
       " cannot abort sums on memory of Allocate, 2.29.2 and later can; NCCL_WIN_ENABLE=0 makes this one "
       "able to, but small sums slower");
 }

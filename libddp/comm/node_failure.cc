@@ -18,12 +18,6 @@ namespace {
 // How long a rank that leaves a group waits until the others have been told.
 constexpr int64_t kLeaveNs = 1'000'000'000;
 
-void CopyText(absl::string_view text, absl::Span<char> to) {
-  const size_t n = std::min(text.size(), to.size() - 1);
-  std::copy_n(text.data(), n, to.data());
-  to[n] = 0;
-}
-
 }  // namespace
 
 void NodePipeline::Fail(const absl::Status& why) {
@@ -189,13 +183,11 @@ void NodePipeline::ListenForNews() {
 void NodePipeline::HearNews() {
   const News& news = mail_->in;
   mail_->listening = Transfer();
-  if (news.code == 0) {
+  if (const absl::Status failure = news.failure.Unpack(); failure.ok()) {
     finished_by_gone_[static_cast<size_t>(news.rank)] = news.finished;
     gone_[static_cast<size_t>(news.rank)] = {true, news.messages};
   } else {
-    FailAndTell(
-        WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(news.code), news.message), news.failed_ranks),
-        /*tell_nodes=*/false);
+    FailAndTell(failure, /*tell_nodes=*/false);
   }
   if (failure_.ok()) ListenForNews();
 }
@@ -208,11 +200,9 @@ void NodePipeline::Tell(bool background) {
     if (r == options_.rank || (!failure_.ok() && !IsElsewhere(r))) continue;
     News& news = mail_->out.emplace_back();
     news.rank = options_.rank;
-    news.code = static_cast<int32_t>(failure_.code());
     news.finished = finished_;
     news.messages = messages_->envelopes_to(r);
-    CopyText(failure_.message(), absl::MakeSpan(news.message));
-    CopyText(PackFailedRanks(failure_), absl::MakeSpan(news.failed_ranks));
+    news.failure.Pack(failure_);
     Transmit(&mail_->telling, /*send=*/true, r, kNews, &news, sizeof news);
   }
 }

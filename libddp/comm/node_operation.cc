@@ -67,6 +67,8 @@ void NodeOperation::Cut() {
   chunks_ = CeilDiv(elements, room_);
   const bool to_equals = plan_.on_each_node() && layout_.widest() * layout_.nodes() == layout_.size();
   carries_ = to_equals && sizeof(NodeHeader) + room_ * partial_size() <= MailStride(layout_);
+  // What travels with the header is copied behind it: of several chunks the shortest.
+  first_ = carries_ ? rounded(elements - (chunks_ - 1) * room_) : room_;
 }
 
 // The same room whatever the call is: the ranks may not agree about it.
@@ -75,19 +77,19 @@ size_t MailStride(const NodeLayout& layout) {
 }
 
 size_t NodeOperation::Room(size_t chunk) const {
-  if (chunk + 1 < chunks_ || room_ == 0) return room_;
-  if (!begins.empty()) return BlockElements() - chunk * room_;
+  if (chunk + 1 < chunks_ || room_ == 0) return chunk == 0 ? first_ : room_;
+  if (!begins.empty()) return BlockElements() - Before(chunk);
   const size_t blocks = static_cast<size_t>(plan_.blocks());
-  return RoundUp(CeilDiv(count - chunk * blocks * room_, blocks), kAlign);
+  return RoundUp(CeilDiv(count - blocks * Before(chunk), blocks), kAlign);
 }
 
 NodeOperation::Part NodeOperation::PartOf(int block, size_t chunk) const {
   const size_t b = static_cast<size_t>(block), room = Room(chunk);
   if (begins.empty()) {
-    const size_t begin = std::min(count, chunk * static_cast<size_t>(plan_.blocks()) * room_ + b * room);
+    const size_t begin = std::min(count, static_cast<size_t>(plan_.blocks()) * Before(chunk) + b * room);
     return {begin, std::min(room, count - begin)};
   }
-  const size_t begin = std::min(begins[b + 1], begins[b] + chunk * room_);
+  const size_t begin = std::min(begins[b + 1], begins[b] + Before(chunk));
   return {begin, std::min(room, begins[b + 1] - begin)};
 }
 

@@ -120,13 +120,15 @@ class NodeOperation final : public CountedWork {
   Areas AreasFor(size_t room, int node) const;
   bool Fits(size_t room) const;
   size_t BlockElements() const;
+  // Elements of a block that belong to the chunks before this one.
+  size_t Before(size_t chunk) const { return chunk == 0 ? 0 : first_ + (chunk - 1) * room_; }
 
   NodePipeline* const pipeline_;
   const OperationKey key_;
   const NodeLayout& layout_;
   const BlockPlan& plan_;
   const int rank_;
-  size_t room_ = 0;
+  size_t first_ = 0, room_ = 0;  // of the first chunk, and of all but that and perhaps the last
   size_t chunks_ = 1;
   bool carries_ = false;
 };

@@ -163,16 +163,20 @@ void NodePipeline::Progress() {
 }
 
 // Also with nothing pending: MPI may still have to send what it has taken, and other nodes may have news.
-bool NodePipeline::Tick() {
+ProgressThread::Found NodePipeline::Tick() {
   Lock lock(drive_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return true;
+  if (!lock.owns_lock()) return ProgressThread::Found::kPending;
   const bool pending = pending_.load(std::memory_order_acquire);
   const uint64_t driven = driven_.load(std::memory_order_relaxed);
   const bool left_alone = std::exchange(driven_at_tick_, driven) == driven;
+  bool worked = false;
   if (left_alone || !pending) {
     int64_t stay_until = NowNs() + kStayNs;
     while (true) {
-      if (Drive(/*background=*/true, /*steal=*/true)) stay_until = NowNs() + kStayNs;
+      if (Drive(/*background=*/true, /*steal=*/true)) {
+        worked = true;
+        stay_until = NowNs() + kStayNs;
+      }
       if ((flight_.empty() && !messages_->Pending()) || NowNs() > stay_until ||
           driven_.load(std::memory_order_relaxed) != driven)
         break;
@@ -181,8 +185,10 @@ bool NodePipeline::Tick() {
       lock.lock();
     }
   }
-  if (pending) LookAround(/*background=*/true);
-  return pending;
+  if (!pending) return worked ? ProgressThread::Found::kWork : ProgressThread::Found::kNothing;
+  LookAround(/*background=*/true);
+  // Messages come without telling: they want looking for.
+  return left_alone ? ProgressThread::Found::kWork : ProgressThread::Found::kPending;
 }
 
 // --- driving --------------------------------------------------------------------------------------------------------
@@ -190,13 +196,17 @@ bool NodePipeline::Tick() {
 // One pass: whatever can be done without waiting. Returns whether anything was.
 bool NodePipeline::Drive(bool background, bool steal) {
   TakeLaunched();
+  // Where nothing is under way, a look at the wire would only keep what has been launched waiting.
+  const bool look = !flight_.empty() || begun_ > 0 || queue_.empty();
   if (!flight_.empty()) {
     reducing_.Progress(steal);
     spreading_.Progress(steal);
   }
   bool progressed = false;
   if (wire_.Usable(background)) {
-    if (absl::Status s = wire_.Poll(); !s.ok()) FailLocked(s, /*tell=*/false);
+    if (look) {
+      if (absl::Status s = wire_.Poll(); !s.ok()) FailLocked(s, /*tell=*/false);
+    }
     if (failure_.ok()) ListenForNews();
     if (mail_->listening.done) HearNews();
     if (failure_.ok()) progressed = BeginChunks();
@@ -251,7 +261,9 @@ bool NodePipeline::BeginChunks() {
 }
 
 void NodePipeline::Begin(NodeOperation* operation) {
-  // Chunks end in the order in which they begin, so this step is free.
+  // Chunks end in the order in which they begin, so this step is free. The same one again, where it is, as its memory
+  // is in the processor's caches.
+  if (flight_.empty()) steps_begun_ = 0;
   Step& step = (*steps_)[steps_begun_++ % kChunksInFlight];
   step.operation = operation;
   step.chunk = operation->begun++;
@@ -304,9 +316,10 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
       if (step->chunk == 0) {
         step->operation->met = true;
         if (step->operation->compared) notes_.Entered(*step->operation, FlightState::kReady);
-        Greet(step);
       }
+      // A header that goes alone goes while the wire asks for the sums.
       SendSums(step);
+      if (step->chunk == 0) Greet(step);
       step->stage = Stage::kExchanging;
       Exchange(step, earlier);
       return true;

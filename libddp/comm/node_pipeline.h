@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/flight_notes.h"
@@ -75,7 +76,7 @@ class NodePipeline final : public ProgressThread::Client {
   absl::Status DriveUntilDone(const internal::WorkState& work, absl::FunctionRef<std::string()> describe,
                               absl::Time deadline);
   void Progress();
-  bool Tick() override;
+  ProgressThread::Found Tick() override;
 
   void Fail(const absl::Status& why);
   absl::Status status() const;
@@ -114,11 +115,9 @@ class NodePipeline final : public ProgressThread::Client {
   // What a rank tells those of other nodes when it fails or leaves.
   struct News {
     int32_t rank = 0;
-    int32_t code = 0;       // absl::StatusCode; 0: it leaves in good order
+    PackedError failure;    // OK: it leaves in good order,
     uint64_t finished = 0;  // and so many operations are finished there
     uint64_t messages = 0;  // and so many envelopes have been sent to whom this is for
-    char failed_ranks[136] = {};
-    char message[872] = {};
   };
   struct Mail {
     News in;

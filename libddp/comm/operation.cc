@@ -78,28 +78,28 @@ bool Operation::PeersCaughtUp(const ControlBlock& control) const {
 // --- inline ---------------------------------------------------------------------------------------------------------
 
 void Operation::PutInline(const ControlBlock& control, int rank) const {
-  if (count == 0 || key_.kind == OperationKey::Kind::kBarrier) return;
-  if (key_.kind == OperationKey::Kind::kBroadcast && rank != key_.root) return;
-  in.CopyOut(0, control.inlined(sequence, rank), in.bytes());
+  const size_t bytes = InlineBytes(rank);
+  if (bytes > 0) in.CopyOut(0, control.inlined(sequence, rank, bytes), bytes);
 }
 
 void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
   if (count == 0) return;
   const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out);
+  const auto inlined = [&](int r) { return control.inlined(sequence, r, in_bytes(r)); };
   switch (key_.kind) {
     case OperationKey::Kind::kBarrier:
       return;
     case OperationKey::Kind::kBroadcast:
-      if (rank != key_.root) out.CopyIn(0, control.inlined(sequence, key_.root), in_bytes());
+      if (rank != key_.root) out.CopyIn(0, inlined(key_.root), in_bytes());
       return;
     case OperationKey::Kind::kAllGather:
     case OperationKey::Kind::kAllGatherV:
-      for (int r = 0; r < ranks; ++r) out.CopyIn(PartBegin(r) * in_size, control.inlined(sequence, r), in_bytes(r));
+      for (int r = 0; r < ranks; ++r) out.CopyIn(PartBegin(r) * in_size, inlined(r), in_bytes(r));
       return;
     case OperationKey::Kind::kAllToAll: {
       const size_t part = in_bytes() / static_cast<size_t>(ranks);
       for (int r = 0; r < ranks; ++r) {
-        const char* const from = control.inlined(sequence, r) + static_cast<size_t>(rank) * part;
+        const char* const from = inlined(r) + static_cast<size_t>(rank) * part;
         out.CopyIn(static_cast<size_t>(r) * part, from, part);
       }
       return;
@@ -113,7 +113,7 @@ void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
           reduce, ranks,
           [&](int r, size_t at, size_t* contiguous) {
             *contiguous = (n - at) * in_size;
-            return control.inlined(sequence, r) + (begin + at) * in_size;
+            return inlined(r) + (begin + at) * in_size;
           },
           in_size, 1, [&](int, size_t at, size_t* contiguous) { return out.At(at * out_size, contiguous); }, out_size,
           n);

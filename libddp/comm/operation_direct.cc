@@ -47,7 +47,7 @@ size_t Operation::SliceBegin(int slice) const { return std::min(count, slice_ * 
 
 size_t Operation::SliceElements(int slice) const {
   if (key_.kind == OperationKey::Kind::kAllReduce) return SliceBegin(slice + 1) - SliceBegin(slice);
-  return key_.kind == OperationKey::Kind::kBroadcast && slice == key_.root ? 0 : slice_;
+  return IsBroadcast() && slice == key_.root ? 0 : slice_;
 }
 
 bool Operation::ChunksDone(const ControlBlock& control) const {

@@ -1,10 +1,8 @@
 #include "libddp/comm/peer_board.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -120,29 +118,6 @@ std::optional<std::string> PeerBoard::Gone(uint64_t sequence) {
     }
   }
   return std::nullopt;
-}
-
-absl::Status PeerBoard::Fail(const absl::Status& why) {
-  Failure& shared = shared_failure();
-  uint32_t none = Failure::kNone;
-  if (shared.state.compare_exchange_strong(none, Failure::kBeingWritten)) {
-    shared.code = static_cast<int32_t>(why.code());
-    const size_t n = std::min(why.message().size(), sizeof shared.message - 1);
-    std::memcpy(shared.message, why.message().data(), n);
-    shared.message[n] = 0;
-    shared.state.store(Failure::kWritten, std::memory_order_release);
-    return why;
-  }
-  // A writer that died in the middle must not hold us up.
-  for (int i = 0; i < 1000 && shared.state.load(std::memory_order_acquire) != Failure::kWritten; ++i) sched_yield();
-  const absl::Status first = failure();
-  return first.ok() ? why : first;
-}
-
-absl::Status PeerBoard::failure() const {
-  const Failure& shared = shared_failure();
-  if (shared.state.load(std::memory_order_acquire) != Failure::kWritten) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(shared.code), shared.message);
 }
 
 }  // namespace ddp

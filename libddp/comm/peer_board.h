@@ -49,9 +49,9 @@ class PeerBoard {
   std::optional<std::string> Gone(uint64_t sequence);
 
   // Makes `why` the group's cause of failure on this host, unless there is one already; returns the one that counts.
-  absl::Status Fail(const absl::Status& why);
+  absl::Status Fail(const absl::Status& why) { return shared_failure().Record(why, rank_); }
   // What some rank of this host failed with; OK if none did.
-  absl::Status failure() const;
+  absl::Status failure() const { return shared_failure().cause(); }
 
  private:
   // More than any rank can be ahead of another before the slower one looks.
@@ -67,9 +67,9 @@ class PeerBoard {
   };
 
   PeerBoard() = default;
-  static size_t Bytes(size_t ranks) { return sizeof(Failure) + ranks * sizeof(Line); }
-  Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + sizeof(Failure))[place]; }
-  Failure& shared_failure() const { return *reinterpret_cast<Failure*>(memory_->data()); }
+  static size_t Bytes(size_t ranks) { return sizeof(SharedFailure) + ranks * sizeof(Line); }
+  Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + sizeof(SharedFailure))[place]; }
+  SharedFailure& shared_failure() const { return *reinterpret_cast<SharedFailure*>(memory_->data()); }
 
   int rank_ = 0;
   size_t place_ = 0;        // this rank's line

@@ -8,8 +8,8 @@
 namespace ddp {
 namespace {
 
-constexpr std::chrono::milliseconds kTick(1), kRest(100);
-constexpr int kTicksBeforeRest = 200;
+using Interval = ProgressThread::Interval;
+constexpr Interval kShortest(1), kLongestPending(4), kLongest(8), kRest(100), kIdleBeforeRest(200);
 
 }  // namespace
 
@@ -39,19 +39,28 @@ void ProgressThread::WakeUp() {
   wake_.notify_all();
 }
 
+Interval ProgressThread::NextLook(Interval last, Found found) {
+  if (found == Found::kWork) return kShortest;
+  if (found == Found::kNothing) return std::min(2 * last, kLongest);
+  // What has been launched since the last look may be left alone.
+  return last > kLongestPending ? kShortest : std::min(2 * last, kLongestPending);
+}
+
 void ProgressThread::Run() {
   pthread_setname_np(pthread_self(), "ddp-progress");
   std::unique_lock<std::mutex> lock(mutex_);
-  for (int idle = 0; !stop_;) {
-    const bool rest = idle >= kTicksBeforeRest;
+  Interval interval = kShortest, idle(0);
+  while (!stop_) {
+    const bool rest = idle >= kIdleBeforeRest;
     resting_.store(rest, std::memory_order_relaxed);
     // system_clock: ThreadSanitizer does not know the wait on the steady one. A clock that jumps makes one look early
     // or late.
-    wake_.wait_until(lock, std::chrono::system_clock::now() + (rest ? kRest : kTick));
+    wake_.wait_until(lock, std::chrono::system_clock::now() + (rest ? kRest : interval));
     const bool woken = rest && !resting_.exchange(false, std::memory_order_relaxed);
-    bool pending = false;
-    for (Client* client : clients_) pending |= client->Tick();
-    idle = pending || woken ? 0 : std::min(idle + 1, kTicksBeforeRest);
+    Found found = Found::kNothing;
+    for (Client* client : clients_) found = std::max(found, client->Tick());
+    idle = found != Found::kNothing || woken ? Interval(0) : std::min(idle + interval, kIdleBeforeRest);
+    interval = woken ? kShortest : NextLook(interval, found);
   }
 }
 

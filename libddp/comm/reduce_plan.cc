@@ -20,7 +20,7 @@ void PlanSum(ReducePlan* plan, bool avg, double prescale, double postscale, cons
     return;
   }
   const bool plain_avg = avg && prescale == 1 && postscale == 1;
-  if (plain_avg && !(transport.path == ReducePath::kNotSymmetric && transport.avg_keeps_symmetric)) {
+  if (plain_avg && transport.path != ReducePath::kNotSymmetric) {
     plan->op = Op::kAvg;
     return;
   }

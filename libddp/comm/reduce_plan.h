@@ -28,13 +28,13 @@ struct ReducePlan {
 enum class ReducePath {
   kPlain,         // ordinary memory: averages are free
   kSymmetric,     // registered memory, and its kernels are faster here: a sum uses them, a premultiplied sum does not
-  kNotSymmetric,  // registered memory, but the plain kernels are faster here: must not be a bare sum
+  kNotSymmetric,  // registered memory, but the plain kernels are faster here: must be a premultiplied sum
 };
 
 struct ReduceTransport {
   int ranks = 1;
   ReducePath path = ReducePath::kPlain;
-  bool avg_keeps_symmetric = false;  // an average, too, uses the kernels for registered memory
+  bool avg_keeps_symmetric = false;  // an average, too, may be asked of the kernels for registered memory
 };
 
 // `in` and `out` convert (see Transform), and integers are neither scaled nor checked: checked by the caller.

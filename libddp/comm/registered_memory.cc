@@ -44,13 +44,21 @@ RegisteredMemory::~RegisteredMemory() {
   }
 }
 
+absl::Status RegisteredMemory::NoMemory(size_t bytes, absl::string_view why) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("rank ", communicator_->setup().rank, ": no ", bytes, " bytes of GPU memory left (", why, ")"));
+}
+
 absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   if (communicator_->setup().api.MemAlloc == nullptr) {
     const absl::Status agreed = Agree(bytes).status();
     if (!agreed.ok()) return agreed;
     absl::StatusOr<std::shared_ptr<void>> data =
         communicator_->setup().runtime->Allocate(communicator_->setup().device, bytes);
-    if (absl::Status s = AgreeOn(control_, data.status()); !s.ok()) return s;
+    if (absl::Status s = AgreeOn(control_, data.ok() ? absl::OkStatus() : NoMemory(bytes, data.status().message()));
+        !s.ok()) {
+      return s;
+    }
     return Allocation(*std::move(data), bytes, communicator_->setup().device);
   }
   absl::StatusOr<Block> block = Agree(bytes);
@@ -120,9 +128,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
   const nccl::Result result = communicator_->setup().api.MemAlloc(&block.data, bytes);
   absl::Status status;
   if (result != nccl::kSuccess) {
-    status = absl::ResourceExhaustedError(absl::StrCat(
-        "rank ", communicator_->setup().rank, ": no ", bytes,
-        " bytes of GPU memory left (ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result), ")"));
+    status = NoMemory(bytes, absl::StrCat("ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result)));
   }
   if (absl::Status s = AgreeOn(control_, status); !s.ok()) {
     if (result == nccl::kSuccess) table_->Free(block.data);

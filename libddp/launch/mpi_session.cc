@@ -196,6 +196,20 @@ class MpiSessionImpl final : public MpiSession {
   Rendezvous& rendezvous() override { return rendezvous_; }
   void MarkFailed() override { failed_ = true; }
 
+  void Progress() override {
+    if (owner_ || rendezvous_.comm() == MPI_COMM_NULL) return;  // whoever initialised MPI is who uses it
+    int level = MPI_THREAD_SINGLE, finalized = 1, is_main = 0;
+    if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
+    if (MPI_Query_thread(&level) != MPI_SUCCESS || MPI_Is_thread_main(&is_main) != MPI_SUCCESS) return;
+    // With MPI_THREAD_SERIALIZED another thread of the program may be inside MPI now.
+    if (level != MPI_THREAD_MULTIPLE && (level == MPI_THREAD_SERIALIZED || !is_main)) return;
+    const std::unique_lock<std::mutex> lock(shared_->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // then somebody else is making progress
+    // Nobody sends messages to itself here: this looks in vain, for which MPI has to work.
+    int found = 0;
+    MPI_Iprobe(rendezvous_.rank(), 0, rendezvous_.comm(), &found, MPI_STATUS_IGNORE);
+  }
+
  private:
   const std::shared_ptr<MpiShared> shared_;
   MpiRendezvous rendezvous_;

@@ -27,6 +27,11 @@ class MpiSession {
   // deadline and never block inside MPI. A call that times out poisons the session: later ones return the same error.
   virtual Rendezvous& rendezvous() = 0;
 
+  // Lets MPI go on with messages that the program has begun, for MPI works only inside its calls: a thread that waits
+  // in one of ours may hold up a peer that waits in MPI. Does nothing where this thread may not call MPI: unless all
+  // threads may at any time, it has to be the one that initialised it. Cheap; never blocks.
+  virtual void Progress() = 0;
+
   // To be called before destruction when the world has failed, as then a peer may be stuck: the destructor waits a few
   // seconds for all ranks to leave too, and without them it leaves MPI unfinalized (mpirun then ends the job).
   virtual void MarkFailed() = 0;

@@ -67,6 +67,7 @@ class StoreServerImpl final : public StoreServer {
 
   void Authenticated(const std::shared_ptr<Session>& session);
   void Left(const std::shared_ptr<Session>& session);
+  void Refused(const absl::Status& why);
 
  private:
   absl::Status Bind();
@@ -85,6 +86,7 @@ class StoreServerImpl final : public StoreServer {
   std::list<std::shared_ptr<Session>> unproved_;  // the oldest first
   std::list<std::shared_ptr<Session>> clients_;
   int came_ = 0;
+  bool warned_ = false;
   bool ending_ = false;
   std::thread thread_;
 };
@@ -133,7 +135,7 @@ void Session::Received(size_t size) {
     Read();
     return;
   }
-  Log().info("store: refused a connection: {}", std::string(s.message()));
+  server_.Refused(s);
   last_words_ = true;
   if (out_.empty()) Close();
 }
@@ -253,6 +255,15 @@ void StoreServerImpl::Welcome(tcp::socket socket) {
 void StoreServerImpl::Authenticated(const std::shared_ptr<Session>& session) {
   clients_.splice(clients_.end(), unproved_, session->place);
   if (++came_ == options_.world_size) file_.Remove();
+}
+
+// A rank with a wrong secret is told so; whoever waits for it here, at the server, would only see that it does not
+// come. Once: strangers come in crowds.
+void StoreServerImpl::Refused(const absl::Status& why) {
+  const bool warn = absl::IsPermissionDenied(why) && !std::exchange(warned_, true);
+  Log().log(
+      warn ? spdlog::level::warn : spdlog::level::info, "store: refused a connection: {}{}", std::string(why.message()),
+      warn ? "; if that was a rank of this job, give it the DDP_STORE_SECRET of the rank that serves the store" : "");
 }
 
 void StoreServerImpl::Left(const std::shared_ptr<Session>& session) {

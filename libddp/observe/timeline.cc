@@ -176,6 +176,7 @@ absl::Status Timeline::Begin(ProcessGroup& world) {
 }
 
 absl::Status Timeline::End(ProcessGroup& world, absl::Duration patience) {
+  if (begin_.empty()) return absl::OkStatus();  // Begin has failed, and said so
   absl::Status s = world.status();
   if (s.ok()) s = Gather(world, absl::Now() + patience);
   if (s.ok()) return s;

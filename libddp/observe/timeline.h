@@ -81,7 +81,7 @@ class Timeline final : public Observer {
 
   // Collective; the last that is done with the group. Rank 0 gathers all events and writes them. Where that cannot be
   // (the group has failed, or is aborted here because somebody does not come within `patience`), each rank writes its
-  // own to a file with ".rankN" appended.
+  // own to a file with ".rankN" appended. After a Begin that failed there is nothing to do.
   absl::Status End(ProcessGroup& world, absl::Duration patience);
 
   // Writes this rank's events to its own file.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "libddp/base/spin.h"
-#include "libddp/reducer/exchange.h"
+#include "libddp/comm/exchange.h"
 
 namespace ddp {
 namespace {

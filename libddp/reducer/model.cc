@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
+#include "libddp/comm/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/bucket_size.h"
-#include "libddp/reducer/exchange.h"
 #include "libddp/reducer/verify.h"
 
 namespace ddp {

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/device/buffer_ops.h"
-#include "libddp/reducer/exchange.h"
 #include "libddp/reducer/model.h"
 
 namespace ddp {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "libddp/reducer/exchange.h"
+#include "ddp/collectives.h"
 
 namespace ddp {
 namespace {
@@ -197,7 +197,7 @@ absl::Status VerifyModel(ProcessGroup& group, const std::vector<Parameter>& para
                                  : absl::Status(mine.code(), absl::StrCat("rank ", group.rank(), ": ", mine.message()));
   // A rank with a mistake of its own sends that instead, marked by a character that no fingerprint begins with.
   absl::StatusOr<std::vector<std::string>> all =
-      GatherText(group, alone.ok() ? Fingerprint(parameters, options) : absl::StrCat("!", alone.message()));
+      GatherStrings(group, alone.ok() ? Fingerprint(parameters, options) : absl::StrCat("!", alone.message()));
   if (!all.ok()) return all.status();
   if (!alone.ok()) return alone;
   for (const std::string& text : *all) {

@@ -1,6 +1,7 @@
 // The contract of ProcessGroup, part 3: operations in flight.
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -120,6 +121,97 @@ TEST_CASE("Progress does this rank's part, so that a waiting peer is served") {
     }
     RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
     flight.Check();
+  });
+}
+
+TEST_CASE("a small broadcast is done at its root at once, and elsewhere when the root has called") {
+  if (RankCount() == 1 || !OnOneNode()) return;
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      for (const int root : {0, rank.size() - 1}) {
+        Memory m(rank, placement, DType::kFloat32, 2048);
+        m.Fill(rank.rank() + 1);
+        const auto broadcast = [&] {
+          RANK_CHECK_OK(rank.Finish(rank.group().Broadcast(m.Cut(3, static_cast<unsigned>(rank.rank())), root)));
+          for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), root + 1.0);
+        };
+        // One rank after the other, the root first.
+        for (int turn = 0; turn < rank.size(); ++turn) {
+          rank.Meet();
+          if ((root + turn) % rank.size() != rank.rank()) continue;
+          broadcast();
+          if (rank.rank() == root) m.Fill(-1);  // it has left the memory
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("small broadcasts arrive in order whoever is ahead") {
+  RunOnRanks([](Rank& rank) {
+    Memory small(rank, Placement::kOrdinary, DType::kInt32, 2000),
+        medium(rank, Placement::kOrdinary, DType::kInt32, 4000),   // ahead, but not by many
+        most(rank, Placement::kAllocated, DType::kInt32, 16'000),  // ahead with more ranks than processors
+        large(rank, Placement::kMixed, DType::kInt32, 50'000);
+    std::minstd_rand random(static_cast<unsigned>(rank.rank()));
+    for (int round = 0; round < 1000; ++round) {
+      const int root = round / 60 % rank.size();
+      Memory& m = round % 50 == 17 ? large : round % 40 < 10 ? medium : round % 40 < 20 ? most : small;
+      m.Fill(rank.rank() == root ? round : -1);
+      RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({m.whole()}, root)));
+      for (const size_t i : {size_t{0}, m.count() / 2, m.count() - 1}) RANK_CHECK_EQ(m.Get(i), round);
+      if (round % 90 == 41) {
+        large.Fill(1);
+        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({large.whole()}, {large.whole()})));
+        RANK_CHECK_EQ(large.Get(49'999), static_cast<double>(rank.size()));
+      }
+      if (random() % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3));
+    }
+  });
+}
+
+TEST_CASE("more arrays are on their way than travel with their announcement at once") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kEach = 1500;
+    const size_t ranks = static_cast<size_t>(rank.size());
+    std::deque<Memory> inputs, outputs;
+    for (int i = 0; i < 12; ++i) {
+      inputs.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kEach * ranks).Fill(rank.rank() + i);
+      outputs.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kEach).Fill(-1);
+    }
+    for (int round = 0; round < 20; ++round) {
+      std::vector<Work> works;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        works.push_back(RANK_VALUE(rank.group().ReduceScatter({inputs[i].whole()}, {outputs[i].whole()})));
+        if ((round + rank.rank()) % 3 == 0) rank.group().Progress();
+      }
+      for (Work& work : works) RANK_CHECK_OK(work.Wait());
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        const double sum = static_cast<double>(ranks * i + ranks * (ranks - 1) / 2);
+        for (const size_t at : {size_t{0}, kEach - 1}) RANK_CHECK_EQ(outputs[i].Get(at), sum);
+        outputs[i].Fill(-1);
+      }
+    }
+  });
+}
+
+TEST_CASE("a root that has left gives its broadcasts to those who come later") {
+  if (RankCount() == 1 || !OnOneNode()) return;
+  RunOnRanks([](Rank& rank) {
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 100);
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    rank.Meet();
+    for (int i = 0; i < 32 && rank.rank() == 0; ++i) {
+      m.Fill(i);
+      RANK_CHECK_OK(rank.Finish(group->Broadcast({m.whole()}, 0)));
+    }
+    if (rank.rank() == 0) group.reset();
+    rank.Meet();
+    for (int i = 0; i < 32 && rank.rank() != 0; ++i) {
+      RANK_CHECK_OK(rank.Finish(group->Broadcast({m.whole()}, 0)));
+      RANK_CHECK_EQ(m.Get(99), i);
+    }
+    rank.Meet();
   });
 }
 

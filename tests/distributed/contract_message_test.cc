@@ -254,7 +254,7 @@ TEST_CASE("counts and dtypes that do not match fail both ends, with both named")
 TEST_CASE("a tag that does not come times out, with what has come instead") {
   if (RankCount() == 1) return;
   ContextOptions options;
-  options.timeout = absl::Milliseconds(600);
+  options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
   RunOnRanks(
       [](Rank& rank) {
         Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10);
@@ -275,7 +275,7 @@ TEST_CASE("a tag that does not come times out, with what has come instead") {
 TEST_CASE("a message that nobody receives while its receiver is busy elsewhere times out") {
   if (RankCount() == 1) return;
   ContextOptions options;
-  options.timeout = absl::Milliseconds(600);
+  options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
   RunOnRanks(
       [](Rank& rank) {
         Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);

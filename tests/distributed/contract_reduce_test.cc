@@ -151,6 +151,13 @@ TEST_CASE("counts of many chunks") {
       }
     }
     CheckAllReduce(rank, {.options = With(ReduceOp::kSum), .count = 300'001, .in_place = false, .pieces = 200});
+    // Few enough for two nodes to send the first ones with what they compare: shares of two chunks and of three.
+    for (const size_t count : {size_t{15'361}, size_t{16'384}, size_t{40'001}}) {
+      CheckAllReduce(rank, {.options = With(ReduceOp::kAvg), .count = count});
+      CheckAllReduce(
+          rank,
+          {.out = DType::kBFloat16, .options = With(ReduceOp::kSum), .count = count, .in_place = false, .pieces = 3});
+    }
   });
 }
 

@@ -35,7 +35,13 @@ class DelayedGroup final : public ForwardingGroup {
     return Work(new Delayed(*std::move(work), clock_, clock_.link_free));
   }
 
+  void Progress() override {
+    ++progressed;
+    ForwardingGroup::Progress();
+  }
+
   std::vector<int64_t> called;  // when each all-reduce began
+  int progressed = 0;           // calls of Progress
 
  private:
   class Delayed final : public TestWork {
@@ -87,7 +93,9 @@ TEST_CASE("all communication that can overlap does, from the first step on") {
       for (int step = 0; step < 3; ++step) {
         const int64_t begin = clock.now;
         group.called.clear();
+        group.progressed = 0;
         const int64_t end = ClockedStep(rank, *model, clock, Backwards(10), step);
+        RANK_CHECK_EQ(group.progressed, 10);  // whoever announces does its share of what is under way
         // Each bucket was launched the moment its gradient was there, before the next layer computed.
         RANK_CHECK_EQ(group.called.size(), size_t{10});
         for (size_t b = 0; b < 10; ++b) {

@@ -7,6 +7,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_model.h"
+#include "tests/support/forwarding_group.h"
 
 namespace ddp::testing {
 namespace {
@@ -178,8 +179,10 @@ TEST_CASE("parameters are frozen, added and removed; those that stay keep their 
     next.push_back(
         {"head.weight", {7, 10}, {head.data(), 70, DType::kFloat32, {}}, {head_grad.data(), 70, DType::kFloat32, {}}});
     next.push_back({"head.bias", {}, {nullptr, 3, DType::kFloat32, {}}, {}});
+    SetElement(DType::kFloat32, model->value(0).data, 5, rank.rank() + 1);
     RANK_CHECK_OK(model->SetParameters(next));
     RANK_CHECK_EQ(model->size(), size_t{4});
+    RANK_CHECK_EQ(GetElement(DType::kFloat32, model->value(0).data, 5), rank.rank() + 1.0);  // left as it was
     RANK_CHECK(model->grad(0).data == kept.data && model->value(1).data == kept_value.data);
     RANK_CHECK_EQ(head[69], 5.0f);  // rank 0's
     RANK_CHECK_EQ(GetElement(DType::kFloat32, frozen.data, 3), 0.0);
@@ -259,9 +262,21 @@ TEST_CASE("a model trains in a part of the world, beside another") {
   });
 }
 
+// Counts what it is told to be its memory.
+class RegisteringGroup final : public ForwardingGroup {
+ public:
+  using ForwardingGroup::ForwardingGroup;
+  absl::Status Register(const Allocation& memory) override {
+    ++registered;
+    return ForwardingGroup::Register(memory);
+  }
+  int registered = 0;
+};
+
 TEST_CASE("copied gradients, hooks and what was learnt go along into another group") {
   RunOnRanks([](Rank& rank) {
-    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    const std::unique_ptr<ProcessGroup> split = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    RegisteringGroup group(*split);
     std::vector<float> own(300);
     std::vector<Parameter> parameters = MakeParameters({1000, 300, 0, 20});
     parameters[1].grad = {own.data(), own.size(), DType::kFloat32, {}};
@@ -271,7 +286,8 @@ TEST_CASE("copied gradients, hooks and what was learnt go along into another gro
     const Model model = Make(rank, parameters, options);
     CheckStep(rank, *model, {0, 1, 2, 3}, 0);
     const void* const before = model->grad(0).data;
-    RANK_CHECK_OK(model->Rebind(*group));
+    RANK_CHECK_OK(model->Rebind(group));
+    RANK_CHECK_EQ(group.registered, 2);  // gradients, and places of those that are copied: reduced where they lie
     RANK_CHECK(model->grad(0).data == before);
     for (int step = 1; step < 4; ++step) CheckStep(rank, *model, {0, 1, 2, 3}, step);
     RANK_CHECK_EQ(model->statistics().plans, int64_t{2});

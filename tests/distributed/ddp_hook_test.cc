@@ -311,6 +311,8 @@ double Distance(Rank& rank, const std::vector<double>& result, const Entry& entr
 
 // Each rank's matrix is of rank 1, and so is their mean.
 double LowRank(int rank, size_t i, size_t j) { return Noise(i + 100 * static_cast<size_t>(rank), 3) * Noise(j, 4); }
+// Of rank 2.
+double TwoRank(int rank, size_t i, size_t j) { return LowRank(rank, i, j) + Noise(i + 100, 6) * Noise(j + 100, 7); }
 double FullRank(int rank, size_t i, size_t j) {
   return Noise(i * kColumns + j, 5 + rank) + Noise(i * kColumns + j, 17);
 }
@@ -340,6 +342,41 @@ TEST_CASE("PowerSGD gives a matrix of low rank back, and one-dimensional gradien
   });
 }
 
+TEST_CASE("PowerSGD keeps as many directions as its rank, of what shrinks by its ratio") {
+  RunOnRanks([](Rank& rank) {
+    for (const int power_rank : {1, 2}) {
+      const Model model = MakePower(rank, {.rank = power_rank, .start_step = 0});
+      const double distance = Distance(rank, PowerStep(rank, *model, TwoRank), TwoRank);
+      RANK_CHECK(power_rank == 2 ? distance < 1e-5 : distance > 0.05, distance);
+    }
+    // 24 x 20 numbers would be 24 + 20: 10.9 times fewer.
+    for (const double ratio : {10.0, 11.0}) {
+      const Model model = MakePower(rank, {.start_step = 0, .min_ratio = ratio});
+      const double distance = Distance(rank, PowerStep(rank, *model, FullRank), FullRank);
+      RANK_CHECK(ratio == 11.0 ? distance < 1e-6 : distance > 0.3, distance);
+    }
+  });
+}
+
+// Singular values 2 and 1.
+double TwoToOne(int, size_t i, size_t j) { return i == 0 && j == 0 ? 2 : i == 1 && j == 1 ? 1 : 0; }
+
+TEST_CASE("a warm start makes of PowerSGD's steps one power iteration") {
+  RunOnRanks([](Rank& rank) {
+    // The best that rank 1 can do loses the smaller one.
+    const double best = 1 / std::sqrt(5.0);
+    for (const bool warm_start : {true, false}) {
+      const Model model = MakePower(rank, {.start_step = 0, .warm_start = warm_start, .error_feedback = false});
+      double worst = 0;  // of the last steps
+      for (int step = 0; step < 24; ++step) {
+        const double distance = Distance(rank, PowerStep(rank, *model, TwoToOne), TwoToOne);
+        if (step >= 12) worst = std::max(worst, distance);
+      }
+      RANK_CHECK(warm_start ? worst < best + 1e-4 : worst > best + 1e-2, worst);
+    }
+  });
+}
+
 TEST_CASE("PowerSGD begins at its step, and loses something from then on") {
   RunOnRanks([](Rank& rank) {
     const Model model = MakePower(rank, {.rank = 2, .start_step = 3});
@@ -347,6 +384,17 @@ TEST_CASE("PowerSGD begins at its step, and loses something from then on") {
       const double distance = Distance(rank, PowerStep(rank, *model, FullRank), FullRank);
       RANK_CHECK(step < 3 ? distance < 1e-6 : distance > 0.3, step, ": ", distance);
     }
+  });
+}
+
+TEST_CASE("PowerSGD's first directions come from its seed, on all ranks the same") {
+  RunOnRanks([](Rank& rank) {
+    const auto first_step = [&](uint64_t seed) {
+      return PowerStep(rank, *MakePower(rank, {.start_step = 0, .seed = seed}), FullRank);
+    };
+    const std::vector<double> one = first_step(1);
+    RANK_CHECK(first_step(1) == one);
+    RANK_CHECK(first_step(2) != one);
   });
 }
 

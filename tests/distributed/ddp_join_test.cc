@@ -112,6 +112,25 @@ TEST_CASE("joining goes with copied gradients, hooks, a static graph and micro-b
   });
 }
 
+TEST_CASE("ranks that are through tell nothing about the order of gradients, nor that they are used") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.unused = UnusedParameters::kDetect;
+    options.bucket_bytes = 400;
+    const Model model = Make(rank, MakeParameters({100, 100, 100}), options);
+    Join join(*model);
+    for (int step = 0; step < (rank.rank() == 0 ? 0 : 2); ++step) {
+      WriteGradient(rank, *model, 1, 7);
+      Announce(rank, *model, {0, 2}, step);  // not in the order planned, and without 1
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradient(rank, *model, 1, [&](size_t p, size_t i) { return Gradient(rank.rank(), p, i, 7); });
+    }
+    RANK_CHECK_OK(join.Finish());
+    RANK_CHECK_EQ(model->statistics().plans, int64_t{2});  // as the first rank with inputs saw it
+  });
+}
+
 TEST_CASE("steps that are not reduced are nobody else's business") {
   RunOnRanks([](Rank& rank) {
     const Model model = Make(rank, MakeParameters({100, 30}));

@@ -5,6 +5,8 @@
 // one have to be equal bit for bit.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -25,125 +27,139 @@ constexpr int kTrainSteps = 3;
 // One way to train. Every rank draws the same.
 struct Setting {
   DdpOptions options;
-  int hook = 0;  // 0 none, 1 all-reduce, 2 float16, 3 bfloat16, 4 PowerSGD before its start
+  std::function<std::shared_ptr<CommHook>()> hook;
   DType dtype = DType::kFloat32;
   bool mixed = false;            // every third parameter has another type
   bool given_gradients = false;  // SetGrad in every step
-  bool some_own = false;         // some gradients of the caller's
+  bool some_own = false;         // some gradients of the caller's,
+  bool own_16bit = false;        // of another type than their values
   int micro_batches = 1;
   bool is_last_style = false;
   bool unused = false;
+  bool unequal_batches = false;  // with weights
   bool join = false;
+  bool unequal_steps = false;  // in the Join
+  bool by_active = false;
   bool buffers = false;
-  bool norm = false;    // clip
+  bool nonfinite = false;
+  bool rebind = false;
+  double norm = 0;      // clip by the norm of this order
   bool change = false;  // parameters are frozen and added half-way
   unsigned seed = 0;
   std::string text;
 };
 
-// Each option by itself, and after that random pairs.
-void Turn(Setting& s, int option) {
-  switch (option) {
-    case 0:
-      s.options.bucket_bytes = 1;
-      break;
-    case 1:
-      s.options.bucket_bytes = DdpOptions::kAutoBucketBytes;
-      break;
-    case 2:
-      s.options.piece_bytes = 256;
-      break;
-    case 3:
-      s.options.replan = false;
-      break;
-    case 4:
-      s.options.op = ReduceOp::kSum;
-      break;
-    case 5:
-      s.options.weighted = true;
-      break;
-    case 6:
-      s.options.gradient_predivide_factor = 4;
-      break;
-    case 7:
-      s.options.reduce_in_float32 = true;
-      s.dtype = DType::kBFloat16;
-      break;
-    case 8:
-      s.dtype = DType::kFloat16;
-      break;
-    case 9:
-      s.mixed = true;
-      break;
-    case 10:
-      s.given_gradients = s.options.copy_gradients = true;
-      break;
-    case 11:
-      s.some_own = true;
-      break;
-    case 12:
-      s.micro_batches = 3;
-      break;
-    case 13:
-      s.micro_batches = 2;
-      s.is_last_style = true;
-      break;
-    case 14:
-      s.unused = true;
-      s.options.unused = UnusedParameters::kDetect;
-      break;
-    case 15:
-      s.unused = s.options.static_graph = true;
-      break;
-    case 16:
-    case 17:
-    case 18:
-    case 19:
-      s.hook = option - 15;
-      break;
-    case 20:
-      s.join = true;
-      break;
-    case 21:
-      s.buffers = true;
-      break;
-    case 22:
-      s.norm = true;
-      break;
-    case 23:
-      s.change = true;
-      break;
-    default:
-      s.options.bucket_bytes = 3000;
-      break;
-  }
-}
-constexpr int kOptions = 25;
+struct Option {
+  const char* name;
+  void (*turn)(Setting& s);
+};
 
-Setting MakeSetting(int first, int second, unsigned seed) {
+// Each by itself, and after that random pairs.
+const Option kOptions[] = {
+    {"bucket_bytes=1", [](Setting& s) { s.options.bucket_bytes = 1; }},
+    {"bucket_bytes=3000", [](Setting& s) { s.options.bucket_bytes = 3000; }},
+    {"bucket_bytes=auto", [](Setting& s) { s.options.bucket_bytes = DdpOptions::kAutoBucketBytes; }},
+    {"default buckets", [](Setting& s) { s.options.bucket_bytes = DdpOptions::kDefaultBucketBytes; }},
+    {"first_bucket_bytes", [](Setting& s) { s.options.first_bucket_bytes = 200; }},
+    {"piece_bytes", [](Setting& s) { s.options.piece_bytes = 256; }},
+    {"replan=false", [](Setting& s) { s.options.replan = false; }},
+    {"op=kSum", [](Setting& s) { s.options.op = ReduceOp::kSum; }},
+    {"weighted", [](Setting& s) { s.options.weighted = true; }},
+    {"unequal batches", [](Setting& s) { s.options.weighted = s.unequal_batches = true; }},
+    {"gradient_predivide_factor", [](Setting& s) { s.options.gradient_predivide_factor = 4; }},
+    {"reduce_in_float32",
+     [](Setting& s) {
+       s.options.reduce_in_float32 = true;
+       s.dtype = DType::kBFloat16;
+     }},
+    {"nonfinite", [](Setting& s) { s.nonfinite = true; }},
+    {"float16", [](Setting& s) { s.dtype = DType::kFloat16; }},
+    {"float64", [](Setting& s) { s.dtype = DType::kFloat64; }},
+    {"mixed types", [](Setting& s) { s.mixed = true; }},
+    {"SetGrad", [](Setting& s) { s.given_gradients = s.options.copy_gradients = true; }},
+    {"Parameter::grad", [](Setting& s) { s.some_own = true; }},
+    {"Parameter::grad of another type", [](Setting& s) { s.some_own = s.own_16bit = true; }},
+    {"NoSync", [](Setting& s) { s.micro_batches = 3; }},
+    {"SetIsLastMicrobatch",
+     [](Setting& s) {
+       s.micro_batches = 2;
+       s.is_last_style = true;
+     }},
+    {"unused=kDetect",
+     [](Setting& s) {
+       s.unused = true;
+       s.options.unused = UnusedParameters::kDetect;
+     }},
+    {"static_graph", [](Setting& s) { s.unused = s.options.static_graph = true; }},
+    {"hook all_reduce", [](Setting& s) { s.hook = CreateAllReduceHook; }},
+    {"hook float16", [](Setting& s) { s.hook = [] { return CreateCompressionHook(DType::kFloat16); }; }},
+    {"hook bfloat16", [](Setting& s) { s.hook = [] { return CreateCompressionHook(DType::kBFloat16); }; }},
+    {"hook bfloat16 around all_reduce",
+     [](Setting& s) { s.hook = [] { return CreateCompressionHook(DType::kBFloat16, CreateAllReduceHook()); }; }},
+    {"hook float16 around PowerSGD before its start",
+     [](Setting& s) {
+       s.hook = [] { return CreateCompressionHook(DType::kFloat16, CreatePowerSgdHook({.start_step = 100})); };
+     }},
+    {"Join", [](Setting& s) { s.join = true; }},
+    {"Join, unequal steps", [](Setting& s) { s.join = s.unequal_steps = true; }},
+    {"Join, divide_by_active", [](Setting& s) { s.join = s.unequal_steps = s.by_active = true; }},
+    {"buffers", [](Setting& s) { s.buffers = true; }},
+    {"broadcast_buffers=false",
+     [](Setting& s) {
+       s.buffers = true;
+       s.options.broadcast_buffers = false;
+     }},
+    {"broadcast_parameters=false", [](Setting& s) { s.options.broadcast_parameters = false; }},
+    {"Rebind", [](Setting& s) { s.rebind = true; }},
+    {"ClipGradNorm", [](Setting& s) { s.norm = 2; }},
+    {"ClipGradNorm(1)", [](Setting& s) { s.norm = 1; }},
+    {"SetParameters", [](Setting& s) { s.change = true; }},
+};
+
+Setting MakeSetting(const Option& first, const Option& second, unsigned seed) {
   Setting s;
   s.options.bucket_bytes = 1500;
-  Turn(s, first);
-  Turn(s, second);
+  first.turn(s);
+  second.turn(s);
   s.seed = seed;
-  s.text = absl::StrCat("options ", first, " and ", second, ", seed ", seed, ": ");
+  s.text = absl::StrCat(first.name, " and ", second.name, ", seed ", seed, ": ");
   return s;
 }
 
-std::shared_ptr<CommHook> MakeHook(int kind) {
-  switch (kind) {
-    case 1:
-      return CreateAllReduceHook();
-    case 2:
-      return CreateCompressionHook(DType::kFloat16);
-    case 3:
-      return CreateCompressionHook(DType::kBFloat16);
-    case 4:
-      return CreateCompressionHook(DType::kFloat16, CreatePowerSgdHook({.start_step = 100}));
-    default:
-      return nullptr;
+// Who has which samples of a batch, in a job of `size` ranks. Means stay exact: weights relative to the largest, and
+// what they are divided by, are powers of two or divide by 12.
+struct Shares {
+  Shares(const Setting& s, int ranks) : size(ranks), unequal(s.unequal_batches && !s.unequal_steps), s_(s) {}
+
+  int Begin(int rank) const { return unequal ? kUnequal[size - 1][rank] : rank * kBatch / size; }
+  int End(int rank) const { return rank + 1 == size ? kBatch : Begin(rank + 1); }
+  bool Active(int rank, int step) const { return !s_.unequal_steps || step < kSteps[size - 1][rank]; }
+  int FirstActive(int step) const {
+    int rank = 0;
+    while (!Active(rank, step)) ++rank;
+    return rank;
   }
-}
+  // The samples of a step that ranks have which are not through, and what their mean is taken over.
+  std::vector<int> Samples(int step) const {
+    std::vector<int> samples;
+    for (int r = 0; r < size; ++r) {
+      for (int k = Begin(r); Active(r, step) && k < End(r); ++k) samples.push_back(k);
+    }
+    return samples;
+  }
+  double Divisor(int step) const {
+    const bool active = s_.options.op != ReduceOp::kSum && (s_.by_active || s_.options.weighted);
+    return active ? static_cast<double>(Samples(step).size()) : kBatch;
+  }
+
+  static constexpr int kUnequal[4][4] = {{0}, {0, 12}, {0, 6, 9}, {0, 6, 9, 12}};
+  static constexpr int kSteps[4][4] = {{3}, {1, 3}, {2, 3, 1}, {1, 3, 2, 1}};
+  const int size;
+  const bool unequal;
+
+ private:
+  const Setting& s_;
+};
 
 // Small enough for bfloat16 when 12 are summed.
 double SampleGradient(int sample, size_t p, size_t i, int step) {
@@ -168,12 +184,16 @@ struct Weights {
 
 class Trainer {
  public:
-  Trainer(ProcessGroup& group, const Setting& setting)
-      : s_(setting), group_(group), random_(setting.seed * 100 + static_cast<unsigned>(group.rank())) {
-    s_.options.hook = MakeHook(s_.hook);
+  // What a job of `ranks` ranks trains, on the ranks of `group`: as many, or one that does it all.
+  Trainer(ProcessGroup& group, const Setting& setting, int ranks)
+      : s_(setting),
+        group_(group),
+        shares_(setting, ranks),
+        alone_(group.size() == 1),
+        random_(setting.seed * 100 + static_cast<unsigned>(group.rank())) {
+    if (s_.hook) s_.options.hook = s_.hook();
     if (s_.buffers) s_.options.buffers = {{"scale", {&buffer_, 1, DType::kFloat64, {}}}};
-    const int share = kBatch / group.size();
-    for (int k = 0; k < share; ++k) samples_.push_back(group.rank() * share + k);
+    if (s_.nonfinite) s_.options.nonfinite = &nonfinite_;
   }
 
   Weights Train() {
@@ -181,15 +201,30 @@ class Trainer {
     model_ = RANK_VALUE(DistributedDataParallel::Create(group_, parameters, s_.options));
     Adopt();
     std::unique_ptr<DistributedDataParallel::Join> join;
-    if (s_.join) join = std::make_unique<DistributedDataParallel::Join>(*model_);
-    for (int step = 0; step < kTrainSteps; ++step) {
+    if (s_.join) {
+      JoinOptions options;
+      options.divide_by_active = s_.by_active;
+      options.on_shadowed_step = [this] {
+        EndStep();
+        return absl::OkStatus();
+      };
+      join = std::make_unique<DistributedDataParallel::Join>(*model_, options);
+    }
+    std::unique_ptr<ProcessGroup> other;
+    for (int step = 0; step < kTrainSteps && (alone_ || shares_.Active(group_.rank(), step)); ++step) {
       if (s_.change && step == 2 && join == nullptr) {
         RANK_CHECK_OK(model_->SetParameters(List(true)));
         Adopt();
       }
+      if (s_.rebind && step == 1 && join == nullptr) {
+        other = RANK_VALUE(group_.Split(0, group_.rank()));
+        RANK_CHECK_OK(model_->Rebind(*other));
+      }
       Step(step);
     }
     if (join != nullptr) RANK_CHECK_OK(join->Finish());
+    join.reset();
+    model_.reset();
     return weights_;
   }
 
@@ -208,7 +243,7 @@ class Trainer {
     for (const size_t p : {size_t{1}, size_t{4}}) {
       if (!s_.some_own) break;
       own_[p].resize(counts[p] * 8);
-      list[p].grad = {own_[p].data(), counts[p], list[p].value.dtype, {}};
+      list[p].grad = {own_[p].data(), counts[p], s_.own_16bit ? DType::kBFloat16 : list[p].value.dtype, {}};
     }
     if (!changed) return list;
     list[2].frozen = true;
@@ -233,10 +268,24 @@ class Trainer {
     return static_cast<size_t>(known - weights_.names.begin());
   }
 
+  // This rank's part of a step.
+  std::vector<int> Samples(int step) const {
+    if (alone_) return shares_.Samples(step);
+    std::vector<int> samples;
+    for (int k = shares_.Begin(group_.rank()); k < shares_.End(group_.rank()); ++k) samples.push_back(k);
+    return samples;
+  }
+  // Alone: what the job's mean is taken over. Else the mean over this rank's samples, which the others' join.
+  double Divisor(int step) const {
+    if (sums()) return kBatch;
+    return alone_ ? shares_.Divisor(step) : static_cast<double>(std::max<size_t>(1, Samples(step).size()));
+  }
+
   void Step(int step) {
-    if (s_.buffers) buffer_ = group_.rank() == 0 ? 1.0 + step : -1;
+    const bool has_buffers = alone_ || !s_.options.broadcast_buffers || group_.rank() == shares_.FirstActive(step);
+    if (s_.buffers) buffer_ = has_buffers ? 1.0 + step : -1;
     RANK_CHECK_OK(model_->BeginForward());
-    const double scale = s_.buffers ? buffer_ / (1.0 + step) : 1;  // 1, if the buffer is rank 0's
+    const double scale = s_.buffers ? buffer_ / (1.0 + step) : 1;  // 1, if the buffer is the first rank's
     if (s_.given_gradients) {
       for (size_t p = 0; p < model_->size(); ++p) {
         const Buffer g = model_->grad(p);
@@ -246,7 +295,7 @@ class Trainer {
       }
     }
     model_->ZeroGrad();
-    model_->SetWeight(sums() ? 1 : static_cast<double>(samples_.size()));
+    model_->SetWeight(sums() ? 1 : static_cast<double>(Samples(step).size()));
     for (int part = 0; part < s_.micro_batches; ++part) {
       const bool last = part + 1 == s_.micro_batches;
       std::unique_ptr<DistributedDataParallel::NoSync> local;
@@ -258,24 +307,31 @@ class Trainer {
       Backward(step, part, scale);
       RANK_CHECK_OK(model_->FinishBackward());
     }
-    if (s_.norm) Clip();
+    EndStep();
+  }
+
+  void EndStep() {
+    if (s_.norm > 0) Clip();
     Update();
+    model_->ZeroGrad();
+    RANK_CHECK_EQ(nonfinite_, 0u);
   }
 
   // This rank's samples of one micro-batch, in an order of gradients that is this rank's own.
   void Backward(int step, int part, double scale) {
     std::vector<size_t> order = Backwards(model_->size());
     std::shuffle(order.begin(), order.end(), random_);
-    const double divisor = sums() ? kBatch : static_cast<double>(samples_.size());
+    const std::vector<int> samples = Samples(step);
+    const double divisor = Divisor(step);
     for (const size_t p : order) {
       if (model_->parameter(p).frozen) continue;
       const Buffer g = model_->grad(p);
       bool used = false;
-      for (size_t k = 0; k < samples_.size(); ++k) {
-        if (static_cast<int>(k) % s_.micro_batches != part || !Uses(s_, samples_[k], Key(p), step)) continue;
+      for (size_t k = 0; k < samples.size(); ++k) {
+        if (static_cast<int>(k) % s_.micro_batches != part || !Uses(s_, samples[k], Key(p), step)) continue;
         used = true;
         for (size_t i = 0; i < g.count; ++i) {
-          const double mine = scale * SampleGradient(samples_[k], Key(p), i, step) / divisor;
+          const double mine = scale * SampleGradient(samples[k], Key(p), i, step) / divisor;
           SetElement(g.dtype, g.data, i, GetElement(g.dtype, g.data, i) + mine);
         }
       }
@@ -284,9 +340,10 @@ class Trainer {
   }
 
   void Clip() {
-    const double norm = RANK_VALUE(model_->ClipGradNorm(16));
-    const double now = RANK_VALUE(model_->GradNorm());
-    RANK_CHECK(now < 16.5 && (norm >= 16 || now == norm), norm, " became ", now);
+    const double limit = s_.norm == 1 ? 512 : 16;
+    const double norm = RANK_VALUE(model_->ClipGradNorm(limit, s_.norm));
+    const double now = RANK_VALUE(model_->GradNorm(s_.norm));
+    RANK_CHECK(now < limit * 1.03 && (norm >= limit || now == norm), norm, " became ", now);
   }
 
   void Update() {
@@ -300,25 +357,28 @@ class Trainer {
 
   Setting s_;
   ProcessGroup& group_;
+  const Shares shares_;
+  const bool alone_;
   std::mt19937 random_;
-  std::vector<int> samples_;
   double buffer_ = 0;
+  uint32_t nonfinite_ = 0;
   std::vector<std::vector<char>> own_, given_;
   Model model_;
   Weights weights_;
 };
 
-Weights TrainAlone(const Setting& setting) {
+Weights TrainAlone(const Setting& setting, int ranks) {
   ContextOptions options;
   options.rank = 0;
   options.world_size = 1;
   options.store = CreateMemoryStore();
   const std::unique_ptr<Context> context = RANK_VALUE(Context::Create(options));
-  return Trainer(context->world(), setting).Train();
+  return Trainer(context->world(), setting, ranks).Train();
 }
 
 void CheckParity(Rank& rank, const Setting& setting) {
-  const Weights many = Trainer(rank.group(), setting).Train(), one = TrainAlone(setting);
+  const Weights many = Trainer(rank.group(), setting, rank.size()).Train();
+  const Weights one = TrainAlone(setting, rank.size());
   RANK_CHECK_EQ(many.values.size(), one.values.size());
   double largest = 0;
   for (size_t p = 0; p < one.values.size(); ++p) {
@@ -333,15 +393,16 @@ void CheckParity(Rank& rank, const Setting& setting) {
 
 TEST_CASE("parity for every option") {
   RunOnRanks([](Rank& rank) {
-    for (int option = 0; option < kOptions; ++option) CheckParity(rank, MakeSetting(option, option, 1));
+    for (const Option& option : kOptions) CheckParity(rank, MakeSetting(option, option, 1));
   });
 }
 
 TEST_CASE("parity for pairs of options, drawn by seed") {
   RunOnRanks([](Rank& rank) {
     std::mt19937 random(2024);
-    for (unsigned pair = 0; pair < 150; ++pair) {
-      const int first = static_cast<int>(random() % kOptions), second = static_cast<int>(random() % kOptions);
+    for (unsigned pair = 0; pair < 250; ++pair) {
+      const Option& first = kOptions[random() % std::size(kOptions)];
+      const Option& second = kOptions[random() % std::size(kOptions)];
       CheckParity(rank, MakeSetting(first, second, 2 + pair));
     }
   });

@@ -1,4 +1,5 @@
-// The cases tagged [owner], [single] and [stuck] need a process of their own each, for MPI starts only once in it.
+// The cases tagged [owner], [single], [stuck] and [waiting] need a process of their own each, for MPI starts only once
+// in it.
 #include "libddp/launch/mpi_session.h"
 
 #include <mpi.h>
@@ -12,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "ddp/context.h"
 #include "tests/support/catch.h"
 #include "tests/support/launch.h"
 
@@ -144,6 +146,32 @@ TEST_CASE("MPI started for one thread is used by that thread only", "[.][single]
     CHECK(absl::StrContains(s.message(), "MPI_THREAD_SERIALIZED"));
   }
   CHECK_FALSE(IsFinalized());
+  MPI_Finalize();
+}
+
+// So large that Open MPI sends it piece by piece, each in a call of MPI on the sender's side.
+TEST_CASE("a rank that waits in the library does not hold up a peer that waits for its message", "[.][waiting]") {
+  MPI_Init(nullptr, nullptr);
+  {
+    ContextOptions options;
+    options.timeout = absl::Seconds(60);
+    const auto context = Context::Create(options);
+    INFO(context.status().ToString());
+    REQUIRE(context.ok());
+    std::vector<char> message(64 << 20, static_cast<char>((*context)->rank()));
+    MPI_Request request = MPI_REQUEST_NULL;
+    if ((*context)->rank() == 0) {
+      MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_CHAR, 1, 7, MPI_COMM_WORLD, &request);
+    } else {
+      MPI_Recv(message.data(), static_cast<int>(message.size()), MPI_CHAR, 0, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      CHECK(message.back() == 0);
+    }
+    auto met = (*context)->world().Barrier();
+    const absl::Status status = met.ok() ? met->Wait() : met.status();
+    INFO(status.ToString());
+    CHECK(status.ok());
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+  }
   MPI_Finalize();
 }
 

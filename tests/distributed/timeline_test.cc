@@ -109,6 +109,8 @@ TEST_CASE("a file that cannot be written is told before anything is trained, on 
   RunOnRanks([&](Rank& rank) {
     Timeline timeline({.rank = rank.rank(), .path = "/nowhere/trace.json", .now_ns = nullptr});
     RANK_CHECK_STATUS(timeline.Begin(rank.group()), absl::StatusCode::kInvalidArgument, "/nowhere/trace.json");
+    // A Context that could not begin ends its timeline nevertheless.
+    RANK_CHECK_OK(timeline.End(rank.group(), absl::Seconds(30)));
   });
 }
 

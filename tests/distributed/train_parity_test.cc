@@ -12,6 +12,7 @@
 #include "ddp/collectives.h"
 #include "examples/data/dataset.h"
 #include "examples/data/file.h"
+#include "examples/nn/cnn.h"
 #include "examples/nn/model.h"
 #include "examples/train/agreement.h"
 #include "examples/train/trainer.h"
@@ -209,6 +210,7 @@ TEST_CASE("under a gradient scaler a step that is not finite is left out, and tr
     // Scaled by a power of two and back: the same but for what rounds to nothing.
     TrainFlags flags = Flags(rank.size(), 40);
     flags.grad_scaler = true;
+    flags.clip_norm = 0.5;  // of the gradients that are unscaled
     TrainFlags plain = flags;
     plain.grad_scaler = false;
     const Trained scaled = Train(rank.group(), flags);
@@ -318,6 +320,41 @@ TEST_CASE("a resumed training continues bit for bit") {
       CheckClose(TrainAlone(second), whole, 1e-4);
       rank.Meet();
     }
+  });
+}
+
+TEST_CASE("in bfloat16 ranks train together as far as in float32, with the same bits for any buckets and resumed") {
+  if (!nn::HasBfloat16()) return;
+  RunOnRanks([](Rank& rank) {
+    const SharedFolder folder(rank);
+    TrainFlags flags = Flags(rank.size(), 64);
+    const Trained exact = Train(rank.group(), flags);
+    flags.amp = "bf16";
+    const Trained whole = Train(rank.group(), flags);
+    RANK_CHECK(whole.summary.parameters_sha256 != exact.summary.parameters_sha256);
+    const auto check_as_good = [&](const Trained& trained) {
+      RANK_CHECK(std::abs(trained.summary.final_loss - exact.summary.final_loss) < 0.01, trained.summary.final_loss,
+                 " is not ", exact.summary.final_loss);
+      RANK_CHECK(std::abs(trained.summary.test_accuracy - exact.summary.test_accuracy) < 2.5 / 360);
+    };
+    check_as_good(whole);
+    TrainFlags first = flags;
+    first.bucket_mb = 0.001;
+    first.steps = 41;
+    first.save = folder.File("a");
+    Train(rank.group(), first);
+    TrainFlags second = flags;
+    second.resume = first.save;
+    RANK_CHECK_EQ(Train(rank.group(), second).summary.parameters_sha256, whole.summary.parameters_sha256);
+    // Accumulated, and with a loss scale.
+    TrainFlags parts = flags;
+    parts.accumulate = 2;
+    parts.batch = flags.batch / 2;
+    parts.grad_scaler = true;
+    const Trained scaled = Train(rank.group(), parts);
+    RANK_CHECK_EQ(scaled.summary.skipped_steps, 0);
+    check_as_good(scaled);
+    rank.Meet();
   });
 }
 

@@ -95,14 +95,25 @@ void Job::Collect(Process& process, bool block) {
   }
 }
 
-bool Job::WaitForLine(int number, absl::Duration patience) {
-  Process& process = processes_[static_cast<size_t>(number)];
+void Job::WaitUntil(Process& process, absl::Duration patience, absl::FunctionRef<bool()> done) {
   const absl::Time deadline = absl::Now() + patience;
-  while (!absl::StrContains(process.ending.output, "\n") && !process.ended && absl::Now() < deadline) {
+  while (!done() && !process.ended && absl::Now() < deadline) {
     Collect(process, false);
     absl::SleepFor(absl::Milliseconds(2));
   }
-  return absl::StrContains(process.ending.output, "\n");
+}
+
+bool Job::WaitForLine(int number, absl::Duration patience) {
+  Process& process = processes_[static_cast<size_t>(number)];
+  const auto has_line = [&] { return absl::StrContains(process.ending.output, "\n"); };
+  WaitUntil(process, patience, has_line);
+  return has_line();
+}
+
+bool Job::WaitForEnd(int number, absl::Duration patience) {
+  Process& process = processes_[static_cast<size_t>(number)];
+  WaitUntil(process, patience, [] { return false; });
+  return process.ended;
 }
 
 void Job::Signal(int number, int signal) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 
 namespace ddp::testing {
@@ -35,6 +36,8 @@ class Job {
   // Waits until process number `number` has written a whole line, at most until `patience` is over; false if it has
   // not.
   bool WaitForLine(int number, absl::Duration patience);
+  // The same for the process's end.
+  bool WaitForEnd(int number, absl::Duration patience);
 
   void Signal(int number, int signal) const;
 
@@ -53,6 +56,8 @@ class Job {
     Ending ending;
   };
   void Collect(Process& process, bool block);
+  // Until `done` or the process has ended, at most until `patience` is over.
+  void WaitUntil(Process& process, absl::Duration patience, absl::FunctionRef<bool()> done);
 
   const std::string program_;
   std::string folder_;

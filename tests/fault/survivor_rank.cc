@@ -185,6 +185,50 @@ class Messages final : public Task {
   int round_ = 0;
 };
 
+// Broadcasts, three at a time, from one root after the other: two that travel with the root's announcement, and a large
+// one.
+class Broadcasts final : public Task {
+ public:
+  explicit Broadcasts(int rank) : rank_(rank), data_(kCount) {}
+
+  absl::Status Begin(ProcessGroup& world) override { return GoOnIn(world); }
+  absl::Status Round(const std::vector<int>& members) override {
+    const size_t root = static_cast<size_t>(++round_) % members.size();
+    const float value = static_cast<float>(1000 * members[root] + round_ % 1000);
+    std::fill(data_.begin(), data_.end(), members[root] == rank_ ? value : 0.0f);
+    std::vector<Work> works;
+    absl::Status first;
+    for (size_t i = 0; i < std::size(kEnds); ++i) {
+      const size_t begin = i == 0 ? 0 : kEnds[i - 1];
+      const Buffer part{data_.data() + begin, kEnds[i] - begin, DType::kFloat32, {}};
+      absl::StatusOr<Work> work = group_->Broadcast({part}, static_cast<int>(root));
+      first.Update(work.status());
+      if (work.ok()) works.push_back(*std::move(work));
+    }
+    for (Work& work : works) first.Update(work.Wait());
+    if (!first.ok()) return first;
+    for (size_t i = 0; i < kCount; ++i) {
+      if (data_[i] != value) return absl::DataLossError(absl::StrCat("element ", i, " is ", data_[i]));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status GoOnIn(ProcessGroup& group) override {
+    group_ = &group;
+    round_ = 0;
+    return absl::OkStatus();
+  }
+  void Mark() override { std::fill(data_.begin(), data_.end(), kMark); }
+  absl::Status CheckMark() const override { return CheckMarked(data_.data(), kCount); }
+
+ private:
+  static constexpr size_t kEnds[] = {2000, 2001, 60'000}, kCount = 60'000;
+
+  const int rank_;
+  ProcessGroup* group_ = nullptr;
+  std::vector<float> data_;
+  int round_ = 0;
+};
+
 // A training of DistributedDataParallel.
 class Training final : public Task {
  public:
@@ -296,6 +340,7 @@ class Survivor {
   std::unique_ptr<Task> MakeTask() const {
     const std::string work = flags_.Text("work");
     if (work == "training") return std::make_unique<Training>(rank_);
+    if (work == "broadcasts") return std::make_unique<Broadcasts>(rank_);
     if (work == "messages") return std::make_unique<Messages>(rank_);
     return std::make_unique<Reductions>(rank_, work);
   }

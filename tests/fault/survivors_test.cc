@@ -122,7 +122,8 @@ int FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Runs the job. A rank that is stopped is woken when all others have heard of it, one that is paused again and again.
+// Runs the job. A rank that is stopped is woken when all others have heard of it, one that is paused again and again
+// until it ends: the pause may come when all work is done.
 // Returns the error.
 std::string Run(const Fault& fault) {
   INFO(fault.Describe());
@@ -143,7 +144,7 @@ std::string Run(const Fault& fault) {
   }
   if (fault.stops()) job.Signal(victim, SIGCONT);
   const absl::Time until = absl::Now() + kPatience;
-  while (fault.how == "pause" && !job.WaitForLine(other, absl::Milliseconds(250)) && absl::Now() < until) {
+  while (fault.how == "pause" && !job.WaitForEnd(victim, absl::Milliseconds(250)) && absl::Now() < until) {
     job.Signal(victim, SIGCONT);
   }
   const std::vector<Ending> endings = job.Finish(kPatience);
@@ -221,6 +222,18 @@ TEST_CASE("a rank that dies while messages are under way is told, and the others
     }
   }
   Run({.how = "kill", .work = "messages", .wake = "", .size = 4, .victims = {0, 3}, .delay_us = 15'000});
+}
+
+TEST_CASE("a rank that dies among broadcasts is told, and the others go on") {
+  for (const int delay_us : {700, 11'000, 23'000}) {
+    for (const int size : {2, 3, 4}) {
+      const std::string how = delay_us % 1000 == 0 ? "kill" : "segv";
+      Run({.how = how, .work = "broadcasts", .wake = "", .size = size, .victims = {size / 2}, .delay_us = delay_us});
+    }
+  }
+  Run({.how = "kill", .work = "broadcasts", .wake = "", .size = 4, .victims = {0, 3}, .delay_us = 15'000});
+  Run({.how = "stop", .work = "broadcasts", .wake = "wait", .size = 3, .victims = {0}, .delay_us = 20'000});
+  Run({.how = "pause", .work = "broadcasts", .wake = "", .size = 3, .victims = {1}, .delay_us = 5'000});
 }
 
 TEST_CASE("a rank that dies in a group that was split off is told, and the others go on") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ddp/context.h"
+#include "libddp/device/device_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/numbers.h"
 #include "tests/support/ranks.h"
@@ -24,7 +25,8 @@ namespace {
 ContextOptions OnGpus() {
   ContextOptions options;
   options.backend = "nccl";
-  options.device = {Device::Kind::kCuda, -1};
+  // On a machine with one GPU several ranks need NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+  options.device = {Device::Kind::kCuda, static_cast<int16_t>(CudaDevices()->Count() == 1 ? 0 : -1)};
   return options;
 }
 

@@ -1,5 +1,6 @@
 // The example layers on a real GPU give what they give on the CPU.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -55,7 +56,7 @@ struct Placed {
     device.Download(memory.get(), host.data(), count * sizeof(float));
     return host;
   }
-  // The loss of a batch; leaves its gradients, announced in the order told.
+  // The loss of a batch; leaves its gradients, announced in the order told. Without one there is no backward pass.
   double Pass(const std::vector<float>& x, const std::vector<int32_t>& labels, bool accumulate, const LossOptions& o,
               std::vector<size_t>* order, int classes = 10) {
     const int rows = static_cast<int>(labels.size());
@@ -69,25 +70,13 @@ struct Placed {
     const auto* const where = reinterpret_cast<const int32_t*>(targets.get());
     device.CountHits(logits.data(), where, rows, classes, hits.get());
     device.CrossEntropy(logits.data(), where, rows, classes, model->output_grad().data(), o, loss.get());
-    model->Backward([&](size_t i) { order->push_back(i); }, accumulate);
+    if (order != nullptr) model->Backward([&](size_t i) { order->push_back(i); }, accumulate);
     device.Wait();
     hit = *hits;
     return *loss;
   }
-
-  // The same without a backward pass.
   double Loss(const std::vector<float>& x, const std::vector<int32_t>& labels) {
-    const int rows = static_cast<int>(labels.size());
-    const auto input = device.Allocate(x.size());
-    const auto targets = device.Allocate(labels.size());
-    device.Upload(x.data(), input.get(), x.size() * sizeof(float));
-    device.Upload(labels.data(), targets.get(), labels.size() * sizeof(int32_t));
-    const auto loss = std::static_pointer_cast<double>(device.AllocateHost(sizeof(double)));
-    const absl::Span<const float> logits = model->Forward(input.get(), rows);
-    device.CrossEntropy(logits.data(), reinterpret_cast<const int32_t*>(targets.get()), rows, 10,
-                        model->output_grad().data(), {}, loss.get());
-    device.Wait();
-    return *loss;
+    return Pass(x, labels, false, {}, nullptr);
   }
 
   Device& device;
@@ -310,35 +299,46 @@ TEST_CASE("dropout leaves out what it does on the CPU, in evaluation nothing") {
   CHECK(std::equal(x.begin(), x.end(), there.end() - static_cast<std::ptrdiff_t>(x.size())));
 }
 
-TEST_CASE("optimizers step as the CPU's do, and not at all where they are told to skip") {
+TEST_CASE("optimizers step as the CPU's do, clipped or not, and not at all where they are told to skip") {
   const std::unique_ptr<Device> gpu = OpenCuda(0, {});
-  constexpr size_t kCount = 1003;
   const auto skip = std::static_pointer_cast<uint32_t>(gpu->AllocateHost(sizeof(uint32_t)));
-  for (int kind = 0; kind < 4; ++kind) {
+  const auto half = gpu->Allocate(1);
+  const float inv_scale = 0.5f;
+  gpu->Upload(&inv_scale, half.get(), sizeof inv_scale);
+  // Without clipping, with, and where it changes nothing; then all of it with more gradients than the clipping has
+  // threads.
+  for (int kind = 0; kind < 24; ++kind) {
+    const size_t count = kind < 12 ? 1003 : 300'001;
     const auto make = [&](Device& device) {
-      if (kind == 0) return device.MakeSgd(kCount, {.lr = 0.1});
-      if (kind == 1) return device.MakeSgd(kCount, {.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01});
-      return device.MakeAdam(kCount, {.lr = 0.01, .weight_decay = 0.02, .decoupled = kind == 3});
+      std::unique_ptr<Optimizer> optimizer;
+      if (kind % 4 == 0) optimizer = device.MakeSgd(count, {.lr = 0.1});
+      if (kind % 4 == 1) optimizer = device.MakeSgd(count, {.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01});
+      if (kind % 4 > 1) {
+        optimizer = device.MakeAdam(count, {.lr = 0.01, .weight_decay = 0.02, .decoupled = kind % 4 == 3});
+      }
+      optimizer->set_clip_norm(std::array{0.0, 2.0, 1000.0}[static_cast<size_t>(kind / 4 % 3)]);
+      return optimizer;
     };
     const std::unique_ptr<Optimizer> here = make(Cpu()), there = make(*gpu);
-    there->set_words({.skip_step = skip.get()});
-    std::vector<float> value = Numbers(kCount, 1), got(kCount);
-    const auto on_gpu = gpu->Allocate(kCount), grad_on_gpu = gpu->Allocate(kCount);
-    gpu->Upload(value.data(), on_gpu.get(), kCount * sizeof(float));
+    there->set_words({.inv_scale = kind % 2 == 0 ? nullptr : half.get(), .skip_step = skip.get()});
+    here->set_grad_scale(kind % 2 == 0 ? 1 : inv_scale);
+    std::vector<float> value = Numbers(count, 1), got(count);
+    const auto on_gpu = gpu->Allocate(count), grad_on_gpu = gpu->Allocate(count);
+    gpu->Upload(value.data(), on_gpu.get(), count * sizeof(float));
     for (int step = 0; step < 6; ++step) {
-      const std::vector<float> grad = Numbers(kCount, static_cast<uint32_t>(10 + step));
-      gpu->Upload(grad.data(), grad_on_gpu.get(), kCount * sizeof(float));
+      const std::vector<float> grad = Numbers(count, static_cast<uint32_t>(10 + step));
+      gpu->Upload(grad.data(), grad_on_gpu.get(), count * sizeof(float));
       gpu->Wait();
       *skip = step % 2;
       if (*skip == 0) here->Step(absl::MakeSpan(value), grad);
-      there->Step({on_gpu.get(), kCount}, {grad_on_gpu.get(), kCount});
-      gpu->Download(on_gpu.get(), got.data(), kCount * sizeof(float));
+      there->Step({on_gpu.get(), count}, {grad_on_gpu.get(), count});
+      gpu->Download(on_gpu.get(), got.data(), count * sizeof(float));
       RequireNear(got, value, 1e-5f);
     }
     REQUIRE(there->state().size() == here->state().size());
     for (size_t s = 0; s < here->state().size(); ++s) {
       CHECK(there->state()[s].name == here->state()[s].name);
-      gpu->Download(there->state()[s].data.data(), got.data(), kCount * sizeof(float));
+      gpu->Download(there->state()[s].data.data(), got.data(), count * sizeof(float));
       RequireNear(got, {here->state()[s].data.begin(), here->state()[s].data.end()}, 1e-5f);
     }
   }

@@ -118,6 +118,17 @@ case $case_name in
     done
     ;;
 
+  srun_pmix)
+    # As under srun --mpi=pmix: Slurm's variables, and a service for MPI to start by, which is mpirun's here. What Slurm says
+    # are two nodes can meet by MPI alone.
+    # shellcheck disable=SC2016 # the inner shell's
+    step='unset "${!OMPI_COMM_WORLD_@}"
+      export SLURM_PROCID=$PMIX_RANK SLURM_NODEID=$PMIX_RANK SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)"
+      exec "$0"'
+    "${mpirun[@]}" 2 bash -c "$step" "$launch_rank" >out 2>&1 || fail "exit code $?"
+    for rank in 0 1; do says out "rank $rank of 2, local 0 of 1, by srun: sum 3"; done
+    ;;
+
   hosts)
     for rank in 0 1; do as_torchrun $rank 2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1; done
     finish
@@ -146,11 +157,11 @@ case $case_name in
 
   secrets)
     export DDP_TIMEOUT=5
-    as_torchrun 0 2 DDP_STORE_SECRET=one
+    as_torchrun 0 2 DDP_STORE_SECRET=one DDP_LOG_LEVEL=warn
     as_torchrun 1 2 DDP_STORE_SECRET=another
     finish
     [[ ${codes[*]} == "1 1" ]] || fail "exit codes ${codes[*]}"
-    says 0 DEADLINE_EXCEEDED "rank 1 of 2 did not come"
+    says 0 "refused a connection: it does not know the secret" DDP_STORE_SECRET DEADLINE_EXCEEDED "rank 1 of 2 did not come"
     says 1 PERMISSION_DENIED "rank 1: " "different secrets" DDP_STORE_SECRET
     as_torchrun 0 2 DDP_STORE_SECRET=one
     as_torchrun 1 2
@@ -203,6 +214,22 @@ case $case_name in
     sha=$(grep parameters_sha256 mpirun.json) || fail "no digest"
     says torchrun.json "$sha"
     grep -qE '"test_accuracy": (1|0\.9[5-9])' torchrun.json || fail "accuracy"
+    # Told to stop, torchrun passes that on; the ranks save, and go on from there as if nothing had been.
+    flags=(--hidden=64 --deterministic)
+    rm out
+    "${torchrun[@]}" --nproc_per_node=2 --no-python "$train_mlp" "${flags[@]}" --steps=1000000 --save=checkpoint >out 2>&1 &
+    for ((i = 0; i < 600; ++i)); do
+      grep -qs "^epoch" out && break
+      sleep 0.1
+    done
+    kill -TERM $!
+    wait $! && fail "torchrun has not heard of it"
+    step=$(sed -n 's/^train_mlp: stopped by SIGTERM after step \([0-9]*\); go on from there with --resume=checkpoint$/\1/p' out)
+    [[ $step && -s checkpoint && ! -e checkpoint.tmp ]] || fail "nothing saved"
+    "${torchrun[@]}" --nproc_per_node=2 --no-python "$train_mlp" "${flags[@]}" --steps=$((step + 5)) --resume=checkpoint \
+      --summary_json=resumed.json >out 2>&1 || fail "exit code $?"
+    "${mpirun[@]}" 2 "$train_mlp" "${flags[@]}" --steps=$((step + 5)) --summary_json=whole.json >out 2>&1 || fail "exit code $?"
+    says resumed.json "$(grep parameters_sha256 whole.json)"
     ;;
 
   *)

@@ -43,6 +43,12 @@ run(text succeeds ${MPICH_RUN} -n 3 ${WORK_DIR}/launch_rank)
 expect("${text}" "rank 0 of 3, local 0 of 3, by mpirun: sum 6" "rank 2 of 3, local 2 of 3, by mpirun: sum 6")
 unset(ENV{DDP_NODE_SIZE})
 
+# As under srun --mpi=pmi2: Slurm's variables, and PMI, which is mpirun's here. What Slurm says are two nodes can meet by MPI alone.
+set(step "unset MPI_LOCALRANKID MPI_LOCALNRANKS && SLURM_PROCID=$PMI_RANK SLURM_NODEID=$PMI_RANK SLURM_LOCALID=0 SLURM_NTASKS=2 \
+SLURM_STEP_TASKS_PER_NODE='1(x2)' exec \"$0\"")
+run(text succeeds ${MPICH_RUN} -n 2 sh -c ${step} ${WORK_DIR}/launch_rank)
+expect("${text}" "rank 0 of 2, local 0 of 1, by srun: sum 3" "rank 1 of 2, local 0 of 1, by srun: sum 3")
+
 # The other MPI's mpirun starts two worlds of one, which is told rather than trained.
 find_program(OPENMPI_RUN mpirun.openmpi)
 if(OPENMPI_RUN)

@@ -219,6 +219,10 @@ void NoteOp(Comm comm, int op) {
 Result AllReduce(const void* in, void* out, size_t count, nccl::DataType type, int op, Comm comm, void* stream) {
   NoteOp(comm, op);
   last_cost = state->owner->cost(Bytes(count, type), op == nccl::kSum);
+  // NCCL 2.32.3 looks for a kernel that it does not have.
+  if (op == nccl::kAvg && state->version >= 23003 && IsFloatingPoint(FromNccl(type)) && Registered(out)) {
+    return nccl::kUnhandledCudaError;
+  }
   // NCCL 2.28.3 makes one kernel of the bare sums of a group, which forgets some.
   const bool forgotten = group.depth > 0 && op == nccl::kSum && state->version >= 22800 && state->version < 22807 &&
                          Registered(out) && ++group.registered_sums > 2;
@@ -444,8 +448,10 @@ nccl::Api FakeNccl::api() const {
   api.GroupEnd = GroupEnd;
   api.RedOpCreatePreMulSum = RedOpCreatePreMulSum;
   api.RedOpDestroy = RedOpDestroy;
-  api.MemAlloc = MemAlloc;
-  api.MemFree = MemFree;
+  if (state->version >= 21900) {
+    api.MemAlloc = MemAlloc;
+    api.MemFree = MemFree;
+  }
   api.CommWindowRegister = CommWindowRegister;
   api.CommWindowDeregister = CommWindowDeregister;
   return api;

@@ -71,6 +71,11 @@ std::string RunOne(const std::function<void(Rank&)>& body, const ContextOptions&
 
 bool RanksAreThreads() { return !UnderMpi(); }
 
+bool OnOneNode() {
+  const char* const node_size = std::getenv("DDP_NODE_SIZE");
+  return node_size == nullptr || std::atoi(node_size) >= RankCount();
+}
+
 int RankCount() {
   if (UnderMpi()) return MpiSize();
   const char* text = std::getenv("DDP_TEST_RANKS");

@@ -43,6 +43,9 @@ int RankCount();
 // Whether the ranks of this run are threads of one process.
 bool RanksAreThreads();
 
+// Whether they are all on one node: DDP_NODE_SIZE does not cut them.
+bool OnOneNode();
+
 // Makes a new world of RankCount() ranks, runs `body` on each of them, and fails the Catch2 test case with every rank's
 // failures. When a rank fails, its group is aborted so that the others end too. `options` may leave out who the ranks
 // are.

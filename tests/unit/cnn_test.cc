@@ -20,6 +20,7 @@
 #include "examples/nn/pooling.h"
 #include "examples/nn/residual.h"
 #include "tests/support/catch.h"
+#include "tests/unit/bound_model.h"
 #include "tests/unit/cnn_reference.h"
 
 namespace {
@@ -401,29 +402,17 @@ TEST_CASE("Models learn a handful of images, whatever their size, in batches of 
   nn::SetThreads(1);
   for (const bool residual : {false, true}) {
     const ImageShape images = residual ? ImageShape{3, 9, 7} : ImageShape{1, 7, 8};
-    const auto model = residual ? nn::MakeResnet20(images, 4, 8) : nn::MakeLenet(images, 4, 8);
-    std::vector<std::vector<float>> values, grads;
-    std::vector<float*> value_pointers, grad_pointers;
-    for (const nn::ParameterSpec& spec : model->parameters()) {
-      values.emplace_back(spec.count());
-      grads.emplace_back(spec.count());
-      value_pointers.push_back(values.back().data());
-      grad_pointers.push_back(grads.back().data());
-    }
-    model->Bind(value_pointers, grad_pointers);
-    model->Initialize(1);
+    nn::testing::BoundModel bound(residual ? nn::MakeResnet20(images, 4, 8) : nn::MakeLenet(images, 4, 8));
     const std::vector<float> x = RandomFloats(8 * Count(images), 9);
     const std::vector<int32_t> labels = {0, 1, 2, 3, 3, 2, 1, 0};
     for (int step = 0; step < 100; ++step) {
       const int rows = step % 10 == 9 ? 6 : 8;
-      const auto logits = model->Forward(x.data(), rows);
-      nn::SoftmaxCrossEntropy(logits, absl::MakeSpan(labels).first(static_cast<size_t>(rows)), model->output_grad());
-      model->Backward([](size_t) {});
-      for (size_t p = 0; p < values.size(); ++p) {
-        for (size_t i = 0; i < values[p].size(); ++i) values[p][i] -= 0.1f * grads[p][i];
+      bound.Step(x, absl::MakeSpan(labels).first(static_cast<size_t>(rows)));
+      for (size_t p = 0; p < bound.values.size(); ++p) {
+        for (size_t i = 0; i < bound.values[p].size(); ++i) bound.values[p][i] -= 0.1f * bound.grads[p][i];
       }
     }
-    CHECK(nn::CountCorrect(model->Forward(x.data(), 8), labels) == 8);
+    CHECK(nn::CountCorrect(bound.model->Forward(x.data(), 8), labels) == 8);
   }
 }
 

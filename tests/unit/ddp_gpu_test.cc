@@ -1,10 +1,14 @@
 // DistributedDataParallel on GPUs that are simulated.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/grad_scaler.h"
 #include "tests/support/ddp_gpu_cases.h"
 #include "tests/support/nccl_job.h"
 
@@ -41,6 +45,22 @@ TEST_CASE("no step consumes what a reduction left that failed later") {
   RunCase(gpu_cases::FailsAfterReturn, {2, 3, 4});
 }
 
+TEST_CASE("a gradient announced with a stream of another GPU is named") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    std::vector<Parameter> parameters = {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}};
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
+    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream own{rank.device(), owned.get()};
+    Stream other = own;
+    ++other.device.index;
+    model->GradReady(0, other);
+    RANK_CHECK_STATUS(model->FinishBackward(own), absl::StatusCode::kFailedPrecondition, "'w'", "a stream of GPU 1",
+                      "is on GPU 0");
+  });
+}
+
 TEST_CASE("FinishBackward does not wait for the GPU") {
   Job job(2);
   const ScopedDevices devices(job.gpus);
@@ -64,6 +84,57 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
     open = true;
     FakeDevices::Synchronize(stream.native);
     RANK_CHECK_EQ(seen, 1.5f);
+  });
+}
+
+// Decides in its stream's order, as a kernel does.
+class StreamOptimizer final : public Optimizer {
+ public:
+  explicit StreamOptimizer(const Buffer& grads) : grads_(grads) {}
+  Buffers grads() const override { return {&grads_, 1}; }
+  bool fused() const override { return true; }
+  absl::Status Step(const StepOptions& options) override {
+    FakeDevices::Enqueue(options.stream.native, [this, options] {
+      if (*options.found_inf == 0) inv_scales.push_back(*options.inv_scale);
+    });
+    return absl::OkStatus();
+  }
+
+  std::vector<float> inv_scales;  // of the steps made
+
+ private:
+  const Buffer grads_;
+};
+
+TEST_CASE("a fused step under a GradScaler does not wait for the GPU, nor does Unscale") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup&) {
+    const auto scaler =
+        RANK_VALUE(GradScaler::Create({.initial_scale = 8, .growth_interval = 2, .device = rank.device()}));
+    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 3 * sizeof(float)));
+    auto* const grads = static_cast<float*>(memory.get());
+    const Buffer whole = {grads, 3, DType::kFloat32, rank.device()};
+    StreamOptimizer optimizer(whole);
+    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const Stream stream{rank.device(), owned.get()};
+    std::atomic<bool> open{false};
+    FakeDevices::Enqueue(stream.native, [&] {
+      while (!open) std::this_thread::yield();
+    });
+    for (const float grad : {1.0f, 1.0f, HUGE_VALF, 1.0f}) {
+      FakeDevices::Enqueue(stream.native, [=] { std::fill_n(grads, 3, grad); });
+      RANK_CHECK_OK(scaler->Scale({&whole, 1}, stream));
+      RANK_CHECK_OK(scaler->Step(optimizer, {.stream = stream}));
+      RANK_CHECK_OK(scaler->Update(stream));
+    }
+    RANK_CHECK_OK(scaler->Unscale(optimizer, stream));
+    RANK_CHECK(optimizer.inv_scales.empty());
+    open = true;
+    FakeDevices::Synchronize(stream.native);
+    RANK_CHECK(optimizer.inv_scales == std::vector<float>(3, 1.0f / 8));  // all but the third step's
+    RANK_CHECK_EQ(grads[2], 8.0f / 8);
+    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), 8.0f);
   });
 }
 

@@ -34,7 +34,7 @@ TEST_CASE("the table has one row per variable, in the order of Env") {
     CHECK_FALSE(info.meaning.empty());
     CHECK(names.insert(info.name).second);
   }
-  CHECK(i == static_cast<size_t>(Env::kNcclDebug) + 1);
+  CHECK(i == static_cast<size_t>(Env::kNcclMultiRankGpu) + 1);
 }
 
 TEST_CASE("docs/environment.md documents exactly the variables of the table, with their defaults") {

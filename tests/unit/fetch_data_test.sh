@@ -7,16 +7,8 @@
 set -u
 
 script=$1
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-
-fail() {
-  echo "FAILED: $*"
-  echo "--- standard output"; cat out
-  echo "--- standard error"; cat err
-  exit 1
-}
+# shellcheck source-path=SCRIPTDIR source=../support/in_folder.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/in_folder.sh"
 
 # takes WORDS COMMAND...: it succeeds, and says so.
 takes() {

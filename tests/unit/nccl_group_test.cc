@@ -299,6 +299,22 @@ TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
   });
 }
 
+TEST_CASE("whoever waits for the GPU lets the program's own communication go on") {
+  Job job(2);
+  std::atomic<bool> begun{false}, went_on{false};
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    ProgressThread progress([&] { went_on = begun.load(); });
+    DeviceGroupOptions options = rank.Options();
+    if (rank.rank == 0) options.progress = &progress;
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
+    Array a(rank, *group, DType::kInt32, 1, true);
+    while (rank.rank == 1 && !went_on) std::this_thread::yield();  // until the other one waits
+    Work work = RANK_VALUE(group->AllReduce(a.Cut(1), a.Cut(1)));
+    begun = true;
+    RANK_CHECK_OK(work.Wait());
+  });
+}
+
 TEST_CASE("what is captured into a graph supports BlockStream alone") {
   Job job(1);
   job.Run([](Rank& rank, ProcessGroup& group) {
@@ -351,12 +367,14 @@ TEST_CASE("sums on registered memory use its kernels where they are faster, as m
         RANK_CHECK_OK(Finish(group.AllReduce({&b, 1}, {&b, 1}, {.op = op})));
         return rank.nccl.last_op(rank.rank);
       };
-      const bool late = c.version >= 23003;
       RANK_CHECK_EQ(op_of(1024, ReduceOp::kSum), nccl::kSum);
-      RANK_CHECK_EQ(op_of(1024, ReduceOp::kAvg), late ? nccl::kAvg : nccl::kSum);
+      RANK_CHECK_EQ(op_of(1024, ReduceOp::kAvg), nccl::kSum);
       // From between 4 MiB, where they win, and 16, where they lose.
       RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kSum), c.crosses ? 100 : nccl::kSum);
-      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), !c.crosses ? nccl::kSum : late ? 100 : nccl::kAvg);
+      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), c.crosses ? 100 : nccl::kSum);
+      const Buffer two{a.whole().data, 2, DType::kFloat32, rank.device()}, one{two.data, 1, two.dtype, two.device};
+      RANK_CHECK_OK(Finish(group.ReduceScatter({&two, 1}, {&one, 1}, {.op = ReduceOp::kAvg})));
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), c.version >= 23003 ? nccl::kAvg : nccl::kSum);
       Array plain(rank, group, DType::kFloat32, 8, false);
       RANK_CHECK_OK(Finish(group.AllReduce(plain.Cut(1), plain.Cut(1), {.op = ReduceOp::kAvg})));
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
@@ -440,6 +458,13 @@ TEST_CASE("no memory left is an error on all ranks, and nothing sticks") {
   job.nccl.Plan("MemAlloc", 0, Mishap::kFail, nccl::kUnhandledCudaError);
   job.Run([](Rank& rank, ProcessGroup& group) {
     RANK_CHECK_STATUS(group.Allocate(100, rank.device()), absl::StatusCode::kResourceExhausted, "100 bytes");
+    RANK_CHECK_OK(group.Allocate(100, rank.device()));
+  });
+  Job old(2, 21803);  // in which NCCL does not allocate
+  old.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t bytes = size_t{1} << 60;
+    RANK_CHECK_STATUS(group.Allocate(bytes, rank.device()), absl::StatusCode::kResourceExhausted,
+                      absl::StrCat("no ", bytes, " bytes of GPU memory left"), "rank ");
     RANK_CHECK_OK(group.Allocate(100, rank.device()));
   });
 }

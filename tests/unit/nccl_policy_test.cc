@@ -130,9 +130,10 @@ TEST_CASE("registered memory gets the kernels that are faster for it") {
   CHECK(Plan(t, t, avg, ReducePath::kSymmetric) == ReducePlan{.op = Op::kSum, .type = t, .after_scale = 0.25});
   CHECK(Plan(t, t, avg, ReducePath::kSymmetric, true) == ReducePlan{.op = Op::kAvg, .type = t});
   CHECK(Plan(t, t, sum, ReducePath::kNotSymmetric).op == Op::kPremultiplied);
-  CHECK(Plan(t, t, avg, ReducePath::kNotSymmetric) == ReducePlan{.op = Op::kAvg, .type = t});
-  CHECK(Plan(t, t, avg, ReducePath::kNotSymmetric, true) ==
-        ReducePlan{.op = Op::kPremultiplied, .factor = 0.25, .type = t});
+  for (const bool avg_keeps : {false, true}) {
+    CHECK(Plan(t, t, avg, ReducePath::kNotSymmetric, avg_keeps) ==
+          ReducePlan{.op = Op::kPremultiplied, .factor = 0.25, .type = t});
+  }
   CHECK(Plan(t, t, {.op = ReduceOp::kMax, .prescale = 2, .postscale = 3}, ReducePath::kSymmetric) ==
         ReducePlan{.convert_in = true, .before_scale = 2, .op = Op::kMax, .type = t, .after_scale = 3});
 }

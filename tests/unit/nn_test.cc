@@ -23,10 +23,12 @@
 #include "examples/nn/optimizer.h"
 #include "hwy/targets.h"
 #include "tests/support/catch.h"
+#include "tests/unit/bound_model.h"
 
 namespace {
 
 using ddp::testing::Approx;
+using nn::testing::BoundModel;
 
 std::vector<float> RandomFloats(size_t count, uint32_t seed, float range = 1) {
   std::mt19937 random(seed);
@@ -42,32 +44,6 @@ std::vector<int32_t> RandomLabels(size_t count, uint32_t classes, uint32_t seed)
   for (int32_t& label : labels) label = static_cast<int32_t>(random() % classes);
   return labels;
 }
-
-// A model with memory of its own, where DistributedDataParallel would give it some.
-struct BoundModel {
-  BoundModel(int inputs, const std::vector<int>& hidden, int outputs, int max_batch, uint64_t seed = 1)
-      : model((nn::SetThreads(1), nn::MakeMlp(inputs, hidden, outputs, max_batch))) {
-    std::vector<float*> value_pointers, grad_pointers;
-    for (const nn::ParameterSpec& spec : model->parameters()) {
-      values.emplace_back(spec.count());
-      grads.emplace_back(spec.count(), NAN);  // what no step has written shows
-      value_pointers.push_back(values.back().data());
-      grad_pointers.push_back(grads.back().data());
-    }
-    model->Bind(value_pointers, grad_pointers);
-    model->Initialize(seed);
-  }
-
-  double Step(absl::Span<const float> x, absl::Span<const int32_t> labels, bool accumulate = false) {
-    const auto logits = model->Forward(x.data(), static_cast<int>(labels.size()));
-    const double loss = nn::SoftmaxCrossEntropy(logits, labels, model->output_grad());
-    model->Backward([](size_t) {}, accumulate);
-    return loss;
-  }
-
-  std::unique_ptr<nn::Model> model;
-  std::vector<std::vector<float>> values, grads;
-};
 
 // The mean loss of an MLP, by the plainest loops, in double precision.
 double ReferenceLoss(const std::vector<nn::ParameterSpec>& specs, const std::vector<std::vector<double>>& values,
@@ -387,6 +363,46 @@ TEST_CASE("AdamW takes weight decay off the value, apart from the gradient") {
       v[i] = 0.999 * v[i] + 0.001 * grad * grad;
       value -= 0.01 * m[i] / (1 - std::pow(0.9, step)) / (std::sqrt(v[i] / (1 - std::pow(0.999, step))) + 1e-8);
     });
+  });
+}
+
+TEST_CASE("Gradients above a norm are scaled down as they are read; below it, or not finite, they are as they were") {
+  ForEachTarget([] {
+    for (const size_t count : {size_t{1}, size_t{15}, size_t{16}, size_t{1003}}) {
+      std::vector<float> grads = RandomFloats(count, 32);
+      double squares = 0;
+      for (const float g : grads) squares += static_cast<double>(g) * static_cast<double>(g);
+      CHECK(nn::SumSquares(grads.data(), count) == Approx(squares).epsilon(1e-12));
+      const double norm = std::sqrt(squares);
+      const auto moved = [&](double clip_norm, float grad_scale, double factor) {
+        std::vector<float> values(count), scaled = grads;
+        for (float& g : scaled) g *= static_cast<float>(factor);
+        nn::Sgd optimizer(count, {.lr = 1});
+        optimizer.set_clip_norm(clip_norm);
+        optimizer.set_grad_scale(grad_scale);
+        optimizer.Step(absl::MakeSpan(values), scaled);
+        return values;
+      };
+      const std::vector<float> plain = moved(0, 1, 1), clipped = moved(norm / 4, 1, 1),
+                               unscaled = moved(norm / 4, 2, 0.5);
+      CHECK(moved(norm * 1.01, 1, 1) == plain);
+      for (size_t i = 0; i < count; ++i) {
+        REQUIRE(clipped[i] == Approx(plain[i] / 4).epsilon(1e-5));
+        REQUIRE(unscaled[i] == Approx(clipped[i]).epsilon(1e-6));
+      }
+      nn::Adam adam(count, {.lr = 1}), other(count, {.lr = 1});
+      adam.set_clip_norm(norm / 4);
+      std::vector<float> values(count), quarter = grads;
+      for (float& g : quarter) g /= 4;
+      adam.Step(absl::MakeSpan(values), grads);
+      other.Step(absl::MakeSpan(values), quarter);
+      for (size_t i = 0; i < count; ++i) {
+        REQUIRE(adam.state()[0].data[i] == Approx(other.state()[0].data[i]).epsilon(1e-5));
+      }
+      grads[count / 2] = INFINITY;
+      const std::vector<float> infinite = moved(0.1, 1, 1);
+      for (size_t i = 0; i < count; ++i) REQUIRE(infinite[i] == -grads[i]);
+    }
   });
 }
 

@@ -275,30 +275,41 @@ TEST_CASE("strangers get nothing, are shown out, and keep nobody waiting") {
   const auto server = Open(place.Options(true));
   bool closed = false;
 
-  RawSocket loud, late, huge;
-  REQUIRE((loud.Connect(place.port) && late.Connect(place.port) && huge.Connect(place.port)));
+  RawSocket loud, huge;
+  REQUIRE((loud.Connect(place.port) && huge.Connect(place.port)));
   loud.Send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
   CHECK(loud.ReceiveAll(absl::Seconds(30), &closed).size() == 4 + 11 + 32);  // a greeting, which is no secret
   CHECK(closed);
   huge.Send(std::string("\xff\xff\xff\x7f", 4));
   huge.ReceiveAll(absl::Seconds(30), &closed);
   CHECK(closed);
-  late.Send(std::string("\x40\0\0\0half a hel", 14));
 
   // More than the server keeps; those it cannot keep it hangs up on.
   std::vector<RawSocket> crowd(600);
   for (RawSocket& stranger : crowd) REQUIRE(stranger.Connect(place.port));
+  // These came last, so that they do not have to make room.
+  RawSocket late, slow;
+  REQUIRE((late.Connect(place.port) && slow.Connect(place.port)));
+  late.Send(std::string("\x40\0\0\0half a hel", 14));
+  slow.Send(std::string("\0\x04\0\0", 4));  // 1024 bytes will follow, one after the other
+  std::atomic<bool> sending = true;
+  std::thread sender([&] {
+    for (; sending; absl::SleepFor(absl::Milliseconds(50))) slow.Send("x");
+  });
   const auto rank = Open(place.Options(false));
   CHECK(rank->Set("key", "value", Soon()).ok());
   CHECK(server->Get("key", Soon()).value() == "value");
   crowd.front().ReceiveAll(absl::Seconds(30), &closed);
   CHECK(closed);
 
-  // Nobody stays for long without a proof: neither who stopped in the middle of a sentence nor who never said a word.
-  late.ReceiveAll(absl::Seconds(30), &closed);
-  CHECK(closed);
-  crowd.back().ReceiveAll(absl::Seconds(30), &closed);
-  CHECK(closed);
+  // Nobody stays for long without a proof: neither who stopped in the middle of a sentence, nor who never said a word,
+  // nor who goes on and on.
+  for (RawSocket* stranger : {&late, &crowd.back(), &slow}) {
+    stranger->ReceiveAll(absl::Seconds(30), &closed);
+    CHECK(closed);
+  }
+  sending = false;
+  sender.join();
   CHECK(rank->Add("count", 1, Soon()).value() == 1);
 }
 

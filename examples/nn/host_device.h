@@ -1,0 +1,11 @@
+// Functions that GPUs run as well as the host does.
+#ifndef EXAMPLES_NN_HOST_DEVICE_H_
+#define EXAMPLES_NN_HOST_DEVICE_H_
+
+#ifdef __CUDACC__
+#define NN_HOST_DEVICE __host__ __device__
+#else
+#define NN_HOST_DEVICE
+#endif
+
+#endif  // EXAMPLES_NN_HOST_DEVICE_H_

@@ -2,13 +2,13 @@
 // take, with one option or another.
 //
 //   mpirun -n 2 ddp_step_bench [--layers=24] [--layer_kb=1024] [--compute_us=1000] [--steps=50] [--delay_us=0]
-//                              [--link_mbs=0] [--models=5]
+//                              [--link_mbs=0] [--models=5] [--variant=0]
 //
-// A layer spends compute_us in the processor and writes its gradient meanwhile. The variants take turns, step by step;
-// first steps are those of several models of each. With delay_us every all-reduce takes so long on top, with link_mbs
-// also the time of its bytes at so many MB/s, one after the other, as on a slow link, in every other step and first
-// step: the difference is what of the delays was not hidden.
-// Beside it stands what of them no schedule of the same buckets can hide.
+// A layer spends compute_us in the processor and writes its gradient meanwhile. The variants (or, of those counted from
+// 1, only the one asked for) take turns, step by step; first steps are those of several models of each. With delay_us
+// every all-reduce takes so long on top, with link_mbs also the time of its bytes at so many MB/s, one after the other,
+// as on a slow link, in every other step and first step: the difference, the median of those of neighbours, is what of
+// the delays was not hidden. Beside it stands what of them no schedule of the same buckets can hide.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -167,19 +167,31 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Of what each delayed step takes longer than the one before it.
+double Added(const std::vector<double>& plain, const std::vector<double>& delayed) {
+  std::vector<double> added;
+  for (size_t k = 0; k < delayed.size(); ++k) added.push_back(delayed[k] - plain[k]);
+  return Median(added);
+}
+
 class Bench {
  public:
   Bench(const Flags& flags, ddp::ProcessGroup& group) : flags_(flags), group_(group) {}
 
   absl::Status Run() {
     variants_ = Variants(LayerBytes() * Layers());
+    if (const auto one = static_cast<size_t>(flags_.at("variant")); one > 0) {
+      if (one > variants_.size()) return absl::InvalidArgumentError(absl::StrCat("--variant=", one, " is none"));
+      std::swap(variants_[0], variants_[one - 1]);
+      variants_.resize(1);
+    }
     for (int64_t m = 0; m < flags_.at("models"); ++m) {
-      for (const bool delayed : {false, true}) {
-        for (Variant& variant : variants_) {
+      for (Variant& variant : variants_) {
+        for (const bool delayed : {false, true}) {
           if (absl::Status s = MakeModel(variant); !s.ok()) return s;
           if (absl::Status s = TimeStep(variant, delayed, &Times::first_ms); !s.ok()) return s;
+          if (!delays()) break;
         }
-        if (!delays()) break;
       }
     }
     for (int64_t step = 0; step < flags_.at("steps"); ++step) {
@@ -265,7 +277,8 @@ class Bench {
       std::printf("%-20s %8zu %9.2f %11.2f %10.2f", v.name.c_str(), v.model->statistics().buckets.size(), step,
                   step - compute, first - compute);
       if (delays()) {
-        const double added = Median(v.delayed.step_ms) - step, first_added = Median(v.delayed.first_ms) - first;
+        const double added = Added(v.plain.step_ms, v.delayed.step_ms);
+        const double first_added = Added(v.plain.first_ms, v.delayed.first_ms);
         std::printf(" %9.1f %9.1f %9.2f %s %9.2f %s", v.delay_ms, v.least_ms, added, Hidden(v, added).c_str(),
                     first_added, Hidden(v, first_added).c_str());
       }
@@ -295,7 +308,7 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags = {{"layers", 24},  {"layer_kb", 1024}, {"compute_us", 1000}, {"steps", 50},
-                 {"delay_us", 0}, {"link_mbs", 0},    {"models", 5}};
+                 {"delay_us", 0}, {"link_mbs", 0},    {"models", 5},        {"variant", 0}};
   for (int i = 1; i < argc; ++i) {
     const std::pair<std::string, std::string> flag =
         absl::StrSplit(absl::StripPrefix(argv[i], "--"), absl::MaxSplits('=', 1));
@@ -303,8 +316,8 @@ int main(int argc, char** argv) {
     if (flags.count(flag.first) == 0 || !absl::SimpleAtoi(flag.second, &value) || value < 0) {
       std::fprintf(
           stderr,
-          "%s: flags are --layers, --layer_kb, --compute_us, --steps, --delay_us, --link_mbs and --models, each "
-          "=N\n",
+          "%s: flags are --layers, --layer_kb, --compute_us, --steps, --delay_us, --link_mbs, --models and --variant, "
+          "each =N\n",
           argv[i]);
       return 2;
     }

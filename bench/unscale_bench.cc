@@ -3,6 +3,7 @@
 // (memcpy), and the check alone, as a fused step runs it, with its bound, a pass that only reads.
 //
 //   unscale_bench [rounds]
+//   unscale_bench host cpu|cuda      what mixed precision costs the host in a step
 //
 // They take turns in each round; a figure is the median over the rounds, a ratio is taken within a round.
 #include <algorithm>
@@ -14,10 +15,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/autocast.h"
+#include "ddp/context.h"
 #include "ddp/grad_scaler.h"
+#include "ddp/store.h"
 #include "hwy/aligned_allocator.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -73,7 +79,8 @@ using Clock = std::chrono::steady_clock;
 // Has gradients, and steps without doing anything: what is timed is the scaler.
 class NoOptimizer final : public ddp::Optimizer {
  public:
-  NoOptimizer(float* grads, size_t count) : buffer_{grads, count, ddp::DType::kFloat32, {}} {}
+  NoOptimizer(float* grads, size_t count, ddp::Device device = {})
+      : buffer_{grads, count, ddp::DType::kFloat32, device} {}
   ddp::Buffers grads() const override { return {&buffer_, 1}; }
   bool fused() const override { return true; }
   absl::Status Step(const ddp::StepOptions&) override { return absl::OkStatus(); }
@@ -152,11 +159,76 @@ void Measure(size_t bytes, int rounds) {
   }
 }
 
+// What mixed precision costs the host in a step, beside the layers and the optimizer: the scopes of `kLayers` layers
+// that ask for their type, and a scaler whose gradients are so few that nothing is computed. On a GPU it submits, and
+// does not wait.
+int HostCost(bool cuda) {
+  constexpr int kLayers = 50, kSteps = 100, kRounds = 31;
+  ddp::ContextOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.store = ddp::CreateMemoryStore();
+  if (cuda) options.device = {ddp::Device::Kind::kCuda, -1};
+  const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  Check(context.status());
+  const ddp::Device device = (*context)->device();
+  const absl::StatusOr<ddp::Allocation> memory = (*context)->world().Allocate(16 * sizeof(float), device);
+  Check(memory.status());
+  NoOptimizer optimizer(static_cast<float*>(memory->data()), 16, device);
+  const auto time_step = [&](const char* name, const auto& step) {
+    absl::StatusOr<std::unique_ptr<ddp::GradScaler>> scaler = ddp::GradScaler::Create({.device = device});
+    Check(scaler.status());
+    const absl::StatusOr<uint32_t*> word = (*scaler)->AddFoundInf();
+    Check(word.status());
+    std::vector<double> times;
+    for (int round = -1; round < kRounds; ++round) {
+      const Clock::time_point begin = Clock::now();
+      for (int i = 0; i < kSteps; ++i) step(**scaler, *word);
+      const double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / kSteps;
+      Check((*scaler)->scale().status());  // waits
+      if (round >= 0) times.push_back(us);
+    }
+    const auto [least, most] = std::minmax_element(times.begin(), times.end());
+    std::printf("%-60s %8.3f us (%.3f-%.3f)\n", name, Median(times), *least, *most);
+  };
+  const auto forward = [&](ddp::GradScaler& scaler) {
+    const ddp::Autocast autocast(device.kind);
+    for (int i = 0; i < kLayers; ++i) {
+      ddp::Autocast::TypeFor(ddp::AutocastOp::kLinear, device.kind, {ddp::DType::kFloat32});
+    }
+    scaler.scale_data();
+  };
+  time_step("autocast, 50 layers", [&](ddp::GradScaler& scaler, uint32_t*) { forward(scaler); });
+  time_step("the same, fused step, update", [&](ddp::GradScaler& scaler, uint32_t*) {
+    forward(scaler);
+    Check(scaler.Step(optimizer));
+    Check(scaler.Update());
+  });
+  time_step("the same, checked by the reduction", [&](ddp::GradScaler& scaler, uint32_t* word) {
+    forward(scaler);
+    Check(scaler.Step(optimizer, {.found_inf = word}));
+    Check(scaler.Update());
+  });
+  time_step("the same, unscaled by a pass of its own", [&](ddp::GradScaler& scaler, uint32_t*) {
+    forward(scaler);
+    Check(scaler.Unscale(optimizer));
+    Check(scaler.Step(optimizer));
+    Check(scaler.Update());
+  });
+  return 0;
+}
+
 }  // namespace
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 31;
+  const std::string what = argc > 1 ? argv[1] : "31", device = argc > 2 ? argv[2] : "";
+  if (what == "host" && (device == "cpu" || device == "cuda")) return bench::HostCost(device == "cuda");
+  const int rounds = std::atoi(what.c_str());
+  if (rounds < 1 || argc > 2) {
+    std::fputs("usage: unscale_bench [ROUNDS] | unscale_bench host cpu|cuda\n", stderr);
+    return 2;
+  }
   std::printf(
       "#    MiB  unscale (us)   bound (us)  x bound (range)      GB/s    copy (us)   x copy   check (us)   bound (us)  "
       "x bound\n");

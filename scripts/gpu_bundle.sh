@@ -23,7 +23,7 @@ END
 }
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test
-  nccl_bench p2p_bench device_bench train_mlp train_cnn)
+  nccl_bench p2p_bench device_bench unscale_bench train_mlp train_cnn)
 
 # The shared libraries that the programs of folder $1 need and that have to come along, one a line.
 libraries_of() {

@@ -239,6 +239,7 @@ cnn_accuracy() {
 part_bench() {
   local n
   step 120 bench-device "$here/bin/device_bench" --json "$out/bench-device.json"
+  step 30 bench-amp-host "$here/bin/unscale_bench" host cuda
   export DDP_BACKEND=nccl # one rank would not need it
   step 120 bench-p2p "$here/bin/p2p_bench" --json "$out/bench-p2p.json"
   for n in 1 2 4; do

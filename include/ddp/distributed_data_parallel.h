@@ -295,9 +295,11 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Goes on in another group: after a failure, in that of the survivors (Context::NewGroup). Collective over `group`,
   // which outlives the model from now on; the earlier one may go. Checks that all its ranks have the same model, and
-  // registers the gradients' memory there. Addresses and plan stay; values and gradients are left as they are, so make
-  // them equal: SyncState. A step that was under way is dropped: its gradients are worthless. FailedPrecondition in the
-  // middle of a step of a group that works. After another error call it again, with a group that works.
+  // registers the gradients' memory there. Addresses stay; values and gradients are left as they are, so make them
+  // equal: SyncState. What steps have taught is forgotten, as the last of them may have ended on some ranks only:
+  // buckets are planned as at Create, hooks begin anew (CommHook::Reset), and all ranks count the steps that rank 0 has
+  // made. A step that was under way is dropped: its gradients are worthless. FailedPrecondition in the middle of a step
+  // of a group that works. After another error call it again, with a group that works.
   virtual absl::Status Rebind(ProcessGroup& group) = 0;
 
  private:

@@ -51,6 +51,11 @@ class CompressionHook final : public CommHook {
     return inner_ == nullptr ? absl::OkStatus() : inner_->Prepare(group, compressed_);
   }
 
+  void Reset() override {
+    scratch_ = Scratch();
+    if (inner_ != nullptr) inner_->Reset();
+  }
+
   absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
     GradBucket& sent = compressed_[bucket.index];
     if (round == 0) {

@@ -51,21 +51,28 @@ absl::Status Model::Build(std::vector<Parameter> parameters) {
   return options_.broadcast_parameters ? Broadcast(ValuesAndBuffers(), 0) : absl::OkStatus();
 }
 
-// Makes `all` the list of parameters. They are expected in reverse order: the last layer's gradients first.
+// Makes `all` the list of parameters.
 absl::Status Model::Adopt(std::vector<Trained> all) {
   std::vector<size_t> order(all.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   if (absl::Status s = memory_.Place(*group_, all, order); !s.ok()) return s;
   all_ = std::move(all);
-  roles_.clear();
-  for (const Trained& t : all_) roles_.push_back(t.parameter.frozen ? Role::kFrozen : Role::kTrained);
   announced_ = std::make_unique<std::atomic<uint8_t>[]>(all_.size());
   order_.assign(all_.size(), 0);
+  if (absl::Status s = ChooseCaps(); !s.ok()) return s;
+  return PlanAfresh();
+}
+
+// Without what steps have taught. Gradients are expected in reverse order of the parameters: the last layer's first.
+absl::Status Model::PlanAfresh() {
+  roles_.clear();
+  for (const Trained& t : all_) roles_.push_back(t.parameter.frozen ? Role::kFrozen : Role::kTrained);
   static_known_ = static_known_here_ = false;
   steps_of_list_ = 0;
-  order.erase(std::remove_if(order.begin(), order.end(), [&](size_t i) { return roles_[i] == Role::kFrozen; }),
-              order.end());
-  if (absl::Status s = ChooseCaps(); !s.ok()) return s;
+  std::vector<size_t> order;
+  for (size_t i = all_.size(); i-- > 0;) {
+    if (roles_[i] != Role::kFrozen) order.push_back(i);
+  }
   return Plan(order);
 }
 
@@ -184,15 +191,15 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
 
 absl::Status Model::Rebind(ProcessGroup& group) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (in_step_) {
-    if (group_->status().ok()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
-    }
+  if (!group_->status().ok()) {
     Abandon();
+    reducing_ = true;  // nothing that was announced counts any more
     EndStep();
+  } else if (in_step_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
   }
-  reducer_.Drain().IgnoreError();
+  reducer_.Rebind(&group);
   group_ = &group;
   notes_.resize(static_cast<size_t>(group.size()));
   std::vector<Parameter> given;  // as it was given to Create, without the memory that the library owns
@@ -203,7 +210,12 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   }
   if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
   if (absl::Status s = memory_.Register(group); !s.ok()) return s;
-  if (absl::Status s = reducer_.Rebind(&group, all_); !s.ok()) return s;
+  // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
+  int64_t steps = statistics_.steps();
+  if (absl::Status s = BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;
+  statistics_.SetSteps(steps);
+  last_was_reduced_ = true;
+  if (absl::Status s = PlanAfresh(); !s.ok()) return s;
   Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());
   return absl::OkStatus();
 }

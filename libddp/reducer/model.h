@@ -72,6 +72,7 @@ class Model final : public DistributedDataParallel {
   // Creation and parameters.
   void Abandon();
   absl::Status Adopt(std::vector<Trained> all);
+  absl::Status PlanAfresh();
   absl::Status ChooseCaps();
   absl::Status Plan(absl::Span<const size_t> order);
   absl::Status Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream = {});

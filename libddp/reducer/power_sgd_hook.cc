@@ -81,6 +81,10 @@ class PowerSgdHook final : public CommHook {
   int rounds() const override { return 2; }
 
   absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) override;
+  void Reset() override {
+    scratch_ = Scratch();
+    states_.clear();
+  }
   absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override;
   absl::Status Finish(const GradBucket& bucket) override;
 

@@ -94,10 +94,11 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
   }
 }
 
-absl::Status Reducer::Rebind(ProcessGroup* group, const std::vector<Trained>& all) {
+void Reducer::Rebind(ProcessGroup* group) {
   Drain().IgnoreError();  // of the earlier group
   group_ = group;
-  return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
+  packed_ = Scratch();
+  if (hook_ != nullptr) hook_->Reset();
 }
 
 // --- the step -------------------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ class Reducer {
   // Collective, between steps. Groups the gradients listed in `order`, the order in which they are expected.
   absl::Status Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
                     const Caps& caps);
-  // Collective over `group`, between steps: goes on there with the same plan.
-  absl::Status Rebind(ProcessGroup* group, const std::vector<Trained>& all);
+  // Between steps: goes on in another group, and needs a plan there first.
+  void Rebind(ProcessGroup* group);
   const std::vector<Bucket>& plan() const { return plan_; }
 
   // --- One step: Begin; CountDown and Ready for every gradient; SetScale; Advance now and then; IssueAll and WaitAll;

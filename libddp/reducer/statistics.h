@@ -13,6 +13,7 @@ namespace ddp {
 class Statistics {
  public:
   void CountStep() { ++statistics_.steps; }
+  void SetSteps(int64_t steps) { statistics_.steps = steps; }
   // What was measured of a reduced step, of which this rank waited exposed_ns in FinishBackward.
   void Record(std::vector<BucketTimes> buckets, int64_t exposed_ns);
   void CountPlan() { ++statistics_.plans; }

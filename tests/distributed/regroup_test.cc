@@ -1,8 +1,11 @@
 // Going on in another group: Context::NewGroup, ProcessGroup::Register, DistributedDataParallel::Rebind, SyncState.
 // Ranks that really die are in tests/fault.
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_join.h"
@@ -250,6 +253,78 @@ TEST_CASE("a model goes on in a smaller group, with its gradients where they wer
     rank.group().Abort(absl::AbortedError("over"));
     model.reset();
   });
+}
+
+// Writes down the steps that it is told of.
+class StepsHook final : public CommHook {
+ public:
+  std::string name() const override { return "steps"; }
+  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+    if (bucket.index == 0) steps.push_back(bucket.step);
+    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+  }
+  absl::Status Finish(const GradBucket&) override { return absl::OkStatus(); }
+  void Reset() override { steps.clear(); }
+
+  std::vector<int64_t> steps;
+};
+
+// The last step before a failure may end on some ranks only. What it has taught them (the order of gradients, who uses
+// what, how far hooks are) and when they look again must not keep them from making the same calls.
+TEST_CASE("ranks that have made unequal numbers of steps go on together") {
+  const auto steps_hook = [] { return std::make_shared<StepsHook>(); };
+  const auto power = [] { return CreatePowerSgdHook({.rank = 1, .start_step = 4}); };
+  const std::vector<std::function<void(DdpOptions&)>> variants = {
+      [](DdpOptions&) {},
+      [](DdpOptions& o) { o.static_graph = true; },
+      [](DdpOptions& o) { o.unused = UnusedParameters::kDetect; },
+      [&](DdpOptions& o) { o.hook = steps_hook(); },
+      [&](DdpOptions& o) { o.hook = power(); },
+      [&](DdpOptions& o) { o.hook = CreateCompressionHook(DType::kFloat16, power()); },
+  };
+  for (const auto& variant : variants) {
+    RunOnRanks([&](Rank& rank) {
+      DdpOptions options;
+      options.bucket_bytes = 80'000;
+      variant(options);
+      std::vector<Parameter> parameters = ThreeParameters();
+      for (Parameter& p : parameters) p.shape = {100, 200};
+      std::unique_ptr<ProcessGroup> alone = RANK_VALUE(rank.group().Split(rank.rank(), 0));
+      std::unique_ptr<ProcessGroup> all = SplitFirst(rank, rank.size());
+      auto model = RANK_VALUE(DistributedDataParallel::Create(rank.group(), parameters, options));
+      // Each rank's order is another one, and by itself it leaves a parameter out where that is allowed.
+      const auto step = [&](int ranks, bool leave_out) {
+        for (size_t k = 0; k < model->size(); ++k) {
+          const size_t p = (k + static_cast<size_t>(rank.rank())) % model->size();
+          if (leave_out && p == 1) continue;
+          std::fill_n(static_cast<float*>(model->grad(p).data), model->grad(p).count,
+                      static_cast<float>(rank.rank() + 1) + static_cast<float>(p));
+          model->GradReady(p);
+        }
+        RANK_CHECK_OK(model->FinishBackward());
+        for (size_t p = 0; p < model->size() && !leave_out; ++p) {
+          const float own = static_cast<float>(ranks == 1 ? rank.rank() + 1 : 0);
+          const float expected = (ranks == 1 ? own : static_cast<float>(ranks + 1) / 2) + static_cast<float>(p);
+          const auto* const grad = static_cast<const float*>(model->grad(p).data);
+          const float allowed = options.hook == nullptr ? 0.0f : 0.01f;
+          for (size_t i = 0; i < model->grad(p).count; ++i) RANK_CHECK(std::abs(grad[i] - expected) <= allowed);
+        }
+      };
+      RANK_CHECK_OK(model->Rebind(*alone));
+      const bool may_leave_out = options.static_graph || options.unused == UnusedParameters::kDetect;
+      for (int i = 0; i < rank.rank() + 1; ++i) step(1, may_leave_out && rank.rank() == 0);
+      RANK_CHECK_OK(model->Rebind(*all));
+      RANK_CHECK_EQ(model->statistics().steps, 1);
+      for (int i = 0; i < 11; ++i) step(rank.size(), false);
+      RANK_CHECK_EQ(model->statistics().steps, 12);
+      if (const auto* const hook = dynamic_cast<const StepsHook*>(options.hook.get()); hook != nullptr) {
+        RANK_CHECK_EQ(hook->steps.size(), size_t{11});
+        RANK_CHECK_EQ(hook->steps.front(), 1);
+        RANK_CHECK_EQ(hook->steps.back(), 11);
+      }
+      model.reset();
+    });
+  }
 }
 
 TEST_CASE("models that differ are not bound to one group") {

@@ -318,6 +318,28 @@ void Accumulation(GpuRank& rank) {
   CheckGradients(rank, *model, {.expected = expected}, a.get());
 }
 
+void GoesOn(GpuRank& rank) {
+  const TestStream stream(rank);
+  const auto step = [&](const GpuRank& in, DistributedDataParallel& model, int number) {
+    Backward(in, model, {.number = number}, {&stream});
+    RANK_CHECK_OK(model.FinishBackward(stream.get()));
+    CheckGradients(in, model, {.number = number}, stream.get());
+  };
+  for (const std::shared_ptr<CommHook>& hook : {std::shared_ptr<CommHook>(), CreateAllReduceHook()}) {
+    const std::unique_ptr<ProcessGroup> single = RANK_VALUE(rank.group.Split(rank.rank(), 0));
+    const std::unique_ptr<ProcessGroup> all = RANK_VALUE(rank.group.Split(0, rank.rank()));
+    const GpuRank alone{*single}, together{*all};
+    const Model model = Make(rank, DType::kFloat32, {.bucket_bytes = size_t{64} << 10, .hook = hook});
+    step(rank, *model, 0);
+    RANK_CHECK_OK(model->Rebind(*single));
+    for (int i = 0; i < rank.rank() + 1; ++i) step(alone, *model, 1 + i);
+    RANK_CHECK_OK(model->Rebind(*all));
+    for (int i = 0; i < 11; ++i) step(together, *model, i);
+    RANK_CHECK_EQ(model->statistics().steps, 13);
+    stream.Wait();
+  }
+}
+
 void Misuse(GpuRank& rank) {
   std::vector<Parameter> parameters = MakeParameters(rank, DType::kFloat32);
   parameters[2].value.device = {Device::Kind::kCuda, static_cast<int16_t>(rank.device().index + 1)};

@@ -22,6 +22,7 @@ void Averages(GpuRank& rank);          // several steps, buckets and streams
 void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
 void NormAndClipping(GpuRank& rank);   // also what is not finite
 void Accumulation(GpuRank& rank);      // NoSync, Join, buffers
+void GoesOn(GpuRank& rank);            // Rebind, after unequal numbers of steps
 void Misuse(GpuRank& rank);            // streams and memory of other devices
 void Scaler(GpuRank& rank);            // GradScaler with a fused optimizer
 void Statistics(GpuRank& rank);        // times by the GPU's clock

@@ -33,6 +33,7 @@ TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunC
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
 TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
+TEST_CASE("a model on GPUs goes on in another group") { RunCase(gpu_cases::GoesOn); }
 TEST_CASE("models that do not lie where the group works are refused") { RunCase(gpu_cases::Misuse); }
 TEST_CASE("GradScaler works on GPUs") { RunCase(gpu_cases::Scaler); }
 TEST_CASE("a GPU's steps are measured without waiting") {

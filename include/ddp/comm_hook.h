@@ -72,8 +72,8 @@ class DDP_EXPORT CommHook {
   virtual absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets);
 
   // The model goes on in another group (DistributedDataParallel::Rebind), perhaps after a step that ended in the middle
-  // or on some ranks only: forget what steps have left, as it need not be the same on all ranks. Prepare follows. A hook
-  // that calls another one passes it on.
+  // or on some ranks only: forget what steps have left, as it need not be the same on all ranks. Prepare follows. A
+  // hook that calls another one passes it on.
   virtual void Reset() {}
 
   // Begins one operation and returns without waiting for it. Work() where there is nothing to do in this round.

@@ -173,6 +173,9 @@ bool Channels::Fetch(Lock& lock, const ParcelPtr& parcel) {
   if (!brief) lock.unlock();
   const absl::Status status = Copy(*parcel, to);
   if (!brief) lock.lock();
+  // The sender, once told of a failure, may have written there again.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  FailedElsewhere();
   parcel->busy = false;
   if (receiver != nullptr) receiver->busy = false;
   if (!failure_.ok()) {

@@ -386,7 +386,12 @@ void Engine::Worked(Operation* operation) {
   operation->Finish(failure_);
 }
 
+// Where peers' memory was read, only if the group had not failed by then: whoever has been told of a failure may write
+// there again, and a rank that was stopped in the middle of reading wakes up late.
 void Engine::FinishOk(Operation* operation) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool reads_peers = operation->mode == Operation::Mode::kDirect || operation->mode == Operation::Mode::kFetched;
+  if (reads_peers && control_.failure().happened()) return FailLocked(absl::AbortedError("the group has failed"));
   if (operation->nonfinite != nullptr) {
     // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
     const bool own =

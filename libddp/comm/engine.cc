@@ -56,8 +56,7 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
   Work work(operation);
   {
     Lock lock(mutex_);
-    if (control_.failure().happened()) LookAround(lock);
-    if (!failure_.ok()) {
+    if (FailedElsewhere()) {
       operation->Unref();  // the queue's
       return failure_;
     }
@@ -391,7 +390,7 @@ void Engine::Worked(Operation* operation) {
 void Engine::FinishOk(Operation* operation) {
   std::atomic_thread_fence(std::memory_order_acquire);
   const bool reads_peers = operation->mode == Operation::Mode::kDirect || operation->mode == Operation::Mode::kFetched;
-  if (reads_peers && control_.failure().happened()) return FailLocked(absl::AbortedError("the group has failed"));
+  if (reads_peers && FailedElsewhere()) return;
   if (operation->nonfinite != nullptr) {
     // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
     const bool own =

@@ -125,6 +125,7 @@ class Engine final : public ProgressThread::Client {
   void Retire();
   bool DropRetired();
   void FailLocked(const absl::Status& why);
+  bool FailedElsewhere();
   absl::Status KeepLateWritersOut();
   void LookAround(Lock& lock);
   void CheckPeers(int64_t waited_ns);

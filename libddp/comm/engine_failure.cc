@@ -44,6 +44,12 @@ void Engine::FailLocked(const absl::Status& why) {
   if (options_.observer != nullptr) options_.observer->OnGroupFailed();
 }
 
+// Whether the group has failed, perhaps at a peer.
+bool Engine::FailedElsewhere() {
+  if (failure_.ok() && control_.failure().happened()) FailLocked(absl::AbortedError("the group has failed"));
+  return !failure_.ok();
+}
+
 // A peer that the failure overtook in the middle of a chunk may wake up at any time and write on: to the outputs of
 // operations that are under way, nowhere else. In this process those addresses get other memory with the same contents.
 // A peer that is a thread of this process has the same addresses; it is waited for, which does not take longer than a
@@ -68,8 +74,7 @@ absl::Status Engine::KeepLateWritersOut() {
 
 // Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
 void Engine::LookAround(Lock&) {
-  if (!failure_.ok()) return;
-  if (control_.failure().happened()) return FailLocked(absl::AbortedError("the group has failed"));
+  if (FailedElsewhere()) return;
   const int64_t now = NowNs();
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;

@@ -49,6 +49,24 @@ absl::Status CheckMarked(const float* data, size_t count) {
   return absl::OkStatus();
 }
 
+// Operations under way together.
+class Together {
+ public:
+  void Add(absl::StatusOr<Work> work) {
+    first_.Update(work.status());
+    if (work.ok()) works_.push_back(*std::move(work));
+  }
+  // Waits for all; the first error.
+  absl::Status Wait() {
+    for (Work& work : works_) first_.Update(work.Wait());
+    return first_;
+  }
+
+ private:
+  std::vector<Work> works_;
+  absl::Status first_;
+};
+
 // All-reduces, three at a time. "hot": of memory that is reduced where it lies; "bulk": of so much of it that there is
 // hardly time for anything else: until a fault, samples of sums of zeros are checked; "staged", "inline": of much and
 // of little other memory; "split": as "hot", in a group that was split off.
@@ -74,16 +92,12 @@ class Reductions final : public Task {
     ++round_;
     const auto value = [this](size_t i) { return static_cast<float>((i + static_cast<size_t>(round_)) % 50); };
     for (size_t i = 0; checked_ && i < count_; ++i) data()[i] = static_cast<float>(rank_ + 1) * value(i);
-    std::vector<Work> works;
-    absl::Status first;
+    Together works;
     for (size_t third = 0; third < 3; ++third) {
       const Buffer part{data() + third * count_ / 3, count_ / 3, DType::kFloat32, {}};
-      absl::StatusOr<Work> work = group_->AllReduce({part}, {part});
-      first.Update(work.status());
-      if (work.ok()) works.push_back(*std::move(work));
+      works.Add(group_->AllReduce({part}, {part}));
     }
-    for (Work& work : works) first.Update(work.Wait());
-    if (!first.ok()) return first;
+    if (absl::Status s = works.Wait(); !s.ok()) return s;
     const int factor = std::accumulate(members.begin(), members.end(), static_cast<int>(members.size()));
     for (size_t i = 0; i < count_; i += checked_ ? 1 : kSampled) {
       if (data()[i] == (checked_ ? static_cast<float>(factor) * value(i) : 0)) continue;
@@ -147,16 +161,12 @@ class Messages final : public Task {
     const Buffer out[] = {Floats(sent_.data(), kShort), Floats(shared, kThird), Floats(sent_.data() + kThird, kThird)};
     const Buffer in[] = {Floats(received_.data(), kShort), Floats(received_.data() + kThird, kThird),
                          Floats(received_.data() + 2 * kThird, kThird)};
-    std::vector<Work> works;
-    absl::Status first;
+    Together works;
     for (int i = 0; i < 3; ++i) {
-      for (absl::StatusOr<Work> work : {group_->Send({out[i]}, next, i), group_->Recv({in[i]}, last, i)}) {
-        first.Update(work.status());
-        if (work.ok()) works.push_back(*std::move(work));
-      }
+      works.Add(group_->Send({out[i]}, next, i));
+      works.Add(group_->Recv({in[i]}, last, i));
     }
-    for (Work& work : works) first.Update(work.Wait());
-    if (!first.ok()) return first;
+    if (absl::Status s = works.Wait(); !s.ok()) return s;
     for (const Buffer& buffer : in) {
       const auto* const data = static_cast<const float*>(buffer.data);
       for (size_t i = 0; i < buffer.count; ++i) {
@@ -197,17 +207,13 @@ class Broadcasts final : public Task {
     const size_t root = static_cast<size_t>(++round_) % members.size();
     const float value = static_cast<float>(1000 * members[root] + round_ % 1000);
     std::fill(data_.begin(), data_.end(), members[root] == rank_ ? value : 0.0f);
-    std::vector<Work> works;
-    absl::Status first;
+    Together works;
     for (size_t i = 0; i < std::size(kEnds); ++i) {
       const size_t begin = i == 0 ? 0 : kEnds[i - 1];
       const Buffer part{data_.data() + begin, kEnds[i] - begin, DType::kFloat32, {}};
-      absl::StatusOr<Work> work = group_->Broadcast({part}, static_cast<int>(root));
-      first.Update(work.status());
-      if (work.ok()) works.push_back(*std::move(work));
+      works.Add(group_->Broadcast({part}, static_cast<int>(root)));
     }
-    for (Work& work : works) first.Update(work.Wait());
-    if (!first.ok()) return first;
+    if (absl::Status s = works.Wait(); !s.ok()) return s;
     for (size_t i = 0; i < kCount; ++i) {
       if (data_[i] != value) return absl::DataLossError(absl::StrCat("element ", i, " is ", data_[i]));
     }

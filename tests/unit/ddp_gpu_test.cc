@@ -46,12 +46,17 @@ TEST_CASE("no step consumes what a reduction left that failed later") {
   RunCase(gpu_cases::FailsAfterReturn, {2, 3, 4});
 }
 
+// A model of one tensor, "w".
+std::unique_ptr<DistributedDataParallel> MakeModelOfOne(const Rank& rank, ProcessGroup& group) {
+  return RANK_VALUE(
+      DistributedDataParallel::Create(group, {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}}));
+}
+
 TEST_CASE("a gradient announced with a stream of another GPU is named") {
   Job job(1);
   const ScopedDevices devices(job.gpus);
   job.Run([&](Rank& rank, ProcessGroup& group) {
-    std::vector<Parameter> parameters = {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}};
-    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
+    const auto model = MakeModelOfOne(rank, group);
     const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
     const Stream own{rank.device(), owned.get()};
     Stream other = own;
@@ -66,8 +71,7 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
   Job job(2);
   const ScopedDevices devices(job.gpus);
   job.Run([&](Rank& rank, ProcessGroup& group) {
-    std::vector<Parameter> parameters = {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}};
-    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
+    const auto model = MakeModelOfOne(rank, group);
     const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
     const Stream stream{rank.device(), owned.get()};
     std::atomic<bool> open{false};

@@ -1,14 +1,16 @@
 // What the ranks of a host share for messages from one to another; laid out behind the ControlBlock.
 //
 //   Channel[n][n]  one for each sender and receiver
-//     envelopes    a ring: message number q uses envelope q % kEnvelopes. A small message's data go with it.
-//     replies      a ring, the other way: what the receiver says about messages too large for an envelope
+//     envelopes    a ring: message number q uses envelope q % kEnvelopes. A small message's data lie in it.
+//     data         a ring of bytes: those of larger messages that go with their envelopes all the same
+//     replies      a ring, the other way: what the receiver says about messages whose data it has to fetch
 //   Pipe[n]        one for each sender: chunks of a message that the receiver cannot fetch by itself
 //
 // Each word is written by one side, and each side's words lie in cache lines of their own.
 #ifndef LIBDDP_COMM_CHANNEL_BLOCK_H_
 #define LIBDDP_COMM_CHANNEL_BLOCK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +25,7 @@ inline constexpr uint64_t kReplies = 16;
 inline constexpr uint64_t kPipeChunks = 4;
 inline constexpr size_t kPipeBytes = size_t{64} << 10;
 
-// By the sender. Everything but `number` is written before it. The data, or the list of ranges, follow.
+// By the sender. Everything but `number` is written before it.
 struct Envelope {
   enum class Contents : uint8_t {
     kData,           // the message itself
@@ -37,10 +39,9 @@ struct Envelope {
   uint16_t ranges;
   DType dtype;
   Contents contents;
-
-  char* payload() { return reinterpret_cast<char*>(this + 1); }
+  uint32_t place;  // of what does not fit in here, in the ring of data
 };
-static_assert(sizeof(Envelope) == 24);
+static_assert(sizeof(Envelope) == 32);
 
 // By the receiver, about the message with that number.
 struct Reply {
@@ -76,30 +77,51 @@ class ChannelBlock {
 
   static size_t Bytes(int ranks) { return ChannelBlock(nullptr, ranks).ChunkOffset(static_cast<size_t>(ranks), 0); }
 
-  // An envelope has room for so many bytes of data. There is one channel for each pair, so with many ranks less.
-  size_t payload_bytes() const { return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : 256; }
+  // The data, or the list of ranges, lie in the envelope up to so many bytes, in the ring up to `most_bytes`. There is
+  // one channel for each pair, so with many ranks it is less.
+  size_t envelope_bytes() const { return ranks_ <= 16 ? 1024 : 256; }
+  size_t most_bytes() const { return std::max(envelope_bytes(), std::min(kMostBytes, ring_bytes() / 16)); }
+  // As large as can be, so that its lines have left the caches next to the receiver's core before they are written
+  // again: to take them back from there costs three times as much.
+  size_t ring_bytes() const { return size_t{ranks_ <= 4 ? 1024u : ranks_ <= 8 ? 256u : ranks_ <= 16 ? 64u : 0u} << 10; }
+  // Where the next `bytes` lie that do not fit into an envelope. What the last kEnvelopes messages hold is never more
+  // than half of the ring, so that nobody writes over what is still to be read.
+  size_t Place(size_t* end, size_t bytes) const {
+    if (*end + bytes > ring_bytes()) *end = 0;
+    const size_t place = *end;
+    *end += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return place;
+  }
+  // Of so many bytes. In the line of the header if they fit in there, else aligned as memcpy likes it.
+  char* payload(int sender, int receiver, Envelope& e, size_t bytes) const {
+    if (bytes <= kCacheLine - sizeof(Envelope)) return reinterpret_cast<char*>(&e + 1);
+    if (bytes <= envelope_bytes()) return reinterpret_cast<char*>(&e) + kCacheLine;
+    return ring(sender, receiver) + e.place;
+  }
 
-  Channel& channel(int sender, int receiver) const {
-    return reinterpret_cast<Channel*>(base_)[static_cast<size_t>(sender) * ranks_ + static_cast<size_t>(receiver)];
-  }
+  Channel& channel(int sender, int receiver) const { return reinterpret_cast<Channel*>(base_)[Pair(sender, receiver)]; }
   Envelope& envelope(int sender, int receiver, uint64_t number) const {
-    const size_t pair = static_cast<size_t>(sender) * ranks_ + static_cast<size_t>(receiver);
-    return *reinterpret_cast<Envelope*>(base_ + EnvelopeOffset(pair * kEnvelopes + number % kEnvelopes));
+    return *reinterpret_cast<Envelope*>(base_ +
+                                        EnvelopeOffset(Pair(sender, receiver) * kEnvelopes + number % kEnvelopes));
   }
-  Pipe& pipe(int sender) const {
-    return reinterpret_cast<Pipe*>(base_ + EnvelopeOffset(ranks_ * ranks_ * kEnvelopes))[sender];
-  }
+  char* ring(int sender, int receiver) const { return base_ + RingOffset(Pair(sender, receiver)); }
+  Pipe& pipe(int sender) const { return reinterpret_cast<Pipe*>(base_ + RingOffset(ranks_ * ranks_))[sender]; }
   char* chunk(int sender, uint64_t number) const {
     return base_ + ChunkOffset(static_cast<size_t>(sender), number % kPipeChunks);
   }
 
  private:
-  size_t EnvelopeOffset(size_t index) const {
-    // The header and 40 bytes of data share a line.
-    return ranks_ * ranks_ * sizeof(Channel) + index * (kCacheLine + payload_bytes());
+  static constexpr size_t kMostBytes = size_t{32} << 10;
+
+  size_t Pair(int sender, int receiver) const {
+    return static_cast<size_t>(sender) * ranks_ + static_cast<size_t>(receiver);
   }
+  size_t EnvelopeOffset(size_t index) const {
+    return ranks_ * ranks_ * sizeof(Channel) + index * (kCacheLine + envelope_bytes());
+  }
+  size_t RingOffset(size_t pair) const { return EnvelopeOffset(ranks_ * ranks_ * kEnvelopes) + pair * ring_bytes(); }
   size_t ChunkOffset(size_t sender, uint64_t index) const {
-    return EnvelopeOffset(ranks_ * ranks_ * kEnvelopes) + ranks_ * sizeof(Pipe) +
+    return RingOffset(ranks_ * ranks_) + ranks_ * sizeof(Pipe) +
            (sender * kPipeChunks + index) * (kPipeBytes + kCacheLine);
   }
 

@@ -18,8 +18,11 @@ namespace {
 constexpr int kGlances = 32;
 // How long the progress thread stays with a pipe that makes no progress.
 constexpr int64_t kStayNs = 200'000;
-// Where each rank has a processor, larger messages are fetched sooner than they are copied twice.
-constexpr size_t kMostSmallBytes = 8192;
+// Up to so many bytes out of shared memory go with their envelope: copied twice, they spare the sender the wait for the
+// receiver, which costs a turn of the scheduler where there are more ranks than processors. Private data do so as far
+// as there is room: to fetch them takes the kernel longer than to copy them twice.
+constexpr size_t kMostShared = size_t{4} << 10;
+constexpr size_t kMostSharedOversubscribed = size_t{16} << 10;
 
 }  // namespace
 
@@ -36,8 +39,6 @@ Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
       control_(engine->options().control),
       rank_(engine->options().rank),
       size_(engine->options().size),
-      small_bytes_(engine->options().oversubscribed ? block.payload_bytes()
-                                                    : std::min(block.payload_bytes(), kMostSmallBytes)),
       progress_(progress),
       peers_(static_cast<size_t>(size_)) {
   for (int r = 0; r < size_; ++r) peer(r).no_reading = !MayReadProcesses();
@@ -52,8 +53,8 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
   {
     Lock lock(mutex_);
     if (FailedElsewhere()) return failure_;
-    const bool small = spec.data.bytes() <= small_bytes_;
-    if (small && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
+    spec.along = GoAlong(spec.data);
+    if (spec.along && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
     message = new Message(this, std::move(spec));
     pending_.fetch_add(1, std::memory_order_relaxed);
     peer(to).unsent.push_back(message);
@@ -61,6 +62,12 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
   }
   progress_->Notify();
   return Work(message);
+}
+
+bool Channels::GoAlong(const RangeList& data) const {
+  const size_t most = engine_.options().oversubscribed ? kMostSharedOversubscribed : kMostShared;
+  if (data.bytes() > block_.most_bytes()) return false;
+  return data.bytes() <= most || !engine_.IsShared(data);
 }
 
 // False if there is none free.
@@ -77,19 +84,22 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   e.tag = message.tag;
   e.dtype = message.dtype;
   e.ranges = 0;
-  if (data.bytes() <= small_bytes_) {
-    e.contents = Envelope::Contents::kData;
-    data.CopyOut(0, e.payload(), data.bytes());
-  } else if (data.ranges() * sizeof(ListedRange) > block_.payload_bytes()) {
+  const size_t bytes = message.along ? data.bytes() : data.ranges() * sizeof(ListedRange);
+  const bool in_ring = bytes > block_.envelope_bytes() && bytes <= block_.most_bytes();
+  if (in_ring) e.place = static_cast<uint32_t>(block_.Place(&p.ring_end, bytes));
+  if (bytes > block_.most_bytes()) {
     e.contents = Envelope::Contents::kNothing;
+  } else if (char* const payload = block_.payload(rank_, to, e, bytes); message.along) {
+    e.contents = Envelope::Contents::kData;
+    data.CopyOut(0, payload, bytes);
   } else {
-    auto* const list = reinterpret_cast<ListedRange*>(e.payload());
+    auto* const list = reinterpret_cast<ListedRange*>(payload);
     e.ranges = static_cast<uint16_t>(data.ranges());
     e.contents = engine_.Locate(data, list) ? Envelope::Contents::kSharedRanges : Envelope::Contents::kPrivateRanges;
     if (e.contents == Envelope::Contents::kPrivateRanges) {
       ListedRange* next = list;
-      data.ForEach([&](char* begin, size_t bytes) {
-        *next++ = {reinterpret_cast<uintptr_t>(begin), bytes};
+      data.ForEach([&](char* begin, size_t size) {
+        *next++ = {reinterpret_cast<uintptr_t>(begin), size};
         return true;
       });
     }
@@ -97,8 +107,11 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   e.number.store(++p.sent, std::memory_order_release);
   // The receiver's caches hold the next envelope from its last use.
   if (p.sent - p.taken < kEnvelopes) {
-    const Envelope& next = block_.envelope(rank_, to, p.sent);
-    PrefetchForWrite(reinterpret_cast<const char*>(&next), sizeof next + std::min(data.bytes(), small_bytes_));
+    const auto* const next = reinterpret_cast<const char*>(&block_.envelope(rank_, to, p.sent));
+    PrefetchForWrite(next, in_ring ? sizeof(Envelope) : kCacheLine + bytes);
+    if (in_ring && p.ring_end + bytes <= block_.ring_bytes()) {
+      PrefetchForWrite(block_.ring(rank_, to) + p.ring_end, bytes);
+    }
   }
   return true;
 }
@@ -111,7 +124,7 @@ bool Channels::SendWaiting(int to) {
     message->number = p.sent;
     if (!WriteEnvelope(*message)) break;
     p.unsent.pop_front();
-    if (message->data.bytes() <= small_bytes_) {
+    if (message->along) {
       Finish(message, absl::OkStatus());
     } else {
       p.sent_large.push_back(message);

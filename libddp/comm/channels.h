@@ -1,6 +1,6 @@
 // Messages between two ranks of a hierarchical group.
 //
-// The sender writes an envelope into the channel of the pair. A small message goes with it, and is sent. Of a larger
+// The sender writes an envelope into the channel of the pair. A small message goes along, and is sent. Of a larger
 // one the envelope says where the data lie: the receiver, once it knows where they shall go, copies them from there
 // (out of shared memory, or by process_vm_readv out of the sender's process) and replies that it has. Where neither can
 // be, it asks for them, and the sender puts them, chunk by chunk, into its pipe, while the receiver takes them out.
@@ -40,6 +40,7 @@ struct MessageSpec {
   DType dtype;
   size_t count;
   RangeList data;
+  bool along = false;  // the data go with the envelope
 };
 
 // One Send or Recv that was not done at once. The mutex of its Channels guards everything but the atomics.
@@ -105,6 +106,7 @@ class Channels final : public ProgressThread::Client {
   // This rank's ends of the two channels to a peer.
   struct Peer {
     uint64_t sent = 0, taken = 0;      // envelopes written, and known to be free again
+    size_t ring_end = 0;               // where the next data begin, see ChannelBlock::Place
     std::deque<Message*> unsent;       // for want of an envelope
     std::vector<Message*> sent_large;  // not yet replied to
     uint64_t replies_seen = 0;
@@ -119,6 +121,7 @@ class Channels final : public ProgressThread::Client {
   // Called with the mutex held; those given the lock may let go of it for a while.
   bool Drive(Lock& lock);
   bool HasNews(const Message& message) const;
+  bool GoAlong(const RangeList& data) const;
   bool WriteEnvelope(const MessageSpec& message);
   bool SendWaiting(int to);
   bool Drain(int from);
@@ -151,7 +154,6 @@ class Channels final : public ProgressThread::Client {
   Engine& engine_;
   const ControlBlock& control_;
   const int rank_, size_;
-  const size_t small_bytes_;  // up to so many, data go with their envelope
   ProgressThread* const progress_;
 
   mutable std::mutex mutex_;

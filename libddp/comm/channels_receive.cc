@@ -60,7 +60,8 @@ bool Channels::Drain(int from) {
       if (e.contents != Envelope::Contents::kData) {
         Deliver(Open(from, e), message);
       } else if (Agrees(from, e.count, e.dtype, message)) {
-        message->data.CopyIn(0, e.payload(), message->data.bytes());
+        const size_t bytes = message->data.bytes();
+        message->data.CopyIn(0, block_.payload(from, rank_, e, bytes), bytes);
         Finish(message, absl::OkStatus());
       }
     }
@@ -81,9 +82,10 @@ Channels::ParcelPtr Channels::Open(int from, Envelope& e) {
   parcel->in_hand = e.contents == Envelope::Contents::kData;
   if (parcel->in_hand) {
     parcel->data = std::make_unique<char[]>(parcel->bytes());
-    std::memcpy(parcel->data.get(), e.payload(), parcel->bytes());
+    std::memcpy(parcel->data.get(), block_.payload(from, rank_, e, parcel->bytes()), parcel->bytes());
   } else {
-    const auto* const list = reinterpret_cast<const ListedRange*>(e.payload());
+    const size_t bytes = e.ranges * sizeof(ListedRange);
+    const auto* const list = reinterpret_cast<const ListedRange*>(block_.payload(from, rank_, e, bytes));
     parcel->ranges.assign(list, list + e.ranges);
   }
   return parcel;

@@ -3,10 +3,11 @@
 //   SharedFailure      why the group has failed, once it has
 //   FlightDesk         who tells of a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
-//   Slot[kSlots][n]    a ring of operations: operation number q uses row q % kSlots. Each rank announces its part of an
+//   Slot[slots()][n]   a ring of operations: operation number q uses row q % slots(). Each rank announces its part of
+//   an
 //                      operation in its own column; nobody else writes there but to claim work.
-//   inline[kSlots][n]  kInlineBytes each: the data of a small operation, or the list of its ranges
-//   large[kLarge][n]   kLargeBytes each: data that travel likewise but are larger, operation q in row q % kLarge
+//   inline[slots()][n] kInlineBytes each: the data of a small operation, or the list of its ranges
+//   large[larges()][n] kLargeBytes each: data that travel likewise but are larger, operation q in row q % larges()
 //   FlightRing[n]      one per rank: what it has been doing last
 //   stage[n][2]        kStageBytes each: where ranks pass on data that does not lie in shared memory
 //
@@ -25,11 +26,9 @@
 namespace ddp {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kSlots = 32;
 inline constexpr size_t kInlineBytes = 8192;
 // Not a power of two, so that the slots do not compete for the same few sets of the first-level cache.
 inline constexpr size_t kInlineStride = kInlineBytes + 17 * kCacheLine;
-inline constexpr uint64_t kLarge = 4;
 inline constexpr size_t kLargeBytes = size_t{64} << 10;
 inline constexpr size_t kLargeStride = kLargeBytes + 17 * kCacheLine;
 inline constexpr size_t kStageBytes = size_t{512} << 10;
@@ -94,18 +93,24 @@ class ControlBlock {
   ControlBlock() = default;
   ControlBlock(char* base, int ranks) : base_(base), ranks_(static_cast<size_t>(ranks)) {}
 
+  // So many rows that a line has left the caches next to its readers' cores before it is written again: to take it back
+  // from there costs three times as much. With many ranks less, for the memory's sake.
+  uint64_t slots() const { return ranks_ <= 8 ? 128 : 32; }
+  uint64_t larges() const { return ranks_ <= 8 ? 16 : 4; }
+
   static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
 
   SharedFailure& failure() const { return *reinterpret_cast<SharedFailure*>(base_); }
   FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(SharedFailure)); }
   PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + PeerOffset())[rank]; }
   Slot& slot(uint64_t sequence, int rank) const {
-    return reinterpret_cast<Slot*>(base_ + SlotOffset())[sequence % kSlots * ranks_ + static_cast<size_t>(rank)];
+    return reinterpret_cast<Slot*>(base_ +
+                                   SlotOffset())[(sequence & (slots() - 1)) * ranks_ + static_cast<size_t>(rank)];
   }
   char* inlined(uint64_t sequence, int rank, size_t bytes) const {
     const size_t r = static_cast<size_t>(rank);
-    if (bytes > kInlineBytes) return base_ + LargeOffset() + (sequence % kLarge * ranks_ + r) * kLargeStride;
-    return base_ + InlineOffset() + (sequence % kSlots * ranks_ + r) * kInlineStride;
+    if (bytes > kInlineBytes) return base_ + LargeOffset() + ((sequence & (larges() - 1)) * ranks_ + r) * kLargeStride;
+    return base_ + InlineOffset() + ((sequence & (slots() - 1)) * ranks_ + r) * kInlineStride;
   }
   ListedRange* listed(uint64_t sequence, int rank) const {
     return reinterpret_cast<ListedRange*>(inlined(sequence, rank, 0));
@@ -123,9 +128,9 @@ class ControlBlock {
  private:
   static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(FlightDesk); }
   size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
-  size_t InlineOffset() const { return (SlotOffset() + kSlots * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
-  size_t LargeOffset() const { return InlineOffset() + kSlots * ranks_ * kInlineStride; }
-  size_t FlightOffset() const { return LargeOffset() + kLarge * ranks_ * kLargeStride; }
+  size_t InlineOffset() const { return (SlotOffset() + slots() * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
+  size_t LargeOffset() const { return InlineOffset() + slots() * ranks_ * kInlineStride; }
+  size_t FlightOffset() const { return LargeOffset() + larges() * ranks_ * kLargeStride; }
   // A page between the stages keeps them from being a large power of two apart.
   size_t StageOffset(size_t rank, uint64_t parity) const {
     const size_t begin = (FlightOffset() + ranks_ * sizeof(FlightRing) + 4095) / 4096 * 4096;

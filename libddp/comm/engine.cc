@@ -89,7 +89,7 @@ bool Engine::FreeSlots() {
   }
   for (uint64_t s = first_sequence_; s < retired; ++s) At(s)->ready |= IsEagerRoot(*At(s));
   DropRetired();
-  slots_free_until_ = std::min(retired, first_sequence_) + kSlots;
+  slots_free_until_ = std::min(retired, first_sequence_) + control_.slots();
   return announced_ < slots_free_until_;
 }
 
@@ -180,7 +180,7 @@ bool Engine::InlinePays(const Operation& operation, uint32_t elsewhere) {
     return operation.in.bytes() <= (options_.size > 4 ? kInlineBytes / 4 : kInlineBytes);
   }
   if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : kBriefInlineBytes)) return false;
-  const auto has_room = [&] { return operation.sequence + kSlots - kLarge < slots_free_until_; };
+  const auto has_room = [&] { return operation.sequence + control_.slots() - control_.larges() < slots_free_until_; };
   return operation.in.bytes() <= kInlineBytes || has_room() || (FreeSlots() && has_room());
 }
 
@@ -434,6 +434,12 @@ void Engine::AddAllocation(SharedAllocation allocation) {
 bool Engine::Locate(const RangeList& list, ListedRange* entries) const {
   Lock lock(mutex_);
   return Describe(list, nullptr, entries);
+}
+
+bool Engine::IsShared(const RangeList& list) const {
+  uint64_t last = 0;
+  Lock lock(mutex_);
+  return Describe(list, &last, nullptr);
 }
 
 char* Engine::Reach(int rank, uint64_t address, size_t bytes, std::vector<std::shared_ptr<SharedSegment>>* keep) const {

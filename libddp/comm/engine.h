@@ -77,6 +77,7 @@ class Engine final : public ProgressThread::Client {
   void AddAllocation(SharedAllocation allocation);
   // Writes the group-wide addresses of the list's ranges; false if one is private.
   bool Locate(const RangeList& list, ListedRange* entries) const;
+  bool IsShared(const RangeList& list) const;  // whether it could
   // Where this process sees what `rank` calls `address`, or null; `keep` holds it there.
   char* Reach(int rank, uint64_t address, size_t bytes, std::vector<std::shared_ptr<SharedSegment>>* keep) const;
 
@@ -157,13 +158,13 @@ class Engine final : public ProgressThread::Client {
   const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
 
   mutable std::mutex mutex_;
-  std::deque<Operation*> queue_;        // not yet retired, in order; one reference each
-  uint64_t first_sequence_ = 0;         // of queue_.front()
-  std::atomic<uint64_t> announced_{0};  // operations with a smaller number are known to the peers
-  uint64_t slots_free_until_ = kSlots;  // operations with a smaller number have a slot
-  uint64_t pending_ = 0;                // operations with a smaller number are done
-  uint64_t cleared_ = 0;                // operations with a smaller number have a slot without traces of an earlier one
-  uint64_t staged_rounds_ = 0;          // of all operations that became ready
+  std::deque<Operation*> queue_;                  // not yet retired, in order; one reference each
+  uint64_t first_sequence_ = 0;                   // of queue_.front()
+  std::atomic<uint64_t> announced_{0};            // operations with a smaller number are known to the peers
+  uint64_t slots_free_until_ = control_.slots();  // operations with a smaller number have a slot
+  uint64_t pending_ = 0;                          // operations with a smaller number are done
+  uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
+  uint64_t staged_rounds_ = 0;  // of all operations that became ready
   AllocationTable allocations_;
   absl::Status failure_;
   std::optional<bool> can_read_peers_;  // once it has been tried

@@ -139,9 +139,10 @@ bool Engine::HasAnnounced(const Operation& operation, int rank) const {
 Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
   std::vector<int> missing, unfinished;
   for (int r = 0; r < options_.size; ++r) {
-    if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + kSlots > sequence) continue;
+    if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + control_.slots() > sequence)
+      continue;
     const uint64_t last = control_.slot(sequence, r).announcement.sequence.load(std::memory_order_acquire);
-    (last + kSlots == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
+    (last + control_.slots() == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
   }
   if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
   return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(unfinished, ", ")), unfinished};

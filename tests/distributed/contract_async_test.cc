@@ -175,7 +175,7 @@ TEST_CASE("more arrays are on their way than travel with their announcement at o
     constexpr size_t kEach = 1500;
     const size_t ranks = static_cast<size_t>(rank.size());
     std::deque<Memory> inputs, outputs;
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < 40; ++i) {
       inputs.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kEach * ranks).Fill(rank.rank() + i);
       outputs.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kEach).Fill(-1);
     }

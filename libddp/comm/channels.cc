@@ -18,11 +18,14 @@ namespace {
 constexpr int kGlances = 32;
 // How long the progress thread stays with a pipe that makes no progress.
 constexpr int64_t kStayNs = 200'000;
-// Up to so many bytes out of shared memory go with their envelope: copied twice, they spare the sender the wait for the
-// receiver, which costs a turn of the scheduler where there are more ranks than processors. Private data do so as far
-// as there is room: to fetch them takes the kernel longer than to copy them twice.
-constexpr size_t kMostShared = size_t{4} << 10;
-constexpr size_t kMostSharedOversubscribed = size_t{16} << 10;
+// Data of up to so many bytes go with their envelope. Copied twice, they spare the sender the wait for the receiver,
+// which costs a turn of the scheduler where there are more ranks than processors; and to fetch private data takes the
+// kernel longer than to copy a few twice.
+struct Most {
+  size_t shared, private_;
+};
+constexpr Most kMost{size_t{4} << 10, size_t{16} << 10};
+constexpr Most kMostOversubscribed{size_t{16} << 10, size_t{32} << 10};
 
 }  // namespace
 
@@ -65,9 +68,9 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
 }
 
 bool Channels::GoAlong(const RangeList& data) const {
-  const size_t most = engine_.options().oversubscribed ? kMostSharedOversubscribed : kMostShared;
-  if (data.bytes() > block_.most_bytes()) return false;
-  return data.bytes() <= most || !engine_.IsShared(data);
+  const Most& most = engine_.options().oversubscribed ? kMostOversubscribed : kMost;
+  const size_t bytes = data.bytes();
+  return bytes <= std::min(most.private_, block_.most_bytes()) && (bytes <= most.shared || !engine_.IsShared(data));
 }
 
 // False if there is none free.
@@ -91,7 +94,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
     e.contents = Envelope::Contents::kNothing;
   } else if (char* const payload = block_.payload(rank_, to, e, bytes); message.along) {
     e.contents = Envelope::Contents::kData;
-    data.CopyOut(0, payload, bytes);
+    p.writer.Copy(data, payload, bytes);
   } else {
     auto* const list = reinterpret_cast<ListedRange*>(payload);
     e.ranges = static_cast<uint16_t>(data.ranges());
@@ -109,7 +112,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   if (p.sent - p.taken < kEnvelopes) {
     const auto* const next = reinterpret_cast<const char*>(&block_.envelope(rank_, to, p.sent));
     PrefetchForWrite(next, in_ring ? sizeof(Envelope) : kCacheLine + bytes);
-    if (in_ring && p.ring_end + bytes <= block_.ring_bytes()) {
+    if (in_ring && p.writer.plain() && p.ring_end + bytes <= block_.ring_bytes()) {
       PrefetchForWrite(block_.ring(rank_, to) + p.ring_end, bytes);
     }
   }

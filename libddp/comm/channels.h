@@ -28,6 +28,7 @@
 #include "libddp/comm/engine.h"
 #include "libddp/comm/progress_thread.h"
 #include "libddp/comm/range_list.h"
+#include "libddp/comm/shared_writer.h"
 
 namespace ddp {
 
@@ -105,8 +106,9 @@ class Channels final : public ProgressThread::Client {
 
   // This rank's ends of the two channels to a peer.
   struct Peer {
-    uint64_t sent = 0, taken = 0;      // envelopes written, and known to be free again
-    size_t ring_end = 0;               // where the next data begin, see ChannelBlock::Place
+    uint64_t sent = 0, taken = 0;  // envelopes written, and known to be free again
+    size_t ring_end = 0;           // where the next data begin, see ChannelBlock::Place
+    SharedWriter writer;
     std::deque<Message*> unsent;       // for want of an envelope
     std::vector<Message*> sent_large;  // not yet replied to
     uint64_t replies_seen = 0;

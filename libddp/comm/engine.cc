@@ -129,7 +129,7 @@ void Engine::AnnounceOne(Operation* operation) {
   if (operation->sequence + 1 < slots_free_until_) {
     ClearSlots(operation->sequence + 2);
     PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
-    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined) {
+    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.plain()) {
       PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes), bytes);
     }
   }
@@ -157,7 +157,7 @@ void Engine::Place(Operation* operation, Announcement* announcement) {
   if (InlinePays(*operation, a.placement)) {
     a.placement = kInlined;
     if (operation->IsBroadcast()) operation->SetEager();
-    operation->PutInline(control_, options_.rank);
+    operation->PutInline(control_, options_.rank, &writer_);
   } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
     a.placement = kReadable;
     size_t contiguous = 0;

@@ -19,6 +19,7 @@
 #include "libddp/comm/counted_work.h"
 #include "libddp/comm/peer_watch.h"
 #include "libddp/comm/range_list.h"
+#include "libddp/comm/shared_writer.h"
 #include "libddp/device/cpu_reduce.h"
 
 namespace ddp {
@@ -107,7 +108,7 @@ class Operation final : public CountedWork {
   // kInline. What of this rank's data others need.
   size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
   // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
-  void PutInline(const ControlBlock& control, int rank) const;
+  void PutInline(const ControlBlock& control, int rank, SharedWriter* writer) const;
   void TakeInline(const ControlBlock& control, int rank, int ranks);
 
   // kDirect. Claims and does chunks of this rank's slice and, if `steal`, then of the others', at most `limit` chunks;

@@ -2,7 +2,7 @@
 //
 //   Channel[n][n]  one for each sender and receiver
 //     envelopes    a ring: message number q uses envelope q % kEnvelopes. A small message's data lie in it.
-//     data         a ring of bytes: those of larger messages that go with their envelopes all the same
+//     data         a ring of bytes: of larger messages that go with their envelopes all the same, and of long lists
 //     replies      a ring, the other way: what the receiver says about messages whose data it has to fetch
 //   Pipe[n]        one for each sender: chunks of a message that the receiver cannot fetch by itself
 //
@@ -82,21 +82,27 @@ class ChannelBlock {
   size_t envelope_bytes() const { return ranks_ <= 16 ? 1024 : 256; }
   size_t most_bytes() const { return std::max(envelope_bytes(), std::min(kMostBytes, ring_bytes() / 16)); }
   // As large as can be, so that its lines have left the caches next to the receiver's core before they are written
-  // again: to take them back from there costs three times as much.
+  // again: to take them back from there can cost three times as much.
   size_t ring_bytes() const { return size_t{ranks_ <= 4 ? 1024u : ranks_ <= 8 ? 256u : ranks_ <= 16 ? 64u : 0u} << 10; }
-  // Where the next `bytes` lie that do not fit into an envelope. What the last kEnvelopes messages hold is never more
-  // than half of the ring, so that nobody writes over what is still to be read.
+
+  bool InEnvelope(size_t bytes) const { return bytes <= envelope_bytes(); }
+  // What an envelope with so many bytes in it takes. In the line of the header if they fit in there, else aligned as
+  // memcpy likes it.
+  size_t EnvelopeBytes(size_t bytes) const {
+    return bytes <= kInHeader ? sizeof(Envelope) + bytes : kCacheLine + bytes;
+  }
+  // Where the next `bytes` lie that do not fit into an envelope; moves *end behind them. The last kEnvelopes messages
+  // take half of the ring at most, and what is skipped at its end a sixteenth: nobody writes over what is still to be
+  // read.
   size_t Place(size_t* end, size_t bytes) const {
     if (*end + bytes > ring_bytes()) *end = 0;
     const size_t place = *end;
     *end += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
     return place;
   }
-  // Of so many bytes. In the line of the header if they fit in there, else aligned as memcpy likes it.
   char* payload(int sender, int receiver, Envelope& e, size_t bytes) const {
-    if (bytes <= kCacheLine - sizeof(Envelope)) return reinterpret_cast<char*>(&e + 1);
-    if (bytes <= envelope_bytes()) return reinterpret_cast<char*>(&e) + kCacheLine;
-    return ring(sender, receiver) + e.place;
+    if (!InEnvelope(bytes)) return ring(sender, receiver) + e.place;
+    return reinterpret_cast<char*>(&e) + EnvelopeBytes(bytes) - bytes;
   }
 
   Channel& channel(int sender, int receiver) const { return reinterpret_cast<Channel*>(base_)[Pair(sender, receiver)]; }
@@ -104,14 +110,19 @@ class ChannelBlock {
     return *reinterpret_cast<Envelope*>(base_ +
                                         EnvelopeOffset(Pair(sender, receiver) * kEnvelopes + number % kEnvelopes));
   }
-  char* ring(int sender, int receiver) const { return base_ + RingOffset(Pair(sender, receiver)); }
-  Pipe& pipe(int sender) const { return reinterpret_cast<Pipe*>(base_ + RingOffset(ranks_ * ranks_))[sender]; }
+  // Nobody sends to itself.
+  char* ring(int sender, int receiver) const {
+    const size_t s = static_cast<size_t>(sender), r = static_cast<size_t>(receiver);
+    return base_ + RingOffset(s * (ranks_ - 1) + r - (r > s ? 1 : 0));
+  }
+  Pipe& pipe(int sender) const { return reinterpret_cast<Pipe*>(base_ + PipeOffset())[sender]; }
   char* chunk(int sender, uint64_t number) const {
     return base_ + ChunkOffset(static_cast<size_t>(sender), number % kPipeChunks);
   }
 
  private:
   static constexpr size_t kMostBytes = size_t{32} << 10;
+  static constexpr size_t kInHeader = kCacheLine - sizeof(Envelope);
 
   size_t Pair(int sender, int receiver) const {
     return static_cast<size_t>(sender) * ranks_ + static_cast<size_t>(receiver);
@@ -119,10 +130,10 @@ class ChannelBlock {
   size_t EnvelopeOffset(size_t index) const {
     return ranks_ * ranks_ * sizeof(Channel) + index * (kCacheLine + envelope_bytes());
   }
-  size_t RingOffset(size_t pair) const { return EnvelopeOffset(ranks_ * ranks_ * kEnvelopes) + pair * ring_bytes(); }
+  size_t RingOffset(size_t index) const { return EnvelopeOffset(ranks_ * ranks_ * kEnvelopes) + index * ring_bytes(); }
+  size_t PipeOffset() const { return RingOffset(ranks_ == 0 ? 0 : ranks_ * (ranks_ - 1)); }
   size_t ChunkOffset(size_t sender, uint64_t index) const {
-    return RingOffset(ranks_ * ranks_) + ranks_ * sizeof(Pipe) +
-           (sender * kPipeChunks + index) * (kPipeBytes + kCacheLine);
+    return PipeOffset() + ranks_ * sizeof(Pipe) + (sender * kPipeChunks + index) * (kPipeBytes + kCacheLine);
   }
 
   char* base_ = nullptr;

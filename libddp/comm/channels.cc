@@ -20,11 +20,12 @@ constexpr int kGlances = 32;
 constexpr int64_t kStayNs = 200'000;
 // Data of up to so many bytes go with their envelope. Copied twice, they spare the sender the wait for the receiver,
 // which costs a turn of the scheduler where there are more ranks than processors; and to fetch private data takes the
-// kernel longer than to copy a few twice.
+// kernel longer than to copy a few twice. (Where each rank has a processor, of 16 KiB that depends on the processors:
+// copied twice they took 0.6 times as long on an AMD EPYC, 1.4 times on an Intel Xeon.)
 struct Most {
   size_t shared, private_;
 };
-constexpr Most kMost{size_t{4} << 10, size_t{16} << 10};
+constexpr Most kMost{size_t{4} << 10, size_t{8} << 10};
 constexpr Most kMostOversubscribed{size_t{16} << 10, size_t{32} << 10};
 
 }  // namespace
@@ -88,7 +89,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   e.dtype = message.dtype;
   e.ranges = 0;
   const size_t bytes = message.along ? data.bytes() : data.ranges() * sizeof(ListedRange);
-  const bool in_ring = bytes > block_.envelope_bytes() && bytes <= block_.most_bytes();
+  const bool in_ring = !block_.InEnvelope(bytes) && bytes <= block_.most_bytes();
   if (in_ring) e.place = static_cast<uint32_t>(block_.Place(&p.ring_end, bytes));
   if (bytes > block_.most_bytes()) {
     e.contents = Envelope::Contents::kNothing;
@@ -111,8 +112,8 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   // The receiver's caches hold the next envelope from its last use.
   if (p.sent - p.taken < kEnvelopes) {
     const auto* const next = reinterpret_cast<const char*>(&block_.envelope(rank_, to, p.sent));
-    PrefetchForWrite(next, in_ring ? sizeof(Envelope) : kCacheLine + bytes);
-    if (in_ring && p.writer.plain() && p.ring_end + bytes <= block_.ring_bytes()) {
+    PrefetchForWrite(next, block_.InEnvelope(bytes) ? block_.EnvelopeBytes(bytes) : sizeof(Envelope));
+    if (in_ring && p.writer.Plain(bytes) && p.ring_end + bytes <= block_.ring_bytes()) {
       PrefetchForWrite(block_.ring(rank_, to) + p.ring_end, bytes);
     }
   }

@@ -3,9 +3,9 @@
 //   SharedFailure      why the group has failed, once it has
 //   FlightDesk         who tells of a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
-//   Slot[slots()][n]   a ring of operations: operation number q uses row q % slots(). Each rank announces its part of
-//   an
-//                      operation in its own column; nobody else writes there but to claim work.
+//   Slot[slots()][n]   a ring of operations: operation number q uses row q % slots(). Each rank announces its part in
+//   its
+//                      own column; nobody else writes there but to claim work.
 //   inline[slots()][n] kInlineBytes each: the data of a small operation, or the list of its ranges
 //   large[larges()][n] kLargeBytes each: data that travel likewise but are larger, operation q in row q % larges()
 //   FlightRing[n]      one per rank: what it has been doing last
@@ -93,8 +93,8 @@ class ControlBlock {
   ControlBlock() = default;
   ControlBlock(char* base, int ranks) : base_(base), ranks_(static_cast<size_t>(ranks)) {}
 
-  // So many rows that a line has left the caches next to its readers' cores before it is written again: to take it back
-  // from there costs three times as much. With many ranks less, for the memory's sake.
+  // Powers of two. So many rows that a line has left the caches next to its readers' cores before it is written again:
+  // to take it back from there can cost three times as much. With many ranks less, for the memory's sake.
   uint64_t slots() const { return ranks_ <= 8 ? 128 : 32; }
   uint64_t larges() const { return ranks_ <= 8 ? 16 : 4; }
 

@@ -129,7 +129,7 @@ void Engine::AnnounceOne(Operation* operation) {
   if (operation->sequence + 1 < slots_free_until_) {
     ClearSlots(operation->sequence + 2);
     PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
-    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.plain()) {
+    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.Plain(bytes)) {
       PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes), bytes);
     }
   }

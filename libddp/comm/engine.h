@@ -26,6 +26,7 @@
 #include "libddp/comm/operation.h"
 #include "libddp/comm/peer_watch.h"
 #include "libddp/comm/progress_thread.h"
+#include "libddp/comm/shared_writer.h"
 
 namespace ddp {
 

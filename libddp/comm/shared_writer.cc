@@ -13,9 +13,8 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kLeast = 2048;     // below, a look at the clock costs more than the copy
-constexpr int64_t kSlowLineNs = 8;  // a plain store of a line
-constexpr int kStay = 64;           // copies past the caches before the next trial
+constexpr int64_t kSlowLineNs = 12;  // a plain store of a line
+constexpr int kStay = 64;            // copies past the caches before the next trial
 
 }  // namespace
 
@@ -36,17 +35,19 @@ void SharedWriter::CopyPastCaches(const char* from, char* to, size_t bytes) { st
 #endif
 
 void SharedWriter::Copy(const RangeList& from, char* to, size_t bytes) {
-  size_t contiguous = 0;
   if (bytes < kLeast) return from.CopyOut(0, to, bytes);
+  size_t contiguous = 0;
   const char* const data = from.At(0, &contiguous);
-  const bool aligned = reinterpret_cast<uintptr_t>(to) % kCacheLine == 0;
-  if (past_caches_ > 0 && aligned && contiguous >= bytes) {
-    --past_caches_;
+  const bool past_caches = past_caches_ > 0;
+  past_caches_ -= past_caches ? 1 : 0;
+  if (past_caches && contiguous >= bytes && reinterpret_cast<uintptr_t>(to) % kCacheLine == 0) {
     return CopyPastCaches(data, to, bytes);
   }
   const int64_t start = NowNs();
   from.CopyOut(0, to, bytes);
-  if (NowNs() - start > static_cast<int64_t>(bytes / kCacheLine) * kSlowLineNs) past_caches_ = kStay;
+  const bool slow = NowNs() - start > static_cast<int64_t>(bytes / kCacheLine) * kSlowLineNs;
+  // (A copy in the meantime, of several ranges, found lines that nobody had taken back ahead of time.)
+  if (slow && !past_caches) past_caches_ = kStay;
 }
 
 }  // namespace ddp

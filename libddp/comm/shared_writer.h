@@ -9,10 +9,11 @@
 namespace ddp {
 
 // A plain store has to take its line from the core that read it last: 2 to 9 ns a line, one after the other, between
-// cores of one cache, up to 30 between cores that share none. A store past the caches costs 1.5 always, but then the
-// reader has to go to memory. So the writer looks how long it takes: where plain stores are slow it goes past the
-// caches for a while, and then tries again. On an AMD EPYC 16 KiB, written and read, take 1.0 to 2.5 us plain between
-// near cores and 5.5 to 9 between far ones, past the caches 1.5 to 2.
+// cores of one cache, up to 30 between cores that share none. A store past the caches costs 1.5 to 7 always, but then
+// the reader has to go to memory. So the writer looks how long it takes: where plain stores are slow it goes past the
+// caches for a while, and then tries again. 16 KiB, written and read, take between cores of an AMD EPYC that are
+// near 1.0 to 2.5 us plain, between far ones 5.5 to 9, past the caches 1.5 to 2; between cores of an Intel Xeon 3.1
+// to 3.8 either way.
 //
 // Not thread-safe.
 class SharedWriter {
@@ -21,10 +22,12 @@ class SharedWriter {
   void Copy(const RangeList& from, char* to, size_t bytes);
   // One range, to the beginning of a line, by stores past the caches (where the processor has them).
   static void CopyPastCaches(const char* from, char* to, size_t bytes);
-  // Whether it is worth while to take lines back ahead of time, see PrefetchForWrite.
-  bool plain() const { return past_caches_ == 0; }
+  // Whether a copy of so many bytes will be plain: its lines are worth taking back ahead of time, see PrefetchForWrite.
+  bool Plain(size_t bytes) const { return past_caches_ == 0 || bytes < kLeast; }
 
  private:
+  static constexpr size_t kLeast = 2048;  // below, a look at the clock costs more than the copy
+
   int past_caches_ = 0;  // so many more copies
 };
 

@@ -201,13 +201,13 @@ TEST_CASE("a root that has left gives its broadcasts to those who come later") {
     Memory m(rank, Placement::kOrdinary, DType::kFloat32, 100);
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
     rank.Meet();
-    for (int i = 0; i < 32 && rank.rank() == 0; ++i) {
+    for (int i = 0; i < 128 && rank.rank() == 0; ++i) {
       m.Fill(i);
       RANK_CHECK_OK(rank.Finish(group->Broadcast({m.whole()}, 0)));
     }
     if (rank.rank() == 0) group.reset();
     rank.Meet();
-    for (int i = 0; i < 32 && rank.rank() != 0; ++i) {
+    for (int i = 0; i < 128 && rank.rank() != 0; ++i) {
       RANK_CHECK_OK(rank.Finish(group->Broadcast({m.whole()}, 0)));
       RANK_CHECK_EQ(m.Get(99), i);
     }

@@ -21,7 +21,7 @@ constexpr int64_t kStayNs = 200'000;
 // Data of up to so many bytes go with their envelope. Copied twice, they spare the sender the wait for the receiver,
 // which costs a turn of the scheduler where there are more ranks than processors; and to fetch private data takes the
 // kernel longer than to copy a few twice. (Where each rank has a processor, of 16 KiB that depends on the processors:
-// copied twice they took 0.6 times as long on an AMD EPYC, 1.4 times on an Intel Xeon.)
+// copied twice they took 0.6 times as long on an AMD EPYC, 1.3 times on an Intel Xeon.)
 struct Most {
   size_t shared, private_;
 };

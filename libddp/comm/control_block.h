@@ -3,9 +3,8 @@
 //   SharedFailure      why the group has failed, once it has
 //   FlightDesk         who tells of a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
-//   Slot[slots()][n]   a ring of operations: operation number q uses row q % slots(). Each rank announces its part in
-//   its
-//                      own column; nobody else writes there but to claim work.
+//   Slot[slots()][n]   a ring of operations: number q uses row q % slots(). Each rank announces its part in its own
+//                      column; nobody else writes there but to claim work.
 //   inline[slots()][n] kInlineBytes each: the data of a small operation, or the list of its ranges
 //   large[larges()][n] kLargeBytes each: data that travel likewise but are larger, operation q in row q % larges()
 //   FlightRing[n]      one per rank: what it has been doing last
@@ -104,13 +103,11 @@ class ControlBlock {
   FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(SharedFailure)); }
   PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + PeerOffset())[rank]; }
   Slot& slot(uint64_t sequence, int rank) const {
-    return reinterpret_cast<Slot*>(base_ +
-                                   SlotOffset())[(sequence & (slots() - 1)) * ranks_ + static_cast<size_t>(rank)];
+    return reinterpret_cast<Slot*>(base_ + SlotOffset())[Place(sequence, slots(), rank)];
   }
   char* inlined(uint64_t sequence, int rank, size_t bytes) const {
-    const size_t r = static_cast<size_t>(rank);
-    if (bytes > kInlineBytes) return base_ + LargeOffset() + ((sequence & (larges() - 1)) * ranks_ + r) * kLargeStride;
-    return base_ + InlineOffset() + ((sequence & (slots() - 1)) * ranks_ + r) * kInlineStride;
+    if (bytes > kInlineBytes) return base_ + LargeOffset() + Place(sequence, larges(), rank) * kLargeStride;
+    return base_ + InlineOffset() + Place(sequence, slots(), rank) * kInlineStride;
   }
   ListedRange* listed(uint64_t sequence, int rank) const {
     return reinterpret_cast<ListedRange*>(inlined(sequence, rank, 0));
@@ -126,6 +123,9 @@ class ControlBlock {
   char* stage(int rank, uint64_t round) const { return base_ + StageOffset(static_cast<size_t>(rank), round % 2); }
 
  private:
+  size_t Place(uint64_t sequence, uint64_t rows, int rank) const {
+    return (sequence & (rows - 1)) * ranks_ + static_cast<size_t>(rank);
+  }
   static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(FlightDesk); }
   size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
   size_t InlineOffset() const { return (SlotOffset() + slots() * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }

@@ -137,12 +137,12 @@ bool Engine::HasAnnounced(const Operation& operation, int rank) const {
 // Who keeps an operation from being announced: the ring has no slot for it, since the operation that used its slot last
 // is not over. A rank that has not announced that one holds up the others.
 Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
+  const uint64_t slots = control_.slots();
   std::vector<int> missing, unfinished;
   for (int r = 0; r < options_.size; ++r) {
-    if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + control_.slots() > sequence)
-      continue;
+    if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + slots > sequence) continue;
     const uint64_t last = control_.slot(sequence, r).announcement.sequence.load(std::memory_order_acquire);
-    (last + control_.slots() == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
+    (last + slots == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
   }
   if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
   return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(unfinished, ", ")), unfinished};

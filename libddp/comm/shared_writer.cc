@@ -36,18 +36,16 @@ void SharedWriter::CopyPastCaches(const char* from, char* to, size_t bytes) { st
 
 void SharedWriter::Copy(const RangeList& from, char* to, size_t bytes) {
   if (bytes < kLeast) return from.CopyOut(0, to, bytes);
-  size_t contiguous = 0;
-  const char* const data = from.At(0, &contiguous);
-  const bool past_caches = past_caches_ > 0;
-  past_caches_ -= past_caches ? 1 : 0;
-  if (past_caches && contiguous >= bytes && reinterpret_cast<uintptr_t>(to) % kCacheLine == 0) {
-    return CopyPastCaches(data, to, bytes);
+  if (past_caches_ > 0) {
+    --past_caches_;
+    size_t contiguous = 0;
+    const char* const data = from.At(0, &contiguous);
+    const bool can = contiguous >= bytes && reinterpret_cast<uintptr_t>(to) % kCacheLine == 0;
+    return can ? CopyPastCaches(data, to, bytes) : from.CopyOut(0, to, bytes);
   }
   const int64_t start = NowNs();
   from.CopyOut(0, to, bytes);
-  const bool slow = NowNs() - start > static_cast<int64_t>(bytes / kCacheLine) * kSlowLineNs;
-  // (A copy in the meantime, of several ranges, found lines that nobody had taken back ahead of time.)
-  if (slow && !past_caches) past_caches_ = kStay;
+  if (NowNs() - start > static_cast<int64_t>(bytes / kCacheLine) * kSlowLineNs) past_caches_ = kStay;
 }
 
 }  // namespace ddp

@@ -112,12 +112,12 @@ class Channels final : public ProgressThread::Client {
     std::deque<Message*> unsent;       // for want of an envelope
     std::vector<Message*> sent_large;  // not yet replied to
     uint64_t replies_seen = 0;
-    uint64_t received = 0;             // envelopes read
-    std::deque<Message*> expected;     // receives without a message
-    std::deque<ParcelPtr> unexpected;  // messages without a receive
-    std::deque<uint64_t> replies;      // not yet given, for want of a place
-    uint64_t replied = 0;
-    bool no_reading = false;  // process_vm_readv is not permitted
+    uint64_t received = 0;                    // envelopes read
+    std::deque<Message*> expected;            // receives without a message
+    std::deque<ParcelPtr> unexpected;         // messages without a receive
+    std::deque<uint64_t> replies;             // not yet given, for want of a place
+    uint64_t replied = 0, replies_taken = 0;  // given, and known to have been read
+    bool no_reading = false;                  // process_vm_readv is not permitted
   };
 
   // Called with the mutex held; those given the lock may let go of it for a while.

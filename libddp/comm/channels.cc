@@ -95,7 +95,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
     e.contents = Envelope::Contents::kNothing;
   } else if (char* const payload = block_.payload(rank_, to, e, bytes); message.along) {
     e.contents = Envelope::Contents::kData;
-    p.writer.Copy(data, payload, bytes);
+    p.writer.Copy(data, 0, payload, bytes);
   } else {
     auto* const list = reinterpret_cast<ListedRange*>(payload);
     e.ranges = static_cast<uint16_t>(data.ranges());
@@ -178,7 +178,7 @@ bool Channels::Feed() {
   bool progressed = false;
   while (at < bytes && filled - pipe.emptied.load(std::memory_order_acquire) < kPipeChunks) {
     const size_t n = std::min(kPipeBytes, bytes - at);
-    message->data.CopyOut(at, block_.chunk(rank_, filled), n);
+    pipe_writer_.Copy(message->data, at, block_.chunk(rank_, filled), n);
     pipe.filled.store(++filled, std::memory_order_release);
     ++message->fed;
     at += n;

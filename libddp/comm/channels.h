@@ -162,6 +162,7 @@ class Channels final : public ProgressThread::Client {
   std::vector<Peer> peers_;
   std::vector<ParcelPtr> fetching_;
   std::deque<Message*> feeding_;  // the first one has the pipe
+  SharedWriter pipe_writer_;
   absl::Status failure_;
   std::atomic<int> pending_{0};  // messages that are not done, and parcels that are being fetched
   uint64_t driven_ = 0, driven_at_tick_ = 0;

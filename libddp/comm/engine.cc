@@ -350,7 +350,8 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
     case Operation::Mode::kFetched: {
       ++operation->workers;
       lock.unlock();
-      const absl::StatusOr<bool> ran = operation->RunTurn(control_, options_.peers, options_.rank, options_.size);
+      const absl::StatusOr<bool> ran =
+          operation->RunTurn(control_, options_.peers, &stage_writer_, options_.rank, options_.size);
       lock.lock();
       Worked(operation);
       progressed = ran.ok() && *ran;

@@ -167,7 +167,8 @@ class Engine final : public ProgressThread::Client {
   uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;  // of all operations that became ready
   AllocationTable allocations_;
-  SharedWriter writer_;
+  SharedWriter writer_;        // of what goes with announcements
+  SharedWriter stage_writer_;  // of whoever has the turn
   absl::Status failure_;
   std::optional<bool> can_read_peers_;  // once it has been tried
   uint64_t driven_ = 0;                 // grows whenever a thread of the user's drives

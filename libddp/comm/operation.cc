@@ -79,7 +79,7 @@ bool Operation::PeersCaughtUp(const ControlBlock& control, int rank) const {
 
 void Operation::PutInline(const ControlBlock& control, int rank, SharedWriter* writer) const {
   const size_t bytes = InlineBytes(rank);
-  if (bytes > 0) writer->Copy(in, control.inlined(sequence, rank, bytes), bytes);
+  if (bytes > 0) writer->Copy(in, 0, control.inlined(sequence, rank, bytes), bytes);
 }
 
 void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {

@@ -127,9 +127,10 @@ class Operation final : public CountedWork {
   bool RoundsDone(int ranks) const { return round == Rounds(ranks); }
   // Does what can be done without waiting, or a piece of it; returns whether anything was, or why a peer's memory
   // cannot be read.
-  absl::StatusOr<bool> RunTurn(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
+  absl::StatusOr<bool> RunTurn(const ControlBlock& control, const PeerWatch& peers, SharedWriter* writer, int rank,
+                               int ranks) {
     if (mode == Mode::kFetched) return RunFetches(control, peers, rank, ranks);
-    return RunRounds(control, rank, ranks);
+    return RunRounds(control, writer, rank, ranks);
   }
   // Whether the peers are where the last turn had to wait for them.
   bool PeersCaughtUp(const ControlBlock& control, int rank) const;
@@ -166,10 +167,10 @@ class Operation final : public CountedWork {
   bool StageIsFree(const ControlBlock& control) const;
   // Whether all that this rank needs lies in the stages.
   bool InputsAreStaged(const ControlBlock& control, int rank) const;
-  bool RunRounds(const ControlBlock& control, int rank, int ranks);
+  bool RunRounds(const ControlBlock& control, SharedWriter* writer, int rank, int ranks);
   absl::StatusOr<bool> RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
-  void StageIn(const ControlBlock& control, int rank, int ranks) const;
-  void StageReduce(const ControlBlock& control, int rank, int ranks) const;
+  void StageIn(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;
+  void StageReduce(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;
   void StageOut(const ControlBlock& control, int rank, int ranks) const;
   absl::Status FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
   absl::Status FetchResults(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);

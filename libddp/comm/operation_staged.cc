@@ -58,7 +58,7 @@ bool Operation::InputsAreStaged(const ControlBlock& control, int rank) const {
   return rank == key_.root || control.peer(key_.root).copied.load(std::memory_order_acquire) >= reached;
 }
 
-bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
+bool Operation::RunRounds(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) {
   const uint64_t rounds = Rounds(ranks);
   bool progressed = false;
   while (round < rounds) {
@@ -66,13 +66,13 @@ bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
     switch (phase) {
       case Phase::kCopyIn:
         if (!StageIsFree(control)) return progressed;
-        StageIn(control, rank, ranks);
+        StageIn(control, writer, rank, ranks);
         control.peer(rank).copied.store(global + 1, std::memory_order_release);
         phase = Phase::kReduce;
         break;
       case Phase::kReduce:
         if (!InputsAreStaged(control, rank)) return progressed;
-        StageReduce(control, rank, ranks);
+        StageReduce(control, writer, rank, ranks);
         phase = Phase::kCopyOut;
         if (HasTwoSteps()) control.peer(rank).reduced.store(global + 1, std::memory_order_release);
         break;
@@ -90,7 +90,7 @@ bool Operation::RunRounds(const ControlBlock& control, int rank, int ranks) {
   return progressed;
 }
 
-void Operation::StageIn(const ControlBlock& control, int rank, int ranks) const {
+void Operation::StageIn(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const {
   const size_t size = SizeOf(key_.in), slot_size = std::max(size, SizeOf(key_.out));
   const size_t base = round * RoundElements(ranks), n = std::min(RoundElements(ranks), StagedElements(ranks) - base);
   char* const stage = control.stage(rank, first_round + round);
@@ -99,7 +99,8 @@ void Operation::StageIn(const ControlBlock& control, int rank, int ranks) const 
       for (int r = 0; r < ranks; ++r) {
         const Share share = ShareOf(n, r, ranks);
         if (r == rank || share.begin == share.end) continue;
-        in.CopyOut((base + share.begin) * size, stage + share.begin * slot_size, (share.end - share.begin) * size);
+        writer->Copy(in, (base + share.begin) * size, stage + share.begin * slot_size,
+                     (share.end - share.begin) * size);
       }
       return;
     case OperationKey::Kind::kReduceScatter:
@@ -107,22 +108,22 @@ void Operation::StageIn(const ControlBlock& control, int rank, int ranks) const 
       for (int r = 0; r < ranks; ++r) {
         if (r == rank) continue;
         const size_t from = static_cast<size_t>(r) * StagedElements(ranks) + base;
-        in.CopyOut(from * size, stage + static_cast<size_t>(r) * RoundElements(ranks) * slot_size, n * size);
+        writer->Copy(in, from * size, stage + static_cast<size_t>(r) * RoundElements(ranks) * slot_size, n * size);
       }
       return;
     case OperationKey::Kind::kAllGather:
     case OperationKey::Kind::kAllGatherV:
-      in.CopyOut(base * size, stage, RoundPart(rank, ranks, base) * size);
+      writer->Copy(in, base * size, stage, RoundPart(rank, ranks, base) * size);
       return;
     case OperationKey::Kind::kBroadcast:
-      if (rank == key_.root) in.CopyOut(base * size, stage, n * size);
+      if (rank == key_.root) writer->Copy(in, base * size, stage, n * size);
       return;
     case OperationKey::Kind::kBarrier:
       return;
   }
 }
 
-void Operation::StageReduce(const ControlBlock& control, int rank, int ranks) const {
+void Operation::StageReduce(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const {
   const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
   if (!scatter && key_.kind != OperationKey::Kind::kAllReduce) return;
   const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out), slot_size = std::max(in_size, out_size);
@@ -134,7 +135,10 @@ void Operation::StageReduce(const ControlBlock& control, int rank, int ranks) co
   // Where this rank's share lies: in every stage, in its own input, in its own output.
   const size_t in_stage = (scatter ? static_cast<size_t>(rank) * RoundElements(ranks) : share.begin) * slot_size;
   const size_t in_begin = (scatter ? static_cast<size_t>(rank) * StagedElements(ranks) : share.begin) + base;
-  const size_t out_begin = base + share.begin;
+  const size_t out_begin = base + share.begin, out_bytes = count_here * out_size;
+  // For the others it goes to the stage as well: at once, or past the caches as soon as it is here.
+  char* const result = control.stage(rank, global) + in_stage;
+  const bool at_once = !scatter && writer->Plain(out_bytes);
   const bool bad = ReduceLists(
       reduce, ranks,
       [&](int r, size_t at, size_t* contiguous) -> const void* {
@@ -142,13 +146,14 @@ void Operation::StageReduce(const ControlBlock& control, int rank, int ranks) co
         *contiguous = (count_here - at) * in_size;
         return control.stage(r, global) + in_stage + at * in_size;
       },
-      in_size, scatter ? 1 : 2,
+      in_size, at_once ? 2 : 1,
       [&](int which, size_t at, size_t* contiguous) -> void* {
         if (which == 0) return out.At((out_begin + at) * out_size, contiguous);
-        *contiguous = (count_here - at) * out_size;
-        return control.stage(rank, global) + in_stage + at * out_size;
+        *contiguous = out_bytes - at * out_size;
+        return result + at * out_size;
       },
       out_size, count_here);
+  if (!scatter && !at_once) writer->Copy(out, out_begin * out_size, result, out_bytes);
   if (bad) control.slot(sequence, rank).nonfinite.store(1, std::memory_order_relaxed);
 }
 

@@ -60,6 +60,19 @@ class RangeList {
   }
   size_t ranges() const { return size_; }
 
+  // Calls fn(data, bytes) for each piece of bytes [offset, offset + bytes), in order.
+  template <typename Fn>
+  void Walk(size_t offset, size_t bytes, Fn&& fn) const {
+    while (bytes > 0) {
+      size_t contiguous = 0;
+      char* const here = At(offset, &contiguous);
+      const size_t n = std::min(bytes, contiguous);
+      fn(here, n);
+      offset += n;
+      bytes -= n;
+    }
+  }
+
   void CopyOut(size_t offset, char* to, size_t bytes) const {
     Walk(offset, bytes, [&](char* here, size_t n) {
       std::memcpy(to, here, n);
@@ -92,18 +105,6 @@ class RangeList {
 
   const Range* begin() const { return size_ > 1 ? many_.data() : &first_; }
   const Range* end() const { return begin() + size_; }
-
-  template <typename Fn>
-  void Walk(size_t offset, size_t bytes, Fn&& fn) const {
-    while (bytes > 0) {
-      size_t contiguous = 0;
-      char* const here = At(offset, &contiguous);
-      const size_t n = std::min(bytes, contiguous);
-      fn(here, n);
-      offset += n;
-      bytes -= n;
-    }
-  }
 
   // One range is by far the usual case, and has to cost nothing.
   size_t size_ = 0;

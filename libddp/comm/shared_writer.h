@@ -18,15 +18,19 @@ namespace ddp {
 // Not thread-safe.
 class SharedWriter {
  public:
-  // The first `bytes` of the list to `to`. What is written afterwards with release order is seen after them.
-  void Copy(const RangeList& from, char* to, size_t bytes);
-  // One range, to the beginning of a line, by stores past the caches (where the processor has them).
+  // Bytes [offset, offset + bytes) of the list to `to`. What is written afterwards with release order is seen after
+  // them.
+  void Copy(const RangeList& from, size_t offset, char* to, size_t bytes);
+  // One range, by stores past the caches (where the processor has them) as far as it covers whole lines of `to`.
   static void CopyPastCaches(const char* from, char* to, size_t bytes);
   // Whether a copy of so many bytes will be plain: its lines are worth taking back ahead of time, see PrefetchForWrite.
   bool Plain(size_t bytes) const { return past_caches_ == 0 || bytes < kLeast; }
+  // From here on, until the next trial.
+  void GoPastCaches() { past_caches_ = kStay; }
 
  private:
   static constexpr size_t kLeast = 2048;  // below, a look at the clock costs more than the copy
+  static constexpr int kStay = 64;        // copies past the caches before the next trial
 
   int past_caches_ = 0;  // so many more copies
 };

@@ -38,8 +38,10 @@ TEST_CASE("a copy past the caches is exact and writes nothing else") {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{4096}, size_t{5003}}) {
     const std::vector<char> data = Pattern(bytes + 1, bytes);
     for (const size_t from : {size_t{0}, size_t{1}}) {
-      CheckCopies(0, {data.begin() + static_cast<long>(from), data.begin() + static_cast<long>(from + bytes)},
-                  [&](char* to, size_t n) { SharedWriter::CopyPastCaches(data.data() + from, to, n); });
+      for (const size_t to_first : {size_t{0}, size_t{4}, size_t{63}}) {
+        CheckCopies(to_first, {data.begin() + static_cast<long>(from), data.begin() + static_cast<long>(from + bytes)},
+                    [&](char* to, size_t n) { SharedWriter::CopyPastCaches(data.data() + from, to, n); });
+      }
     }
   }
 }
@@ -55,8 +57,8 @@ TEST_CASE("copies are exact whatever their size, place and ranges") {
     std::vector<char> both(bytes);
     for (size_t i = 0; i < bytes; ++i) both[i] = i < 700 ? data[i] : rest[i - 700];
     for (const size_t first : {size_t{0}, size_t{24}}) {
-      CheckCopies(first, data, [&](char* to, size_t n) { writer.Copy(one, to, n); });
-      CheckCopies(first, both, [&](char* to, size_t n) { writer.Copy(two, to, n); });
+      CheckCopies(first, data, [&](char* to, size_t n) { writer.Copy(one, 0, to, n); });
+      CheckCopies(first, both, [&](char* to, size_t n) { writer.Copy(two, 0, to, n); });
     }
   }
 }

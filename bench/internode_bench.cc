@@ -133,9 +133,14 @@ int Run(size_t most) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const long long most = argc > 1 ? std::atoll(argv[1]) : 64 << 20;
+  if (argc > 2 || most < 1024) {
+    std::fputs("usage: mpirun -n RANKS ... internode_bench [max_bytes, at least 1024]\n", stderr);
+    return 2;
+  }
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
-  const int code = Run(argc > 1 ? static_cast<size_t>(std::atoll(argv[1])) : size_t{64} << 20);
+  const int code = Run(static_cast<size_t>(most));
   if (code != 0) MPI_Abort(MPI_COMM_WORLD, code);
   MPI_Finalize();
   return 0;

@@ -157,8 +157,7 @@ class DDP_EXPORT ProcessGroup {
   // Copies root's buffers to all ranks. On CPU memory of one host up to 8 KiB, and where that pays up to 64 KiB, travel
   // with the call: the root's Work is done at once, a receiver's when the root has called, and the root may be ahead by
   // up to 128 operations (with more than 8 ranks 32). That another rank calls something else, or nothing, they may then
-  // be told only by the next operation that waits for it. A larger one begins when all have called it; a receiver's
-  // Work is done when its own copy is there.
+  // be told only by the next operation that waits for it.
   virtual absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after = {}) = 0;
 
   // out = the inputs of all ranks, end to end, in rank order: count(out) = size() * count(in). In place: in lies at its

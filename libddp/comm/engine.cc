@@ -308,9 +308,9 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 bool Engine::HasNews(const Operation& operation) const {
   if (!failure_.ok() || operation.sequence >= announced_) return false;
   if (!operation.ready) return HasAnnounced(operation, Awaited(operation));
-  if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_, options_.rank);
+  if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
   const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
-  return its_turn && operation.PeersCaughtUp(control_, options_.rank);
+  return its_turn && operation.PeersCaughtUp(control_);
 }
 
 // What comes soon is seen soonest without letting go of the mutex.
@@ -340,7 +340,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       progressed = RunChunks(operation, share, limit);
       if (!brief) lock.lock();
       Worked(operation);
-      if (!operation->Done() && operation->ChunksDone(control_, options_.rank)) {
+      if (!operation->Done() && operation->ChunksDone(control_)) {
         FinishOk(operation);
         progressed = true;
       }

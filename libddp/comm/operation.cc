@@ -60,13 +60,13 @@ int Operation::PartOf(size_t element) const {
 
 absl::Status Operation::Wait(absl::Time deadline) { return Done() ? status() : engine_->Wait(this, deadline); }
 
-bool Operation::PeersCaughtUp(const ControlBlock& control, int rank) const {
+bool Operation::PeersCaughtUp(const ControlBlock& control) const {
   const uint64_t reached = first_round + round + 1;
   switch (phase) {
     case Phase::kCopyIn:
-      return StageIsFree(control);
+      return false;
     case Phase::kReduce:
-      return mode == Mode::kFetched ? StageIsFree(control) : InputsAreStaged(control, rank);
+      return mode == Mode::kStaged && control.AllReached(&PeerLine::copied, reached);
     case Phase::kCopyOut:
       return HasTwoSteps() && control.AllReached(&PeerLine::reduced, reached);
     case Phase::kLeave:

@@ -105,11 +105,8 @@ class Operation final : public CountedWork {
   size_t largest_bytes() const { return std::max(in.bytes(), out.bytes()); }
   bool IsBroadcast() const { return key_.kind == OperationKey::Kind::kBroadcast; }
 
-  // Whether others need this rank's data. One whose data nobody needs is done as soon as it has its own result.
-  bool IsNeeded(int rank) const { return !IsBroadcast() || rank == key_.root; }
-
   // kInline. What of this rank's data others need.
-  size_t InlineBytes(int rank) const { return IsNeeded(rank) ? in.bytes() : 0; }
+  size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
   // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
   void PutInline(const ControlBlock& control, int rank, SharedWriter* writer) const;
   void TakeInline(const ControlBlock& control, int rank, int ranks);
@@ -118,8 +115,7 @@ class Operation final : public CountedWork {
   // returns how many.
   int RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit);
   void CutSlices(int ranks);
-  // Those that this rank waits for.
-  bool ChunksDone(const ControlBlock& control, int rank) const;
+  bool ChunksDone(const ControlBlock& control) const;
 
   // kStaged and kFetched take their turns, one at a time: they share the stages.
   bool TakesTurns() const { return mode == Mode::kStaged || mode == Mode::kFetched; }
@@ -133,7 +129,7 @@ class Operation final : public CountedWork {
     return RunRounds(control, writer, rank, ranks);
   }
   // Whether the peers are where the last turn had to wait for them.
-  bool PeersCaughtUp(const ControlBlock& control, int rank) const;
+  bool PeersCaughtUp(const ControlBlock& control) const;
   // By which a peer tells how many rounds it has done its part of.
   std::atomic<uint64_t> PeerLine::*DoneCounter() const {
     return mode == Mode::kStaged && HasTwoSteps() ? &PeerLine::reduced : &PeerLine::copied;
@@ -163,10 +159,6 @@ class Operation final : public CountedWork {
   size_t RoundElements(int ranks) const;
   size_t RoundPart(int r, int ranks, size_t base) const;
   size_t StagedElements(int ranks) const;
-  // Whether nobody reads this rank's stage of the round any more, from two rounds ago.
-  bool StageIsFree(const ControlBlock& control) const;
-  // Whether all that this rank needs lies in the stages.
-  bool InputsAreStaged(const ControlBlock& control, int rank) const;
   bool RunRounds(const ControlBlock& control, SharedWriter* writer, int rank, int ranks);
   absl::StatusOr<bool> RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks);
   void StageIn(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;

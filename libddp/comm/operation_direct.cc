@@ -50,14 +50,11 @@ size_t Operation::SliceElements(int slice) const {
   return IsBroadcast() && slice == key_.root ? 0 : slice_;
 }
 
-bool Operation::ChunksDone(const ControlBlock& control, int rank) const {
-  const auto done = [&](int slice) {
-    const uint32_t all = chunks[static_cast<size_t>(slice)];
-    return control.slot(sequence, slice).done.load(std::memory_order_acquire) == all;
-  };
-  if (!IsNeeded(rank)) return done(rank);
-  for (int slice = 0; slice < static_cast<int>(chunks.size()); ++slice) {
-    if (!done(slice)) return false;
+bool Operation::ChunksDone(const ControlBlock& control) const {
+  for (size_t slice = 0; slice < chunks.size(); ++slice) {
+    if (control.slot(sequence, static_cast<int>(slice)).done.load(std::memory_order_acquire) != chunks[slice]) {
+      return false;
+    }
   }
   return true;
 }

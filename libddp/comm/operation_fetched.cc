@@ -1,9 +1,8 @@
 // Private data of processes that can read each other's memory (process_vm_readv). Each rank (1) fetches its share of
 // everybody's data, a chunk at a time, and reduces it in rank order into its own output, and (2), once all have,
-// fetches the others' results. It writes to nobody's memory, and leaves when all have read what they need of its own;
-// the receiver of a broadcast, of whom nobody needs anything, at once. One copy where stages take two, and never of
-// what another core has just written: that is faster where data is larger than the caches next to a core. The kernel
-// checks each page of a copy, which is what makes it slower below.
+// fetches the others' results. It writes to nobody's memory, and leaves when all have read what they need of its own.
+// One copy where stages take two, and never of what another core has just written: that is faster where data is larger
+// than the caches next to a core. The kernel checks each page of a copy, which is what makes it slower below.
 #include <algorithm>
 
 #include "libddp/comm/operation-inl.h"
@@ -50,24 +49,25 @@ bool Operation::FetchPays(int ranks) const {
 
 absl::StatusOr<bool> Operation::RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
   const uint64_t reached = first_round + 1;
-  const bool leaves = phase == Phase::kLeave;
   absl::Status status;
   if (phase == Phase::kReduce && Reduces()) {
-    if (!StageIsFree(control)) return false;
     status = FetchAndReduce(control, peers, rank, ranks);
-  } else if (!leaves) {
+  } else if (phase != Phase::kLeave) {
     if (HasTwoSteps() && !control.AllReached(&PeerLine::reduced, reached)) return false;
     status = FetchResults(control, peers, rank, ranks);
+  } else if (control.AllReached(&PeerLine::copied, reached)) {
+    ++round;
+  } else {
+    return false;
   }
   if (!status.ok()) return status;
-  const bool over = phase == Phase::kLeave && (!IsNeeded(rank) || control.AllReached(&PeerLine::copied, reached));
-  if (over) ++round;
-  return over || !leaves;
+  return true;
 }
 
 // Reduces the next piece of this rank's share.
 absl::Status Operation::FetchAndReduce(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
   const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
+  // Nobody reads this rank's stage of this round.
   char* const scratch = control.stage(rank, first_round);
   const size_t slot = std::min(kChunkBytes, kStageBytes / static_cast<size_t>(ranks - 1)) / in_size() / kSliceAlign *
                       kSliceAlign * in_size();

@@ -1,11 +1,9 @@
 // Private data passes through the stages in rounds. In a round each rank (1) copies into its stage what others need of
 // its data, (2) once all have, reduces its own share from its private data and the others' stages, keeping one copy and
 // leaving one in its own stage where nobody's input lies, and (3) once all have, copies the others' results out. All
-// but an all-reduce is over once all have done (1): each rank takes what is its own from the others' stages. A
-// broadcast is over for its root when it has done (1), and a receiver waits for the root only. Stages alternate between
-// two halves: a rank lays out round g + 2 when everybody has done (1) of round g + 1, and so ended round g. (That holds
-// already where the round before was no broadcast.) A round fits the cache: that, not the number of steps, decides the
-// speed.
+// but an all-reduce is over once all have done (1): each rank takes what is its own from the others' stages. Stages
+// alternate between two halves: a rank that lays out round g + 2 has seen everybody do (1) of round g + 1, and so end
+// round g. A round fits the cache: that, not the number of steps, decides the speed.
 #include <algorithm>
 
 #include "libddp/comm/operation-inl.h"
@@ -48,16 +46,6 @@ uint64_t Operation::Rounds(int ranks) const {
   return mode == Mode::kFetched ? 1 : CeilDiv(StagedElements(ranks), RoundElements(ranks));
 }
 
-bool Operation::StageIsFree(const ControlBlock& control) const {
-  return control.AllReached(&PeerLine::copied, first_round + round);
-}
-
-bool Operation::InputsAreStaged(const ControlBlock& control, int rank) const {
-  const uint64_t reached = first_round + round + 1;
-  if (!IsBroadcast()) return control.AllReached(&PeerLine::copied, reached);
-  return rank == key_.root || control.peer(key_.root).copied.load(std::memory_order_acquire) >= reached;
-}
-
 bool Operation::RunRounds(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) {
   const uint64_t rounds = Rounds(ranks);
   bool progressed = false;
@@ -65,13 +53,12 @@ bool Operation::RunRounds(const ControlBlock& control, SharedWriter* writer, int
     const uint64_t global = first_round + round;
     switch (phase) {
       case Phase::kCopyIn:
-        if (!StageIsFree(control)) return progressed;
         StageIn(control, writer, rank, ranks);
         control.peer(rank).copied.store(global + 1, std::memory_order_release);
         phase = Phase::kReduce;
         break;
       case Phase::kReduce:
-        if (!InputsAreStaged(control, rank)) return progressed;
+        if (!control.AllReached(&PeerLine::copied, global + 1)) return progressed;
         StageReduce(control, writer, rank, ranks);
         phase = Phase::kCopyOut;
         if (HasTwoSteps()) control.peer(rank).reduced.store(global + 1, std::memory_order_release);

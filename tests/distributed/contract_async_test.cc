@@ -1,15 +1,10 @@
 // The contract of ProcessGroup, part 3: operations in flight.
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -63,13 +58,6 @@ class Flight {
   Memory memory_;
   std::vector<Work> works_;
 };
-
-// Another process of this host.
-void WaitUntilStopped(pid_t pid) {
-  for (std::string state; state != "T"; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-    std::ifstream("/proc/" + std::to_string(pid) + "/stat") >> state >> state >> state;  // its number, (name), state
-  }
-}
 
 TEST_CASE("a thousand operations in flight, waited for in any order") {
   RunOnRanks([](Rank& rank) {
@@ -224,30 +212,6 @@ TEST_CASE("a root that has left gives its broadcasts to those who come later") {
       RANK_CHECK_EQ(m.Get(99), i);
     }
     rank.Meet();
-  });
-}
-
-TEST_CASE("whoever has received a large broadcast does not wait for other receivers") {
-  if (RankCount() < 3 || RanksAreThreads() || !OnOneNode()) return;
-  RunOnRanks([](Rank& rank) {
-    const int stopped = rank.size() - 1;
-    Memory pids(rank, Placement::kOrdinary, DType::kInt64, static_cast<size_t>(rank.size()));
-    Memory pid(rank, Placement::kOrdinary, DType::kInt64, 1);
-    pid.Set(0, getpid());
-    RANK_CHECK_OK(rank.Finish(rank.group().AllGather({pid.whole()}, {pids.whole()})));
-    for (const Placement placement : kAllPlacements) {
-      for (const int pieces : {1, 3}) {  // which decides how private data are passed on
-        Memory m(rank, placement, DType::kFloat32, size_t{64} << 10);
-        m.Fill(rank.rank() + 1);
-        rank.Meet();
-        if (rank.rank() == 1) WaitUntilStopped(static_cast<pid_t>(pids.Get(static_cast<size_t>(stopped))));
-        Work work = RANK_VALUE(rank.group().Broadcast(m.Cut(pieces, 1), 0));
-        if (rank.rank() == stopped) raise(SIGSTOP);
-        RANK_CHECK_OK(work.Wait());
-        if (rank.rank() == 1) kill(static_cast<pid_t>(pids.Get(static_cast<size_t>(stopped))), SIGCONT);
-        for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), 1.0);
-      }
-    }
   });
 }
 

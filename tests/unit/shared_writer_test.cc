@@ -56,9 +56,14 @@ TEST_CASE("copies are exact whatever their size, place and ranges") {
     two.Add(rest.data(), bytes - 700);
     std::vector<char> both(bytes);
     for (size_t i = 0; i < bytes; ++i) both[i] = i < 700 ? data[i] : rest[i - 700];
+    const size_t skip = bytes % 3 * 400;  // into the lists
+    const auto from = [&](const std::vector<char>& all) {
+      return std::vector<char>(all.begin() + static_cast<long>(skip), all.end());
+    };
     for (const size_t first : {size_t{0}, size_t{24}}) {
-      CheckCopies(first, data, [&](char* to, size_t n) { writer.Copy(one, 0, to, n); });
-      CheckCopies(first, both, [&](char* to, size_t n) { writer.Copy(two, 0, to, n); });
+      if (bytes % 2 == 0) writer.GoPastCaches();
+      CheckCopies(first, from(data), [&](char* to, size_t n) { writer.Copy(one, skip, to, n); });
+      CheckCopies(first, from(both), [&](char* to, size_t n) { writer.Copy(two, skip, to, n); });
     }
   }
 }

@@ -139,6 +139,7 @@ class Channels final : public ProgressThread::Client {
   void AskForPipe(const ParcelPtr& parcel);
   void Fetched(const ParcelPtr& parcel);
   void Forget(const ParcelPtr& parcel);
+  void Answer(const Parcel& parcel, uint64_t kind);
   bool GiveReplies(int from);
   bool TakeReplies(int to);
   bool Feed();
@@ -164,7 +165,7 @@ class Channels final : public ProgressThread::Client {
   std::deque<Message*> feeding_;  // the first one has the pipe
   SharedWriter pipe_writer_;
   absl::Status failure_;
-  std::atomic<int> pending_{0};  // messages that are not done, and parcels that are being fetched
+  std::atomic<int> pending_{0};  // messages that are not done, parcels that are being fetched, replies not yet given
   uint64_t driven_ = 0, driven_at_tick_ = 0;
   int64_t next_look_ns_ = 0;
 };

@@ -65,6 +65,7 @@ void Channels::FailLocked(const absl::Status& why) {
     p.unsent.clear();
     p.expected.clear();
     p.sent_large.clear();
+    pending_.fetch_sub(static_cast<int>(p.replies.size()), std::memory_order_relaxed);
     p.replies.clear();
   }
   const std::vector<ParcelPtr> all = fetching_;

@@ -129,8 +129,13 @@ void Channels::Want(const ParcelPtr& parcel) {
 
 void Channels::AskForPipe(const ParcelPtr& parcel) {
   parcel->asked = true;
-  peer(parcel->from).replies.push_back(Reply::Make(parcel->number, Reply::kFeed));
-  GiveReplies(parcel->from);
+  Answer(*parcel, Reply::kFeed);
+}
+
+void Channels::Answer(const Parcel& parcel, uint64_t kind) {
+  peer(parcel.from).replies.push_back(Reply::Make(parcel.number, kind));
+  pending_.fetch_add(1, std::memory_order_relaxed);
+  GiveReplies(parcel.from);
 }
 
 bool Channels::GiveReplies(int from) {
@@ -146,6 +151,7 @@ bool Channels::GiveReplies(int from) {
     reply.what = p.replies.front();
     reply.number.store(++p.replied, std::memory_order_release);
     p.replies.pop_front();
+    pending_.fetch_sub(1, std::memory_order_relaxed);
     progressed = true;
   }
   return progressed;
@@ -188,8 +194,7 @@ bool Channels::Fetch(Lock& lock, const ParcelPtr& parcel) {
     if (parcel->receiver != nullptr) Finish(parcel->receiver, failure_);
     Forget(parcel);
   } else if (status.ok()) {
-    peer(parcel->from).replies.push_back(Reply::Make(parcel->number, Reply::kReceived));
-    GiveReplies(parcel->from);
+    Answer(*parcel, Reply::kReceived);
     Fetched(parcel);
   } else if (absl::IsPermissionDenied(status) || absl::IsNotFound(status)) {
     peer(parcel->from).no_reading |= absl::IsPermissionDenied(status);

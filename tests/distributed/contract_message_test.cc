@@ -241,6 +241,30 @@ TEST_CASE("messages go on when nobody waits, and handles may be dropped") {
   });
 }
 
+TEST_CASE("a sender hears of all that was received, though the receiver has turned to something else") {
+  if (RankCount() == 1) return;
+  RunOnRanksBothWays([](Rank& rank) {
+    constexpr size_t kMessages = 60, kCount = 10'000;
+    Memory m(rank, Placement::kOrdinary, DType::kInt32, kMessages * kCount);
+    m.Fill(rank.rank());
+    for (int round = 0; round < 10; ++round) {
+      std::vector<Work> works;
+      for (size_t k = 0; k < kMessages && rank.rank() < 2; ++k) {
+        const Buffer data = m.Range(k * kCount, kCount);
+        // Slowly enough that some have been received before the next are sent, and too fast for the sender's library to
+        // look what the receiver says of them.
+        const absl::Time next = absl::Now() + absl::Microseconds(20);
+        while (rank.rank() == 0 && absl::Now() < next) continue;
+        works.push_back(
+            RANK_VALUE(rank.rank() == 0 ? rank.group().Send({data}, 1, 3) : rank.group().Recv({data}, 0, 3)));
+      }
+      for (Work& work : works) RANK_CHECK_OK(work.Wait());
+      rank.Meet();  // without the library
+    }
+    for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), rank.rank() < 2 ? 0 : rank.rank());
+  });
+}
+
 TEST_CASE("messages of a group and of its parts do not mix") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

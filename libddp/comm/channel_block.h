@@ -54,6 +54,13 @@ struct Reply {
   uint64_t what;
 };
 
+// Whether a ring of so many places has one for the next entry, of `written` so far. *taken: how many the writer knows
+// to have been taken out; it looks at the reader's line only where that does not do.
+inline bool HasPlace(uint64_t written, uint64_t* taken, const std::atomic<uint64_t>& reader, uint64_t places) {
+  if (written - *taken >= places) *taken = reader.load(std::memory_order_acquire);
+  return written - *taken < places;
+}
+
 struct alignas(kCacheLine) Channel {
   std::atomic<uint64_t> taken;  // by the receiver: envelopes 0 .. taken - 1 may be used again
   alignas(kCacheLine) Reply replies[kReplies];

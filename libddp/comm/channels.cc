@@ -79,10 +79,7 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   const int to = message.peer;
   const RangeList& data = message.data;
   Peer& p = peer(to);
-  if (p.sent - p.taken >= kEnvelopes) {
-    p.taken = block_.channel(rank_, to).taken.load(std::memory_order_acquire);
-    if (p.sent - p.taken >= kEnvelopes) return false;
-  }
+  if (!HasPlace(p.sent, &p.taken, block_.channel(rank_, to).taken, kEnvelopes)) return false;
   Envelope& e = block_.envelope(rank_, to, p.sent);
   e.count = message.count;
   e.tag = message.tag;

@@ -142,11 +142,7 @@ bool Channels::GiveReplies(int from) {
   Peer& p = peer(from);
   Channel& channel = block_.channel(from, rank_);
   bool progressed = false;
-  while (!p.replies.empty()) {
-    if (p.replied - p.replies_taken >= kReplies) {
-      p.replies_taken = channel.replies_taken.load(std::memory_order_acquire);
-      if (p.replied - p.replies_taken >= kReplies) break;
-    }
+  while (!p.replies.empty() && HasPlace(p.replied, &p.replies_taken, channel.replies_taken, kReplies)) {
     Reply& reply = channel.replies[p.replied % kReplies];
     reply.what = p.replies.front();
     reply.number.store(++p.replied, std::memory_order_release);

@@ -150,7 +150,7 @@ class DDP_EXPORT ProcessGroup {
   virtual Device device() const { return Device{}; }
 
   // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another
-  // floating-point type than in (float32 and the 16-bit types convert to each other).
+  // floating-point type than in (float32 and the 16-bit types convert to each other), in place one of the same size.
   virtual absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {},
                                          Stream after = {}) = 0;
 

@@ -25,6 +25,7 @@ TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
     const Buffer ten = floats.Range(0, 10);
     const Buffer int_ten = ints.Range(0, 10);
     const Buffer null_ten = {nullptr, 10, DType::kFloat32, {}};
+    const Buffer half_ten = {ten.data, 10, DType::kFloat16, {}};
     Buffer cuda_ten = ten;
     cuda_ten.device.kind = Device::Kind::kCuda;
     const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call) {
@@ -44,6 +45,8 @@ TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
     wrong(group.AllReduce({null_ten}, {ten}), "all_reduce");
     wrong(group.AllReduce({ten}, {null_ten}), "all_reduce");
     wrong(group.AllReduce({ten}, {floats.Range(5, 10)}), "all_reduce");
+    wrong(group.AllReduce({half_ten}, {ten}), "all_reduce");
+    wrong(group.AllReduce({ten}, {half_ten}), "all_reduce");
     wrong(group.Broadcast({null_ten}, 0), "broadcast");
     wrong(group.AllReduce({cuda_ten}, {cuda_ten}), "all_reduce");
     wrong(group.Broadcast({cuda_ten}, 0), "broadcast");
@@ -108,8 +111,10 @@ TEST_CASE("ranks that disagree all learn of it, with both sides named") {
          return g.AllReduce({b}, {b});
        },
        "float32", "int32"},
-      {[&](ProcessGroup& g, Memory& m, bool d) {
-         return g.AllReduce({m.Range(0, 1000)}, {retyped(m, 1000, d ? DType::kBFloat16 : DType::kFloat32)});
+      {[](ProcessGroup& g, Memory& m, bool d) {
+         Buffer out = m.Range(1000, 1000);
+         if (d) out.dtype = DType::kBFloat16;
+         return g.AllReduce({m.Range(0, 1000)}, {out});
        },
        "float32", "bfloat16"},
       {[](ProcessGroup& g, Memory& m, bool d) {

@@ -13,8 +13,9 @@ namespace {
 // Up to so many bytes a rank, direct work is done without letting go of the mutex: it is over too soon for that to pay.
 constexpr size_t kBriefBytes = size_t{64} << 10;
 // Data that travel with announcements are copied twice. Where each rank has a processor that pays up to so many bytes;
-// where a meeting costs a turn of the scheduler, for all that there is room for.
-constexpr size_t kBriefInlineBytes = size_t{16} << 10;
+// of a reduce-scatter up to more, since its ranks, too, would first copy what they read of their peers, then reduce it.
+// Where a meeting costs a turn of the scheduler it pays for all that there is room for.
+constexpr size_t kBriefInlineBytes = size_t{16} << 10, kBriefReducedBytes = size_t{32} << 10;
 // How long the progress thread stays with a staged operation that makes no progress: its peers are in the middle of a
 // round.
 constexpr int64_t kStayNs = 200'000;
@@ -157,7 +158,7 @@ void Engine::Place(Operation* operation, Announcement* announcement) {
   if (InlinePays(*operation, a.placement)) {
     a.placement = kInlined;
     if (operation->IsBroadcast()) operation->SetEager();
-    operation->PutInline(control_, options_.rank, &writer_);
+    operation->PutInline(control_, &writer_, options_.rank, options_.size);
   } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
     a.placement = kReadable;
     size_t contiguous = 0;
@@ -179,7 +180,8 @@ bool Engine::InlinePays(const Operation& operation, uint32_t elsewhere) {
   if (operation.key().kind == OperationKey::Kind::kAllReduce) {  // every rank reads everything
     return operation.in.bytes() <= (options_.size > 4 ? kInlineBytes / 4 : kInlineBytes);
   }
-  if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : kBriefInlineBytes)) return false;
+  const size_t brief = operation.Reduces() ? kBriefReducedBytes : kBriefInlineBytes;
+  if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : brief)) return false;
   const auto has_room = [&] { return operation.sequence + control_.slots() - control_.larges() < slots_free_until_; };
   return operation.in.bytes() <= kInlineBytes || has_room() || (FreeSlots() && has_room());
 }

@@ -77,15 +77,21 @@ bool Operation::PeersCaughtUp(const ControlBlock& control) const {
 
 // --- inline ---------------------------------------------------------------------------------------------------------
 
-void Operation::PutInline(const ControlBlock& control, int rank, SharedWriter* writer) const {
+void Operation::PutInline(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const {
   const size_t bytes = InlineBytes(rank);
-  if (bytes > 0) writer->Copy(in, 0, control.inlined(sequence, rank, bytes), bytes);
+  if (bytes == 0) return;
+  char* const to = control.inlined(sequence, rank, bytes);
+  if (!Scatters()) return writer->Copy(in, 0, to, bytes);
+  const size_t part = bytes / static_cast<size_t>(ranks), own = part * static_cast<size_t>(rank);  // nobody else's
+  writer->Copy(in, 0, to, own);
+  writer->Copy(in, own + part, to + own + part, bytes - own - part);
 }
 
 void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
   if (count == 0) return;
   const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out);
   const auto inlined = [&](int r) { return control.inlined(sequence, r, in_bytes(r)); };
+  // A rank's own part comes from where the caller has it: what was laid out for the peers may have left its caches.
   switch (key_.kind) {
     case OperationKey::Kind::kBarrier:
       return;
@@ -94,14 +100,17 @@ void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
       return;
     case OperationKey::Kind::kAllGather:
     case OperationKey::Kind::kAllGatherV:
-      for (int r = 0; r < ranks; ++r) out.CopyIn(PartBegin(r) * in_size, inlined(r), in_bytes(r));
+      for (int r = 0; r < ranks; ++r) {
+        if (r != rank) out.CopyIn(PartBegin(r) * in_size, inlined(r), in_bytes(r));
+      }
+      in.CopyTo(0, out, PartBegin(rank) * in_size, in_bytes(rank));
       return;
     case OperationKey::Kind::kAllToAll: {
-      const size_t part = in_bytes() / static_cast<size_t>(ranks);
+      const size_t part = in_bytes() / static_cast<size_t>(ranks), own = static_cast<size_t>(rank) * part;
       for (int r = 0; r < ranks; ++r) {
-        const char* const from = inlined(r) + static_cast<size_t>(rank) * part;
-        out.CopyIn(static_cast<size_t>(r) * part, from, part);
+        if (r != rank) out.CopyIn(static_cast<size_t>(r) * part, inlined(r) + own, part);
       }
+      in.CopyTo(own, out, own, part);
       return;
     }
     case OperationKey::Kind::kAllReduce:
@@ -111,7 +120,8 @@ void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
       const size_t begin = scatter ? n * static_cast<size_t>(rank) : 0;
       const bool bad = ReduceLists(
           reduce, ranks,
-          [&](int r, size_t at, size_t* contiguous) {
+          [&](int r, size_t at, size_t* contiguous) -> const void* {
+            if (r == rank) return in.At((begin + at) * in_size, contiguous);
             *contiguous = (n - at) * in_size;
             return inlined(r) + (begin + at) * in_size;
           },

@@ -104,11 +104,16 @@ class Operation final : public CountedWork {
   void SetEager() { eager_ = true; }
   size_t largest_bytes() const { return std::max(in.bytes(), out.bytes()); }
   bool IsBroadcast() const { return key_.kind == OperationKey::Kind::kBroadcast; }
+  bool Reduces() const { return HasTwoSteps() || key_.kind == OperationKey::Kind::kReduceScatter; }
+  // Whether `in` has a part for each rank.
+  bool Scatters() const {
+    return key_.kind == OperationKey::Kind::kReduceScatter || key_.kind == OperationKey::Kind::kAllToAll;
+  }
 
   // kInline. What of this rank's data others need.
   size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
   // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
-  void PutInline(const ControlBlock& control, int rank, SharedWriter* writer) const;
+  void PutInline(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;
   void TakeInline(const ControlBlock& control, int rank, int ranks);
 
   // kDirect. Claims and does chunks of this rank's slice and, if `steal`, then of the others', at most `limit` chunks;
@@ -142,7 +147,6 @@ class Operation final : public CountedWork {
 
   // Whether ranks need what others have made of their inputs, not only those.
   bool HasTwoSteps() const { return key_.kind == OperationKey::Kind::kAllReduce; }
-  bool Reduces() const { return HasTwoSteps() || key_.kind == OperationKey::Kind::kReduceScatter; }
 
   // Elements: a rank's part of the result of an all-gather.
   size_t PartBegin(int rank) const {

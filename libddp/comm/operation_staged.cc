@@ -11,19 +11,10 @@
 
 namespace ddp {
 
-namespace {
-
-// Whether each rank has a part for each other.
-bool Scatters(OperationKey::Kind kind) {
-  return kind == OperationKey::Kind::kReduceScatter || kind == OperationKey::Kind::kAllToAll;
-}
-
-}  // namespace
-
 // Elements that the rounds move, where ranks have unequal ones the most of any (reduce-scatter, all-to-all: of each
 // part).
 size_t Operation::StagedElements(int ranks) const {
-  if (Scatters(key_.kind)) return count / static_cast<size_t>(ranks);
+  if (Scatters()) return count / static_cast<size_t>(ranks);
   if (key_.kind != OperationKey::Kind::kAllGatherV) return count;
   size_t most = 0;
   for (int r = 0; r < ranks; ++r) most = std::max(most, PartCount(r));
@@ -34,7 +25,7 @@ size_t Operation::StagedElements(int ranks) const {
 size_t Operation::RoundElements(int ranks) const {
   const size_t fit = kStageBytes / std::max(SizeOf(key_.in), SizeOf(key_.out));
   const size_t share = fit / static_cast<size_t>(ranks) / kSliceAlign * kSliceAlign;
-  return Scatters(key_.kind) ? share : share * static_cast<size_t>(ranks);
+  return Scatters() ? share : share * static_cast<size_t>(ranks);
 }
 
 // What of rank r's part of an all-gather the round that begins at `base` moves.

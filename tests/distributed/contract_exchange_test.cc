@@ -87,6 +87,7 @@ TEST_CASE("all-to-all in every dtype, placement and split") {
           CheckAllToAll(rank, dtype, placement, 517, in_place, 4);
         }
         CheckAllToAll(rank, DType::kFloat32, placement, 0, in_place, 1);
+        CheckAllToAll(rank, DType::kFloat32, placement, 1'501, in_place, 3);
         CheckAllToAll(rank, DType::kFloat32, placement, 120'001, in_place, 1);
       }
     }

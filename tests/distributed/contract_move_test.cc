@@ -82,6 +82,7 @@ TEST_CASE("all-gather in every dtype, placement and split") {
       }
     }
     for (const Placement placement : kAllPlacements) {
+      for (const bool in_place : {true, false}) CheckAllGather(rank, DType::kFloat32, placement, 2'501, in_place, 3);
       CheckAllGather(rank, DType::kFloat32, placement, 150'001, false, 5);
       CheckAllGather(rank, DType::kFloat32, placement, 150'001, true, 5);
     }

@@ -82,7 +82,7 @@ void Operation::PutInline(const ControlBlock& control, SharedWriter* writer, int
   if (bytes == 0) return;
   char* const to = control.inlined(sequence, rank, bytes);
   if (!Scatters()) return writer->Copy(in, 0, to, bytes);
-  const size_t part = bytes / static_cast<size_t>(ranks), own = part * static_cast<size_t>(rank);  // nobody else's
+  const size_t part = bytes / static_cast<size_t>(ranks), own = part * static_cast<size_t>(rank);  // not the peers'
   writer->Copy(in, 0, to, own);
   writer->Copy(in, own + part, to + own + part, bytes - own - part);
 }
@@ -91,7 +91,6 @@ void Operation::TakeInline(const ControlBlock& control, int rank, int ranks) {
   if (count == 0) return;
   const size_t in_size = SizeOf(key_.in), out_size = SizeOf(key_.out);
   const auto inlined = [&](int r) { return control.inlined(sequence, r, in_bytes(r)); };
-  // A rank's own part comes from where the caller has it: what was laid out for the peers may have left its caches.
   switch (key_.kind) {
     case OperationKey::Kind::kBarrier:
       return;

@@ -112,7 +112,8 @@ class Operation final : public CountedWork {
 
   // kInline. What of this rank's data others need.
   size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
-  // kInline. Lays this rank's data out for the peers, and takes the result from what all have laid out.
+  // kInline. Lays this rank's data out for the peers, and takes the result from what they have laid out and, since that
+  // copy may have left its caches, from this rank's own data.
   void PutInline(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;
   void TakeInline(const ControlBlock& control, int rank, int ranks);
 

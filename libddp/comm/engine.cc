@@ -131,7 +131,8 @@ void Engine::AnnounceOne(Operation* operation) {
     ClearSlots(operation->sequence + 2);
     PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
     if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.Plain(bytes)) {
-      PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes), bytes);
+      const size_t begin = operation->InlineBegin(options_.rank, options_.size);
+      PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes) + begin, bytes - begin);
     }
   }
 }

@@ -112,6 +112,10 @@ class Operation final : public CountedWork {
 
   // kInline. What of this rank's data others need.
   size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
+  // Where in its copy what the peers read begins: behind rank 0's own part.
+  size_t InlineBegin(int rank, int ranks) const {
+    return Scatters() && rank == 0 ? in.bytes() / static_cast<size_t>(ranks) : 0;
+  }
   // kInline. Lays this rank's data out for the peers, and takes the result from what they have laid out and, since that
   // copy may have left its caches, from this rank's own data.
   void PutInline(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;

@@ -229,7 +229,8 @@ class DDP_EXPORT DistributedDataParallel {
   virtual void ZeroGrad(Stream stream = {}) = 0;
 
   // This rank's weight in the steps that begin from now on (DdpOptions::weighted), for example its number of samples;
-  // 1 at first. Above 0 on some rank, finite, not negative: a bad one is returned by FinishBackward.
+  // 1 at first. Above 0 on some rank, finite, not negative: a bad one is returned by FinishBackward. A rank of weight 0
+  // contributes zeros, whatever its gradients are.
   virtual void SetWeight(double weight) = 0;
 
   // The norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After

@@ -242,7 +242,12 @@ void Reducer::Launch(Stream stream) {
     if (!status_.ok()) return;
     timer_.Launched(launched(), stream);
   }
-  if (scale_.local != 1) status_ = CopyScaled(bucket.ranges, bucket.ranges, scale_.local, stream);
+  // 0 times what is not finite would be NaN.
+  if (scale_.local == 0) {
+    status_ = Zero(bucket.ranges, stream);
+  } else if (scale_.local != 1) {
+    status_ = CopyScaled(bucket.ranges, bucket.ranges, scale_.local, stream);
+  }
   if (!status_.ok()) return;
   scale_.reduce.bucket = static_cast<int>(launched());
   launched_.fetch_add(1, std::memory_order_relaxed);

@@ -70,6 +70,45 @@ TEST_CASE("a weight that is none is told on every rank") {
   });
 }
 
+TEST_CASE("a rank of weight 0 contributes zeros, whatever its gradients are") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    for (int variant = 0; variant < 8; ++variant) {
+      const bool mean = (variant & 1) != 0, hook = (variant & 2) != 0, copied = (variant & 4) != 0;
+      uint32_t nonfinite = 0;
+      DdpOptions options;
+      options.op = mean ? ReduceOp::kAvg : ReduceOp::kSum;
+      options.weighted = true;
+      options.nonfinite = &nonfinite;
+      if (hook) options.hook = CreateAllReduceHook();
+      std::vector<float> own(100);
+      std::vector<Parameter> parameters = MakeParameters({100, 30});
+      if (copied) parameters[0].grad = {own.data(), own.size(), DType::kFloat32, {}};
+      const Model model = Make(rank, parameters, options);
+      model->SetWeight(rank.rank() == 0 ? 0 : 2);
+      for (const size_t p : {size_t{1}, size_t{0}}) {
+        WriteGradient(rank, *model, p, 0);
+        // The mean over an empty batch.
+        for (size_t i = 0; rank.rank() == 0 && i < model->grad(p).count; ++i) {
+          SetElement(DType::kFloat32, model->grad(p).data, i, i % 2 == 0 ? NAN : HUGE_VAL);
+        }
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_EQ(nonfinite, 0u);
+      for (size_t p = 0; p < 2; ++p) {
+        for (size_t i = 0; i < model->grad(p).count; ++i) {
+          double expected = 0;
+          for (int r = 1; r < rank.size(); ++r) expected += Gradient(r, p, i, 0);
+          expected *= mean ? 1.0 / (rank.size() - 1) : 2;
+          const double got = GetElement(DType::kFloat32, model->grad(p).data, i);
+          RANK_CHECK(std::abs(got - expected) <= (mean ? 1e-5 : 0), got, " is not ", expected);
+        }
+      }
+    }
+  });
+}
+
 // Forms sums in the inputs' own type after each addition, as a ring on a GPU does.
 class RoundingGroup final : public ForwardingGroup {
  public:

@@ -212,6 +212,19 @@ void Options(GpuRank& rank) {
                     .expected = [](size_t, size_t i) { return static_cast<double>((i / 30 + 1) * (i % 30 + 1)); }},
                    a.get());
   }
+  // The last rank has weight 0, and gradients that are not finite.
+  if (rank.size() > 1) {
+    const Model weighted = Make(rank, kF32, {.op = ReduceOp::kSum, .weighted = true});
+    const bool empty = rank.rank() == rank.size() - 1;
+    weighted->SetWeight(empty ? 0 : 1);
+    for (size_t p = weighted->size(); p-- > 0;) {
+      Write(
+          weighted->grad(p), [&](size_t) { return empty ? NAN : 2.0; }, a.get());
+      weighted->GradReady(p, a.get());
+    }
+    RANK_CHECK_OK(weighted->FinishBackward(a.get()));
+    CheckGradients(rank, *weighted, {.expected = [&](size_t, size_t) { return 2.0 * (rank.size() - 1); }}, a.get());
+  }
   // Nobody uses parameter 1, rank 0 alone parameter 2.
   const Model detect = Make(rank, kF32, {.unused = UnusedParameters::kDetect});
   for (size_t p = 0; p < detect->size(); ++p)

@@ -35,8 +35,9 @@ struct GradBucket {
   std::vector<Gradient> gradients;
   // Operator and scales by which an all-reduce of the buffer gives what the step is to give (mean, sum, weighted mean).
   ReduceOptions reduce;
-  // What this rank has in the result: its contribution is about `share` times the result where all ranks' gradients are
-  // alike. 1 for a mean, 1/n for a sum over n ranks.
+  // This rank's part of the result, for error feedback: where all ranks' gradients are alike, the buffer holds `share`
+  // times the result. An all-reduce of all ranks' shares by `reduce` gives 1. So 1 for a mean over all n ranks and 1/n
+  // for a sum; in a Join n/m for a mean over n ranks of which m have inputs, and 0 on those that have none.
   double share = 1;
   Stream stream;
 };

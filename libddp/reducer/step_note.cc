@@ -82,7 +82,8 @@ absl::StatusOr<Meeting> ReadNotes(absl::Span<const StepNote> notes, int rank, Re
   const double mine = factor(notes[static_cast<size_t>(rank)]);
   meeting.local = notes[static_cast<size_t>(rank)].kind == StepNote::kThrough ? 1 : mine;
   if (mean) meeting.divisor = weighted || notes[0].divide_by_active != 0 ? sum : static_cast<double>(notes.size());
-  meeting.share = mean ? mine : sum > 0 ? mine / sum : 0;
+  // Reduced like the contributions, all shares give 1: (sum of shares) / divisor.
+  meeting.share = mine * meeting.divisor / sum;
   return meeting;
 }
 

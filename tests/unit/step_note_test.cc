@@ -49,6 +49,8 @@ TEST_CASE("means are over all ranks, over the active ones, or over weights") {
   std::vector<StepNote> notes = {Note(kStep, 4), Note(kThrough, 100), Note(kStep, 8), Note(kStep, 2)};
   CHECK(Read(notes, 0, ReduceOp::kAvg, false).divisor == 4);
   CHECK(Read(notes, 0, ReduceOp::kAvg, false).local == 1);
+  CHECK(Read(notes, 0, ReduceOp::kAvg, false).share == 4.0 / 3);  // 3 of 4 ranks are active
+  CHECK(Read(notes, 1, ReduceOp::kAvg, false).share == 0);
   for (StepNote& note : notes) note.joined = note.divide_by_active = 1;
   CHECK(Read(notes, 0, ReduceOp::kAvg, false).divisor == 3);
   const Meeting weighted = Read(notes, 0, ReduceOp::kAvg, true);

@@ -245,8 +245,9 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Collective, between steps: trains these parameters from now on, each told by its name. Those that the model had
   // keep their memory and addresses (pointers given for them are ignored); new ones get memory and rank 0's values;
-  // those left out are forgotten. So to freeze parameters, or add some. Indices count in the new list. Half-accumulated
-  // gradients stay as they are. Errors as for Create; the model is then as it was.
+  // those left out are forgotten. So to freeze parameters, or add some. Indices count in the new list. Within an
+  // accumulation, gradients stay as they are, and what was announced stays announced, except for parameters that are
+  // frozen. Errors as for Create; the model is then as it was.
   virtual absl::Status SetParameters(std::vector<Parameter> parameters) = 0;
 
   // While one lives, backward passes that begin are not reduced: gradients stay local, and FinishBackward only ends the

@@ -47,17 +47,19 @@ absl::Status Model::Build(std::vector<Parameter> parameters) {
   std::vector<Trained> all;
   all.reserve(parameters.size());
   for (Parameter& p : parameters) all.push_back({std::move(p), {}});
-  if (absl::Status s = Adopt(std::move(all)); !s.ok()) return s;
+  const std::vector<uint8_t> announced(all.size());
+  if (absl::Status s = Adopt(std::move(all), announced); !s.ok()) return s;
   return options_.broadcast_parameters ? Broadcast(ValuesAndBuffers(), 0) : absl::OkStatus();
 }
 
-// Makes `all` the list of parameters.
-absl::Status Model::Adopt(std::vector<Trained> all) {
+// Makes `all` the list of parameters; `announced` has their values of announced_.
+absl::Status Model::Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced) {
   std::vector<size_t> order(all.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   if (absl::Status s = memory_.Place(*group_, all, order); !s.ok()) return s;
   all_ = std::move(all);
   announced_ = std::make_unique<std::atomic<uint8_t>[]>(all_.size());
+  std::copy(announced.begin(), announced.end(), announced_.get());
   order_.assign(all_.size(), 0);
   if (absl::Status s = ChooseCaps(); !s.ok()) return s;
   return PlanAfresh();
@@ -152,6 +154,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   std::vector<Trained> next;
   std::vector<bool> stays(all_.size()), trains_on(all_.size());
   std::vector<size_t> added;
+  std::vector<uint8_t> announced(parameters.size());  // within an accumulation: what stays trained stays announced
   for (Parameter& p : parameters) {
     const auto found = known.find(p.name);
     if (found == known.end() || stays[found->second]) {
@@ -167,6 +170,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
           " and now has ", p.value.count, " of ", Name(p.value.dtype), "; give it another name")));
     }
     trains_on[found->second] = !p.frozen;
+    if (!p.frozen) announced[next.size()] = announced_[found->second].load(std::memory_order_relaxed);
     next.push_back(old);
     next.back().parameter.frozen = p.frozen;
     p.value = old.parameter.value;
@@ -181,7 +185,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (streams_.on_gpu()) {
     if (absl::Status s = Synchronize(streams_.own()); !s.ok()) return s;
   }
-  if (absl::Status s = Adopt(std::move(next)); !s.ok()) return s;
+  if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;
   values.reserve(added.size());

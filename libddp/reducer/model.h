@@ -71,7 +71,7 @@ class Model final : public DistributedDataParallel {
 
   // Creation and parameters.
   void Abandon();
-  absl::Status Adopt(std::vector<Trained> all);
+  absl::Status Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced);
   absl::Status PlanAfresh();
   absl::Status ChooseCaps();
   absl::Status Plan(absl::Span<const size_t> order);

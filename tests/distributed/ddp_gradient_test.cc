@@ -208,6 +208,69 @@ TEST_CASE("parameters are frozen, added and removed; those that stay keep their 
   });
 }
 
+TEST_CASE("what an accumulation has announced stays announced when parameters change") {
+  RunOnRanks([](Rank& rank) {
+    for (const UnusedParameters unused : {UnusedParameters::kError, UnusedParameters::kDetect}) {
+      for (const bool copied : {false, true}) {
+        DdpOptions options;
+        options.unused = unused;
+        options.bucket_bytes = 400;
+        std::vector<Parameter> parameters = MakeParameters({100, 30, 200, 50});
+        std::vector<float> own(100);
+        if (copied) parameters[0].grad = {own.data(), own.size(), DType::kFloat32, {}};
+        const Model model = Make(rank, parameters, options);
+        CheckStep(rank, *model, {3, 2, 1, 0}, 0);
+        model->SetIsLastMicrobatch(false);
+        Announce(rank, *model, {3, 2, 1, 0}, 1);
+        RANK_CHECK_OK(model->FinishBackward());
+        // "head" comes, layer1 goes, layer2 is frozen: layer0 is now number 1, layer2 number 2, layer3 number 3.
+        std::vector<Parameter> next = {{"head", {}, {nullptr, 70, DType::kFloat32, {}}, {}}};
+        for (const size_t p : {size_t{0}, size_t{2}, size_t{3}}) next.push_back(parameters[p]);
+        next[2].frozen = true;
+        RANK_CHECK_OK(model->SetParameters(next));
+        RANK_CHECK_OK(model->BeginForward());
+        model->SetIsLastMicrobatch(true);
+        // The last micro-batch has nothing to add to layer0 (number 1); on rank 0 nothing to layer3 either.
+        WriteGradient(rank, *model, 0, 2);
+        model->GradReady(0);
+        if (rank.rank() != 0) model->GradReady(3);
+        RANK_CHECK_OK(model->FinishBackward());
+        CheckGradient(rank, *model, 0, [&](size_t p, size_t i) { return Average(rank.size(), p, i, 2); });
+        CheckGradient(rank, *model, 1, [&](size_t, size_t i) { return Average(rank.size(), 0, i, 1); });
+        CheckGradient(rank, *model, 3, [&](size_t, size_t i) { return Average(rank.size(), 3, i, 1); });
+        // Announced once, reduced once.
+        if (unused == UnusedParameters::kDetect) {
+          Announce(rank, *model, {0}, 3);
+          RANK_CHECK_OK(model->FinishBackward());
+          CheckGradient(rank, *model, 1, [&](size_t, size_t i) { return Average(rank.size(), 0, i, 1); });
+        }
+        // Thawed, layer2 needs a new gradient: SetParameters has dropped the one it had.
+        next[2].frozen = false;
+        RANK_CHECK_OK(model->SetParameters(next));
+        CheckStep(rank, *model, {3, 2, 1, 0}, 4);
+      }
+    }
+  });
+}
+
+TEST_CASE("a parameter that is frozen within an accumulation has nothing announced when it is thawed") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 200}));
+    model->SetIsLastMicrobatch(false);
+    Announce(rank, *model, {1, 0}, 0);
+    RANK_CHECK_OK(model->FinishBackward());
+    std::vector<Parameter> next = MakeParameters({100, 200});
+    for (const bool frozen : {true, false}) {
+      next[1].frozen = frozen;
+      RANK_CHECK_OK(model->SetParameters(next));
+    }
+    model->SetIsLastMicrobatch(true);
+    rank.Meet();
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "without a gradient for 'layer1.weight';"), status.ToString());
+  });
+}
+
 TEST_CASE("a bad list of parameters is refused on every rank, and the model goes on") {
   RunOnRanks([](Rank& rank) {
     const Model model = Make(rank, MakeParameters({100, 200}));

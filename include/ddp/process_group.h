@@ -115,10 +115,11 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 // A fixed set of ranks, 0 to size() - 1, that do collective operations together. Made by Context.
 //
 // Contract of every operation. All ranks make the same calls in the same order, with equal counts, dtypes and options.
-// The call returns at once with a Work; inputs may not be changed and outputs not be read until it is done. `out` may
-// be `in` (in place, as described) but may not overlap it otherwise. Operations of one group take effect in the order
-// of the calls. `after`: the operation begins when the work submitted to that stream so far has finished (no meaning on
-// CPU).
+// The call returns at once with a Work; inputs may not be changed and outputs not be read until it is done. In place:
+// where `out` overlaps `in`, each element of out is the element of in at its own place, as described, and both have the
+// same size; anything else, and out buffers that overlap each other, is InvalidArgument. Operations of one group take
+// effect in the order of the calls. `after`: the operation begins when the work submitted to that stream so far has
+// finished (no meaning on CPU).
 //
 // Arithmetic. 16-bit floats are accumulated in float32 and rounded once. On the hierarchical backend contributions are
 // added in rank order, where there are several nodes first those of each node and then the nodes' sums in the order of

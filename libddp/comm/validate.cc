@@ -1,17 +1,66 @@
 #include "libddp/comm/validate.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <string>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp {
 namespace {
 
-bool Overlap(const Buffer& a, const Buffer& b) {
-  const char* const a_begin = static_cast<const char*>(a.data);
-  const char* const b_begin = static_cast<const char*>(b.data);
-  return a_begin < b_begin + b.count * SizeOf(b.dtype) && b_begin < a_begin + a.count * SizeOf(a.dtype);
+// A buffer as an interval of addresses. `place`: where its first byte lies in the logical array, the list of buffers
+// end to end.
+struct Interval {
+  uintptr_t begin = 0, end = 0;
+  size_t place = 0;
+};
+
+Interval IntervalOf(const Buffer& b, size_t place) {
+  const auto begin = reinterpret_cast<uintptr_t>(b.data);
+  return {begin, begin + b.count * SizeOf(b.dtype), place};
+}
+
+// What is wrong with the memory of `in` and `out`: nothing if each byte of out that also belongs to in is the byte that
+// lies `shift` further in in's logical array. Null if all is well.
+const char* CheckOverlap(Buffers in, Buffers out, ptrdiff_t shift) {
+  constexpr const char* kMisplaced =
+      "in and out overlap without being the same memory, element for element; in place, equal elements of the same "
+      "size lie at their own place, and everything else needs memory of its own";
+  const bool same_size = SizeOf(in[0].dtype) == SizeOf(out[0].dtype);
+  const auto misplaced = [&](const Interval& a, const Interval& b) {
+    if (a.begin >= b.end || b.begin >= a.end) return false;
+    return !same_size || a.begin - a.place != b.begin - b.place - static_cast<uintptr_t>(shift);
+  };
+  if (in.size() == 1 && out.size() == 1) {
+    return misplaced(IntervalOf(in[0], 0), IntervalOf(out[0], 0)) ? kMisplaced : nullptr;
+  }
+  absl::InlinedVector<Interval, 8> outs;
+  size_t place = 0;
+  for (const Buffer& b : out) {
+    if (b.count == 0) continue;
+    outs.push_back(IntervalOf(b, place));
+    place += outs.back().end - outs.back().begin;
+  }
+  const auto by_begin = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(outs.begin(), outs.end(), by_begin)) std::sort(outs.begin(), outs.end(), by_begin);
+  for (size_t i = 1; i < outs.size(); ++i) {
+    if (outs[i].begin < outs[i - 1].end) return "two out buffers overlap; each result needs memory of its own";
+  }
+  // Of one out byte only one byte of in can be at its place, so the loops end after as many steps as there are buffers.
+  place = 0;
+  for (const Buffer& b : in) {
+    const Interval a = IntervalOf(b, place);
+    place += a.end - a.begin;
+    const auto ends_before = [](const Interval& o, uintptr_t begin) { return o.end <= begin; };
+    auto o = std::lower_bound(outs.begin(), outs.end(), a.begin, ends_before);
+    for (; o != outs.end() && o->begin < a.end; ++o) {
+      if (misplaced(a, *o)) return kMisplaced;
+    }
+  }
+  return nullptr;
 }
 
 std::string NameOf(Device device) {
@@ -52,13 +101,12 @@ absl::Status CallCheck::InOut(Buffers in, Buffers out, size_t in_times, size_t o
                               " ranks out needs ", in_times >= out_times ? in_times : 1,
                               out_times > 1 ? absl::StrCat("/", out_times) : "", " times as many as in"));
   }
-  // In place is one thing (the same memory), any other overlap a mistake.
-  const bool single = in.size() == 1 && out.size() == 1 && in_times == 1 && out_times == 1;
-  const bool same = single && in[0].data == out[0].data && SizeOf(in[0].dtype) == SizeOf(out[0].dtype);
-  if (single && !same && Overlap(in[0], out[0])) {
-    return Error("in and out overlap without being the same memory, element for element");
-  }
-  return absl::OkStatus();
+  // Where the smaller array, a part, lies in the larger one.
+  const auto rank = static_cast<ptrdiff_t>(rank_);
+  const auto part_in = out_times > 1 ? static_cast<ptrdiff_t>(out_extent->count * SizeOf(out_extent->dtype)) : 0;
+  const auto part_out = in_times > 1 ? static_cast<ptrdiff_t>(in_extent->count * SizeOf(in_extent->dtype)) : 0;
+  const char* const wrong = CheckOverlap(in, out, rank * (part_in - part_out));
+  return wrong == nullptr ? absl::OkStatus() : Error(wrong);
 }
 
 absl::Status CallCheck::Counts(Buffers in, Buffers out, absl::Span<const size_t> counts, Extent* out_extent) const {
@@ -73,8 +121,12 @@ absl::Status CallCheck::Counts(Buffers in, Buffers out, absl::Span<const size_t>
     return Error(absl::StrCat("in has ", from.count, " elements, but this rank's count is ", own));
   }
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  if (out_extent->count == total) return absl::OkStatus();
-  return Error(absl::StrCat("out has ", out_extent->count, " elements, but the counts come to ", total));
+  if (out_extent->count != total) {
+    return Error(absl::StrCat("out has ", out_extent->count, " elements, but the counts come to ", total));
+  }
+  const size_t before = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0});
+  const char* const wrong = CheckOverlap(in, out, -static_cast<ptrdiff_t>(before * SizeOf(from.dtype)));
+  return wrong == nullptr ? absl::OkStatus() : Error(wrong);
 }
 
 absl::Status CallCheck::Parts(Buffers in, Buffers out, Extent* extent) const {

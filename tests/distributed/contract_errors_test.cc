@@ -74,6 +74,60 @@ TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
   });
 }
 
+TEST_CASE("memory of in and out that overlaps is refused, but for equal elements at their own place") {
+  RunOnRanks([](Rank& rank) {
+    ProcessGroup& group = rank.group();
+    const size_t size = static_cast<size_t>(rank.size()), me = static_cast<size_t>(rank.rank());
+    Memory m(rank, Placement::kAllocated, DType::kFloat32, 40 * size);
+    const auto as = [](Buffer b, DType dtype) {
+      b.count = b.count * SizeOf(b.dtype) / SizeOf(dtype);
+      b.dtype = dtype;
+      return b;
+    };
+    const auto narrow = [&](size_t first, size_t count) {  // so many bfloat16 from element `first` of m on
+      Buffer b = as(m.Range(first, count), DType::kBFloat16);
+      b.count = count;
+      return b;
+    };
+    const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call) {
+      RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call, "overlap");
+    };
+    // Elements of different sizes, over one range or several
+    wrong(group.AllReduce({narrow(0, 10)}, {m.Range(0, 10)}), "all_reduce");
+    wrong(group.AllReduce({narrow(0, 10), narrow(20, 10)}, {m.Range(0, 10), m.Range(20, 10)}), "all_reduce");
+    wrong(group.AllReduce({m.Range(0, 10), m.Range(20, 10)}, {narrow(0, 10), narrow(20, 10)}), "all_reduce");
+    wrong(group.ReduceScatter({narrow(0, 10 * size)}, {m.Range(0, 10)}), "reduce_scatter");
+    wrong(group.ReduceScatter({m.Range(0, 10 * size)}, {narrow(10 * me, 10)}), "reduce_scatter");
+    // Another place
+    wrong(group.AllReduce({m.Range(0, 10), m.Range(20, 10)}, {m.Range(20, 10), m.Range(0, 10)}), "all_reduce");
+    wrong(group.AllReduce({m.Range(0, 5), m.Range(5, 5)}, {m.Range(1, 10)}), "all_reduce");
+    wrong(group.AllReduce({m.Range(0, 10), m.Range(20, 10)}, {m.Range(10, 4), m.Range(15, 7), m.Range(30, 9)}),
+          "all_reduce");
+    wrong(group.ReduceScatter({m.Range(0, 10 * size)}, {m.Range(10 * me + 1, 10)}), "reduce_scatter");
+    wrong(group.AllGather({m.Range(10 * me + 1, 10)}, {m.Range(0, 10 * size), m.Range(0, 0)}), "all_gather");
+    wrong(group.AllGatherV({m.Range(10 * me + 1, 10)}, {m.Range(0, 10 * size)}, std::vector<size_t>(size, 10)),
+          "all_gather_v");
+    wrong(group.AllToAll({m.Range(0, size), m.Range(20 * size, size)}, {m.Range(20 * size, size), m.Range(0, size)}),
+          "all_to_all");
+    // Two results in one place
+    wrong(group.AllReduce({m.Range(0, 10), m.Range(10, 10)}, {m.Range(20, 10), m.Range(25, 10)}), "all_reduce");
+    RANK_CHECK_OK(group.status());
+
+    // In place, in ranges however cut and in whatever order
+    m.Fill(1);
+    RANK_CHECK_OK(Rank::Finish(
+        group.AllReduce({m.Range(30, 5), m.Range(0, 10), m.Range(10, 10)}, {m.Range(30, 5), m.Range(0, 20)})));
+    RANK_CHECK_OK(
+        Rank::Finish(group.AllReduce({as(m.Range(20, 10), DType::kBFloat16)}, {as(m.Range(20, 10), DType::kFloat16)})));
+    m.Fill(1);
+    RANK_CHECK_OK(
+        Rank::Finish(group.ReduceScatter({m.Range(0, 10 * size)}, {m.Range(10 * me, 4), m.Range(10 * me + 4, 6)})));
+    RANK_CHECK_EQ(m.Get(10 * me + 9), static_cast<double>(size));
+    RANK_CHECK_OK(Rank::Finish(group.AllGather({m.Range(10 * me, 10)}, {m.Range(0, 5), m.Range(5, 10 * size - 5)})));
+    RANK_CHECK_OK(Rank::Finish(group.AllToAll({m.Range(0, size), m.Range(size, size)}, {m.Range(0, 2 * size)})));
+  });
+}
+
 // A call that the last rank makes differently from the others.
 struct Disagreement {
   std::function<absl::StatusOr<Work>(ProcessGroup&, Memory&, bool differently)> call;

@@ -372,7 +372,8 @@ TEST_CASE("sums on registered memory use its kernels where they are faster, as m
       // From between 4 MiB, where they win, and 16, where they lose.
       RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kSum), c.crosses ? 100 : nccl::kSum);
       RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), c.crosses ? 100 : nccl::kSum);
-      const Buffer two{a.whole().data, 2, DType::kFloat32, rank.device()}, one{two.data, 1, two.dtype, two.device};
+      const Buffer two{a.whole().data, 2, DType::kFloat32, rank.device()};
+      const Buffer one{static_cast<float*>(two.data) + rank.rank, 1, two.dtype, two.device};
       RANK_CHECK_OK(Finish(group.ReduceScatter({&two, 1}, {&one, 1}, {.op = ReduceOp::kAvg})));
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), c.version >= 23003 ? nccl::kAvg : nccl::kSum);
       Array plain(rank, group, DType::kFloat32, 8, false);

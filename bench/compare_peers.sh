@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures libddp beside its peers on this machine and prints the tables of docs/performance.md.
+# Measures libddp and its peers on this machine and prints the tables of docs/performance.md.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/lib.sh"
@@ -8,8 +8,9 @@ usage() {
   cat <<'EOF'
 Usage: bash bench/compare_peers.sh PEERS_FOLDER [options]
 
-Builds the peers (Open MPI, MPICH and Gloo, as far as they are installed, and the bound) under build/peers and libddp under
-build/release, runs all in turn, several rounds, and prints tables of medians and ratios. Keep the machine otherwise idle.
+Builds libddp in build/release, and in build/peers the programs of PEERS_FOLDER (the theoretical bound, and those of
+Open MPI, MPICH and Gloo that are installed). Runs all programs alternately, for several rounds, and prints tables of
+medians and ratios. Run nothing else on the machine meanwhile.
 
 EOF
   python3 "$repo/bench/compare_peers.py" --help | sed -n '/^option/,$p'
@@ -19,12 +20,12 @@ case ${1-} in
   -h | --help | '')
     usage
     [[ -n ${1-} ]] && exit 0
-    die "which folder holds the peers?"
+    die "no PEERS_FOLDER is given"
     ;;
 esac
 peers=$1
 shift
-[[ -f $peers/CMakeLists.txt && -f $peers/run.sh ]] || die "$peers holds no CMakeLists.txt and run.sh: give the peers' folder"
+[[ -f $peers/CMakeLists.txt && -f $peers/run.sh ]] || die "$peers has no CMakeLists.txt and run.sh; give the folder of the peers' programs"
 peers=$(cd -- "$peers" && pwd)
 
 configure release

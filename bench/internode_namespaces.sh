@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# internode_bench on two nodes of two ranks each, made of this machine: what goes between nodes goes through a cable between two
-# network namespaces.
+# Runs internode_bench on two simulated nodes of two ranks each. Each node is a network namespace of this machine; a
+# virtual cable connects them.
 #
 #   internode_namespaces.sh INTERNODE_BENCH [max_bytes]
 #
-# Needs the right to make namespaces. RATE=1gbit gives the cable a bandwidth (tc, package iproute2), DELAY=50us a latency.
+# INTERNODE_BENCH is the program. Creating namespaces needs the right to do so (usually root).
+# RATE=1gbit limits the bandwidth of the cable (with tc, package iproute2), DELAY=50us adds latency.
 set -eu
 # shellcheck source-path=SCRIPTDIR source=../tests/support/two_nodes.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../tests/support/two_nodes.sh"

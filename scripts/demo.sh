@@ -8,11 +8,12 @@ usage() {
   cat <<END
 Usage: bash scripts/demo.sh [-n RANKS] [--no-setup] [train_mlp flags]
 
-Installs what is missing (apt-get), builds examples/train_mlp, and trains it with RANKS ranks (2) on the digits that
-come with the project, for 10 epochs. Flags it does not know replace that and are handed to train_mlp;
-build/release/bin/train_mlp --help lists them.
+Installs missing packages (apt-get), builds examples/train_mlp, and trains it with 2 ranks for 10 epochs on the
+handwritten digits that are part of the project.
 
-  --no-setup  installs nothing
+  -n RANKS         the number of ranks (default: 2)
+  --no-setup       installs nothing
+  train_mlp flags  are passed to train_mlp instead of --epochs=10; build/release/bin/train_mlp --help lists them
 END
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says where the data sets of the examples are had, and checks what lies in a folder. See --help.
+# Shows where to download the data sets of the examples, and checks the files in a folder. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,25 +8,25 @@ usage() {
   cat <<END
 Usage: bash scripts/fetch_data.sh [FOLDER]
 
-Without FOLDER: says where MNIST and CIFAR-10 are had. With it: checks the files there, which the trainers read with
---data=FOLDER. It downloads nothing by itself: both have terms of their own, which are yours to accept.
+Without FOLDER, shows where to download MNIST and CIFAR-10. With FOLDER, checks the files in it; the trainers read them
+with --data=FOLDER. The script downloads nothing: each data set has its own terms, which you accept by downloading it.
 
-MNIST (handwritten digits, 28x28; for train_mlp and train_cnn --model=lenet), four files, plain or as they come in .gz:
+MNIST: handwritten digits, 28x28, for train_mlp and train_cnn --model=lenet. Four files, with or without .gz:
   train-images-idx3-ubyte  train-labels-idx1-ubyte  t10k-images-idx3-ubyte  t10k-labels-idx1-ubyte
-  from https://ossci-datasets.s3.amazonaws.com/mnist/, or the page of its authors, http://yann.lecun.com/exdb/mnist/:
+  from https://ossci-datasets.s3.amazonaws.com/mnist/, or from its authors, http://yann.lecun.com/exdb/mnist/:
 
     for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do
       curl -fLO --output-dir FOLDER https://ossci-datasets.s3.amazonaws.com/mnist/\$name-ubyte.gz
     done
 
-CIFAR-10 (photographs, 32x32 in colour; for train_cnn --model=resnet20), the "binary version (suitable for C programs)"
+CIFAR-10: colour photographs, 32x32, for train_cnn --model=resnet20. The "binary version (suitable for C programs)"
   from https://www.cs.toronto.edu/~kriz/cifar.html:
 
     curl -fL https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz | tar -xz -C FOLDER
 END
 }
 
-# Of the uncompressed files.
+# MD5 sums of the uncompressed files.
 declare -A mnist=(
   [train-images-idx3-ubyte]=6bbc9ace898e44ae57da46a324031adb
   [train-labels-idx1-ubyte]=a25bea736e30d166cdddb491f175f624
@@ -85,9 +85,9 @@ main() {
   elif compgen -G "$folder/*-ubyte*" >/dev/null; then
     check_mnist "$folder"
   else
-    die "$folder holds files of neither MNIST nor CIFAR-10; run this without a folder to see where they are had"
+    die "$folder holds files of neither MNIST nor CIFAR-10; run this without a folder to see where to download them"
   fi
 }
 
-# Not where a test sources this.
+# A test sources this file; then main does not run.
 [[ ${BASH_SOURCE[0]} != "$0" ]] || main "$@"

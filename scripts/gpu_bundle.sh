@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a folder that checks and times the GPU parts on a machine that has GPUs but perhaps no compiler. See --help.
+# Makes a folder with the GPU tests and benchmarks, to run on a machine that may have no compiler. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,29 +8,32 @@ usage() {
   cat <<END
 Usage: bash scripts/gpu_bundle.sh [--no-setup] [--build FOLDER] [-DVARIABLE=VALUE...] FOLDER
 
-Builds the tests, benchmarks and trainers that need GPUs (in build/bundle) and lays them out in FOLDER, which is made anew:
+Builds the tests, benchmarks and trainers that need GPUs (in build/bundle) and copies them to FOLDER. An earlier bundle
+in FOLDER is replaced. The bundle contains:
 
   bin/            the programs
-  lib/            the shared libraries that they need, but for those of the system's C and C++, of MPI, CUDA and NCCL
-  gpu_verify.sh   runs all of it; bash FOLDER/gpu_verify.sh --help. What is large in the others is packed until then
+  lib/            the shared libraries that they need, without those of the system's C and C++, MPI, CUDA and NCCL
+  gpu_verify.sh   unpacks the large files of bin/ and lib/ and runs everything; see bash FOLDER/gpu_verify.sh --help
 
-Copy FOLDER anywhere; nothing in it knows where it was. The other machine needs the GPUs' driver, NCCL 2.18 or newer
-(or DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for what runs under mpirun. Its C and C++ libraries may not be older than here.
+You can copy FOLDER to any place on any machine. That machine needs the GPU driver, NCCL 2.18 or newer (or
+DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for the steps under mpirun. Its C and C++ libraries
+must not be older than those of this machine.
 
-  --no-setup      installs nothing
-  --build FOLDER  builds in this folder, which is configured already
+  --no-setup        installs nothing
+  --build FOLDER    builds in this folder, which must be configured
+  -DVARIABLE=VALUE  is passed to CMake
 END
 }
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test
   nccl_bench p2p_bench device_bench unscale_bench train_mlp train_cnn)
 
-# The shared libraries that the programs of folder $1 need and that have to come along, one a line.
+# Prints the shared libraries to copy for the programs of folder $1, one per line.
 libraries_of() {
   local system='^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so|^(libmpi|libopen-rte|libopen-pal)\.so'
   ldd "$1"/* | awk '$2 == "=>" { if ($3 == "not") { print "missing: " $1 > "/dev/stderr"; bad = 1 } else print $3 } END { exit bad }' |
     sort -u | while read -r library; do
-    # What only MPI's own libraries need is theirs to find.
+    # Libraries that only MPI needs come with MPI.
     [[ $(basename -- "$library") =~ $system ]] || printf '%s\n' "$library"
   done
 }
@@ -51,20 +54,20 @@ main() {
         shift
         ;;
       -D?*=*) cmake_flags+=("$1") ;;
-      -*) die "$1 is no flag; see --help" ;;
+      -*) die "unknown flag $1; see --help" ;;
       *) folder=$1 ;;
     esac
     shift
   done
-  [[ -n $folder ]] || die "say where the folder shall be made; see --help"
-  [[ ! -e $folder || -f $folder/gpu_verify.sh ]] || die "$folder is there and is no bundle"
+  [[ -n $folder ]] || die "no folder is given; see --help"
+  [[ ! -e $folder || -f $folder/gpu_verify.sh ]] || die "$folder exists and is not a bundle"
 
   if [[ -z $build ]]; then
     ((!setup)) || require_packages "${ddp_packages[@]}"
     build=$repo/build/bundle
     configure cuda -B "$build"
   fi
-  # RPATH, not RUNPATH: it is good for the libraries' libraries, too.
+  # RPATH, unlike RUNPATH, also applies to the dependencies of the libraries.
   # shellcheck disable=SC2016 # $ORIGIN is the loader's
   cmake -B "$build" -S "$repo" --log-level=WARNING "${cmake_flags[@]}" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
@@ -84,8 +87,8 @@ main() {
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib
   mib=$(du -sm -- "$folder" | cut -f1)
-  ((mib < 50)) || die "$folder has $mib MiB; it is to stay below 50"
-  say "$folder: $mib MiB. There: bash gpu_verify.sh"
+  ((mib < 50)) || die "$folder has $mib MiB; it must stay below 50"
+  say "$folder: $mib MiB. To run it: bash gpu_verify.sh in that folder"
 }
 
 main "$@"

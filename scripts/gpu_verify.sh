@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks and times the GPU parts on this machine. Lies in the folder that gpu_bundle.sh makes. See --help.
+# Runs the GPU tests and benchmarks on this machine. Part of the folder that gpu_bundle.sh makes. See --help.
 set -uo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 DDP_LOG_LEVEL=${DDP_LOG_LEVEL-warn}
@@ -8,24 +8,29 @@ usage() {
   cat <<END
 Usage: bash gpu_verify.sh [--part=NAME,...] [--out=FOLDER] [--peers=FOLDER] [--data=FOLDER] [--gpus=N]
 
-Runs everything that this machine's GPUs allow, part by part, each of which takes less than ten minutes unless it says so. A step that
-fails does not stop the others. Prints a table; writes each step's output, the benchmarks' rows and summary.json to
-FOLDER (default: gpu-verify in the current folder). Exits with 1 if a step failed.
+Runs all steps that this machine's GPUs allow, part by part. If a step fails, the others still run. Prints a table.
+Writes each step's output, the benchmarks' rows and summary.json to the output folder. Exits with 1 if a step failed.
 
-  unit    what needs no GPU
-  device  kernels, memory and streams on one GPU, also under compute-sanitizer where it is installed
-  nccl    the nccl backend on 1, 2 and 4 GPUs, ranks as threads and under mpirun
+Parts (each takes less than ten minutes, unless stated otherwise):
+
+  unit    tests without a GPU
+  device  kernels, memory and streams on one GPU; also under compute-sanitizer, if it is installed
+  nccl    the nccl backend on 1, 2 and 4 GPUs, with ranks as threads and under mpirun
   fault   ranks that are killed at each stage (2 GPUs)
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
-  train   train_mlp: losses of a GPU, and of several, beside the CPU's; its speed; with --data its accuracy
-  cnn     train_cnn: its speed in TF32 and fp16; losses beside PyTorch's, where that is; with --data its accuracy in
+  train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
+  cnn     train_cnn: speed in TF32 and fp16; losses compared with PyTorch's, if it is installed; with --data accuracy in
           every precision. With --peers it takes five minutes for each number of GPUs
-  bench   kernels, links, and collectives beside raw NCCL; with --peers also the peers' programs, in turn with ours
+  bench   kernels, links, and collectives compared with raw NCCL; with --peers also the peers' programs, alternating
 
-  --peers=FOLDER  nccl_allreduce.cu (built with nvcc where that is installed), torch_allreduce.py and torch_ddp.py
-                  (torchrun)
-  --data=FOLDER   MNIST's four IDX files, for train and cnn
-  --gpus=N        use so many at most
+Options:
+
+  --part=NAME,...  run only these parts (default: all)
+  --out=FOLDER     the output folder (default: gpu-verify in the current folder)
+  --peers=FOLDER   a folder with nccl_allreduce.cu (built with nvcc, if installed), torch_allreduce.py and torch_ddp.py
+                   (run with torchrun)
+  --data=FOLDER    a folder with MNIST's four IDX files, for train and cnn
+  --gpus=N         use at most N GPUs
 END
 }
 
@@ -37,7 +42,7 @@ gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 results=()
 failed=0
 
-# step SECONDS NAME COMMAND...: its output goes to a file of that name; what a test prints about skipping counts.
+# step SECONDS NAME COMMAND...: runs the command, with output to NAME.log. A line "SKIPPED: " marks the step as skipped.
 step() {
   local limit=$1 name=$2 begin=$SECONDS code=0 result=passed
   shift 2
@@ -74,7 +79,7 @@ part_device() {
     step 280 device-memcheck compute-sanitizer --leak-check full --error-exitcode 9 "$here/bin/gpu_device_test" "~*wrong*" \
       "~memory of every kind*"
   else
-    skip device-memcheck "there is no compute-sanitizer"
+    skip device-memcheck "compute-sanitizer is not installed"
   fi
 }
 
@@ -91,20 +96,20 @@ part_nccl() {
     if command -v mpirun >/dev/null; then
       step 150 "nccl-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_nccl_test"
     else
-      skip "nccl-$n-mpirun" "there is no mpirun"
+      skip "nccl-$n-mpirun" "mpirun is not installed"
     fi
   done
 }
 
-# Under compute-sanitizer the kernels of several ranks take so long that not all cases are run.
+# Under compute-sanitizer the kernels of several ranks are so slow that only some cases are run.
 memcheck_nccl() {
   local n=$1
   if command -v compute-sanitizer >/dev/null; then
-    # NCCL tries calls of CUDA that fail, on purpose.
+    # NCCL makes some CUDA calls that fail, on purpose.
     step 200 "nccl-$n-memcheck" compute-sanitizer --report-api-errors no --error-exitcode 9 "$here/bin/gpu_nccl_test" \
       "a result that is not*,operations are ordered*,a group that is split*,data moves*"
   else
-    skip "nccl-$n-memcheck" "there is no compute-sanitizer"
+    skip "nccl-$n-memcheck" "compute-sanitizer is not installed"
   fi
 }
 
@@ -141,7 +146,7 @@ trainer() {
     --summary-json="$out/train-$name.json" "$@"
 }
 
-# peer_train NAME RANKS ARGUMENT...: PyTorch's step on its models
+# peer_train NAME RANKS ARGUMENT...: times PyTorch's training step on the same kind of model
 peer_train() {
   local name=$1 n=$2
   shift 2
@@ -150,7 +155,8 @@ peer_train() {
     --batch 128 --steps 300 --warmup 60 "$@"
 }
 
-# same_losses A B TOLERANCE: of the first steps of two runs, of which B has rank 0's share of A's batches
+# same_losses A B TOLERANCE: compares the losses of the first steps of two runs, or only their final losses if the
+# numbers of ranks differ
 same_losses() {
   step 20 "train-losses-$1-$2" python3 -c '
 import json, sys
@@ -186,7 +192,7 @@ part_train() {
     peer_train "mlp-$n" "$n" --tf32
     train 60 "speed-$n-again" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
   done
-  # 25 million parameters: what communication backward does not hide is what a step takes longer than without any.
+  # 25 million parameters. The step time minus that with --no-sync is the communication that backward does not hide.
   local large=(--synthetic --steps=800 --warmup=200 --batch=128 --device=cuda --tf32
     "--hidden=3136,3136,3136,1024")
   for n in 2 4; do
@@ -225,7 +231,7 @@ part_cnn() {
     step 60 cnn-parity-lenet python3 "$here/torch_parity_test.py" lenet "$here/bin/train_cnn" --device=cuda
     step 60 cnn-parity-resnet20 python3 "$here/torch_parity_test.py" resnet20 "$here/bin/train_cnn" --device=cuda
   else
-    skip cnn-parity "there is no PyTorch"
+    skip cnn-parity "PyTorch is not installed"
   fi
 }
 
@@ -240,7 +246,7 @@ part_bench() {
   local n
   step 120 bench-device "$here/bin/device_bench" --json "$out/bench-device.json"
   step 30 bench-amp-host "$here/bin/unscale_bench" host cuda
-  export DDP_BACKEND=nccl # one rank would not need it
+  export DDP_BACKEND=nccl # for one rank auto would choose local
   step 120 bench-p2p "$here/bin/p2p_bench" --json "$out/bench-p2p.json"
   for n in 1 2 4; do
     if ((n > gpus)) || ! command -v mpirun >/dev/null; then
@@ -257,7 +263,7 @@ part_bench() {
   done
 }
 
-# The peers' programs, between ours.
+# Runs the peers' programs between ours.
 peer_bench() {
   local n=$1
   [[ -n $peers ]] || return 0
@@ -279,7 +285,7 @@ peer_bench() {
   fi
 }
 
-# What is packed, and where cuBLAS and cuDNN are if the loader does not know.
+# Unpacks the large files, and adds the folders of cuBLAS and cuDNN to LD_LIBRARY_PATH if the loader does not find them.
 unpack() {
   local packed library found
   for packed in "$here"/{bin,lib}/*.xz; do
@@ -292,7 +298,7 @@ unpack() {
   done
 }
 
-# Text as a JSON string.
+# Prints text as a JSON string.
 quoted() {
   local text=${1//\\/\\\\}
   printf '"%s"' "${text//\"/\\\"}"
@@ -334,7 +340,7 @@ main() {
       --part=?*) parts=${argument#*=} ;;
       --gpus=[0-9]*) ((${argument#*=} >= gpus)) || gpus=${argument#*=} ;;
       *)
-        echo "error: $argument is no flag; see --help" >&2
+        echo "error: unknown argument $argument; see --help" >&2
         return 2
         ;;
     esac

@@ -1,4 +1,4 @@
-# Shared by the scripts of this folder; sourced, not run.
+# Functions that the scripts share. Source this file; do not run it.
 # shellcheck shell=bash
 
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,7 +9,7 @@ die() {
   exit 1
 }
 
-# What the whole project needs, by the names of Debian 12 and Ubuntu 24.04.
+# The packages that the whole project needs, as Debian 12 and Ubuntu 24.04 name them.
 # shellcheck disable=SC2034 # read by the scripts
 ddp_packages=(
   g++ cmake ninja-build pkg-config
@@ -18,7 +18,7 @@ ddp_packages=(
   catch2 libbenchmark-dev                                                                             # tests and benchmarks
 )
 
-# Prints those of the packages named that are not installed, one a line.
+# Prints the given packages that are not installed, one per line.
 missing_packages() {
   local installed package
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p' || true)
@@ -27,30 +27,30 @@ missing_packages() {
   done
 }
 
-# Installs those of the packages named that are missing. Where that cannot be done, says what to install, and stops.
+# Installs the given packages that are missing. If that is not possible, says what to install and exits.
 require_packages() {
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    die "this system has no apt-get. Install what these Debian packages hold, then run again with --no-setup: $*"
+    die "this system has no apt-get. Install the equivalents of these Debian packages, then run again with --no-setup: $*"
   fi
   local missing=() sudo=()
   mapfile -t missing < <(missing_packages "$@")
   ((${#missing[@]})) || return 0
   if ((EUID != 0)); then
     if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
-      die "packages are missing, and neither root nor sudo without a password is at hand. Run this as root, then try again:
+      die "packages are missing, and installing them needs root or sudo without a password. Run this as root, then try again:
   apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
     fi
     sudo=(sudo)
   fi
   say "Installing ${missing[*]}"
   local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
-  # A stale list names versions that the server no longer has; a list that cannot be refreshed may still do.
-  "${apt[@]}" update </dev/null || say "apt-get update failed; going on with the lists there are"
+  # Old package lists may name versions that the server no longer has. If they cannot be refreshed, they may still work.
+  "${apt[@]}" update </dev/null || say "apt-get update failed; using the present package lists"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null ||
     die "apt-get could not install: ${missing[*]}"
 }
 
-# How many compilers to run at once: one per processor, and 2 GB of memory for each.
+# Prints how many compilers to run at once: one per processor, but each needs 2 GB of memory.
 build_jobs() {
   local cpus memory_kb limit
   cpus=$(nproc)
@@ -63,11 +63,11 @@ build_jobs() {
   echo $((cpus > 0 ? cpus : 1))
 }
 
-# configure PRESET [CMAKE_ARGUMENT...]: makes or refreshes build/PRESET.
+# configure PRESET [CMAKE_ARGUMENT...]: creates or updates build/PRESET.
 configure() {
   local preset=$1 build="$repo/build/$1" home
   shift
-  # A build folder that came along with a moved or copied tree belongs to the old place, and CMake refuses it.
+  # CMake refuses the build folder of a tree that was moved or copied. Remove it.
   home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
   if [[ -d $build && $home != "$repo" ]]; then
     rm -rf -- "$build"
@@ -76,7 +76,7 @@ configure() {
   (cd "$repo" && cmake --preset "$preset" --log-level=WARNING "$@" >/dev/null)
 }
 
-# build PRESET [TARGET...]
+# build PRESET [TARGET...]: builds the targets (default: all) in build/PRESET.
 build() {
   local preset=$1 jobs targets=()
   shift
@@ -86,13 +86,13 @@ build() {
   cmake --build "$repo/build/$preset" --parallel "$jobs" "${targets[@]}"
 }
 
-# The mpirun that belongs to the MPI which PRESET was built with; empty if it was built without.
+# Prints the mpirun of the MPI that PRESET was built with; nothing if it was built without MPI.
 mpirun_of() {
   sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' "$repo/build/$1/CMakeCache.txt" | grep -v NOTFOUND || true
 }
 
-# Open MPI refuses to run as root, and to start more ranks than there are cores, unless told to. allow_mpirun RANKS sets the
-# environment for the first and fills the array mpirun_flags for the second.
+# allow_mpirun RANKS: by default Open MPI refuses to run as root, and to start more ranks than there are cores. Sets the
+# environment that allows the first, and the array mpirun_flags that allows the second.
 allow_mpirun() {
   local ranks=$1 cores
   mpirun_flags=()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks layout (clang-format 14), the scripts (shellcheck) and the library's sources (clang-tidy 14). Changes nothing. See --help.
+# Checks formatting (clang-format 14), scripts (shellcheck) and the library's sources (clang-tidy 14). See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,13 +8,14 @@ usage() {
   cat <<END
 Usage: bash scripts/lint.sh [--no-setup] [FILE...]
 
-Checks the layout of all sources and scripts, and runs clang-tidy on FILEs, else on everything in libddp. Each check that fails says what to change.
+Checks the formatting of all sources, runs shellcheck on all scripts, and runs clang-tidy on FILEs (default: all sources
+in libddp). Prints what to change, and changes nothing itself.
 
   --no-setup  installs nothing
 END
 }
 
-# The tracked files that match the patterns; without Git, as in an unpacked archive, all of them.
+# Prints the tracked files that match the patterns. Without Git (an unpacked archive): all files that match.
 files_like() {
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git ls-files -z -- "$@"
@@ -47,12 +48,12 @@ main() {
   say "shellcheck"
   files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
 
-  # clang-tidy needs to know how each file is compiled: a configured build folder says so, nothing needs to be built.
+  # clang-tidy needs the compile commands of a configured build folder. Nothing has to be built.
   [[ -f build/asan/compile_commands.json ]] || configure asan
   if ((${#files[@]} == 0)); then
     mapfile -d '' -t files < <(files_like 'libddp/*.cc')
   fi
-  # A backend that this build leaves out has no entry, and clang-tidy could only guess.
+  # Skip the files of backends that this build leaves out: they have no compile command.
   local file known=()
   for file in "${files[@]}"; do
     if grep -qF "$(realpath -- "$file")\"" build/asan/compile_commands.json; then known+=("$file"); fi
@@ -61,8 +62,8 @@ main() {
   printf '%s\0' "${known[@]}" |
     xargs -0 -n 1 -P "$(build_jobs)" clang-tidy-14 -p build/asan --quiet --warnings-as-errors='*' 2> >(grep -v 'warnings generated' >&2) ||
     failed=1
-  ((!failed)) || die "lint found something to change"
-  say "lint found nothing"
+  ((!failed)) || die "lint found problems; see above"
+  say "lint found no problems"
 }
 
 main "$@"

@@ -8,16 +8,17 @@ usage() {
   cat <<END
 Usage: bash scripts/test.sh [--preset NAME] [--no-setup] [-DVARIABLE=VALUE...] [ctest flags]
 
-Installs what is missing (apt-get), builds everything in build/NAME, and runs the whole test suite.
+Installs missing packages (apt-get), builds everything in build/NAME, and runs the whole test suite.
 
-  --preset NAME  dev (the default), release, cuda, asan or tsan
-  --no-setup     installs nothing
-  -DVAR=VALUE    is handed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
-  ctest flags    for example -R bucket (tests whose name has "bucket"), -L unit (tests of that label), -j 2
+  --preset NAME     dev (default), release, cuda, asan or tsan
+  --no-setup        installs nothing
+  -DVARIABLE=VALUE  is passed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
+  ctest flags       are passed to ctest, for example -R bucket (tests with "bucket" in their name), -L unit (tests with
+                    this label), -j 2
 END
 }
 
-# Why tests were skipped, which ctest writes down but does not say. A line for each reason.
+# Prints why tests were skipped, one line per reason. ctest writes this only to its log.
 print_skipped() {
   [[ -f $1 ]] || return 0
   awk '/ Testing: / { test = $NF }
@@ -52,8 +53,8 @@ main() {
     dev | release | cuda) ;;
     asan | tsan)
       [[ $preset != asan ]] || packages+=(clang libclang-rt-dev)
-      # The sanitizers of this generation of compilers lose their shadow memory where the kernel spreads addresses widely
-      # (vm.mmap_rnd_bits above 28), so tests, and the programs that the build runs to list them, go without that.
+      # The sanitizers of these compilers cannot place their shadow memory if the kernel randomises addresses widely
+      # (vm.mmap_rnd_bits above 28). So tests, and the programs that the build runs to list them, run without it.
       if [[ -z ${DDP_TEST_FIXED_ADDRESSES-} ]] && setarch "$(uname -m)" -R true 2>/dev/null; then
         DDP_TEST_FIXED_ADDRESSES=1 exec setarch "$(uname -m)" -R bash "${BASH_SOURCE[0]}" "${given[@]}"
       fi

@@ -2,8 +2,24 @@
 #
 # ddp_add_fuzzer for a reader of untrusted input.
 #
-# Labels: unit, distributed, fault, fuzz, slow (not part of a quick run: ctest -LE slow), gpu.
+# Labels: unit, distributed, fault, fuzz, install, gpu, slow (scripts/test.sh leaves these out unless it is told a label).
+#
+# Tests share the processors. One ctest slot is half a processor, so `ctest -j N` wants N = 2 x processors, which is what
+# scripts/test.sh gives. A test of K busy ranks takes 2 K slots, but always leaves one free: a test that mostly sleeps, to
+# see a time-out, takes one slot and so costs no time of its own.
 include_guard(GLOBAL)
+
+cmake_host_system_information(RESULT _ddp_processors QUERY NUMBER_OF_LOGICAL_CORES)
+
+# ddp_slots(out busy): sets `out` to the slots of a test that keeps so many processors busy.
+function(ddp_slots out busy)
+  math(EXPR slots "2 * ${busy}")
+  math(EXPR most "2 * ${_ddp_processors} - 1")
+  if(slots GREATER most)
+    set(slots ${most})
+  endif()
+  set(${out} ${slots} PARENT_SCOPE)
+endfunction()
 
 set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
                          "DDP_LOG_LEVEL=error")
@@ -54,7 +70,8 @@ function(ddp_add_unit_test name)
   endif()
   _ddp_test_executable(${name}_test ddp_test_main "${sources}" "${arg_LIBS}")
   add_test(NAME unit.${name} COMMAND ${name}_test ${arg_ARGS})
-  set_tests_properties(unit.${name} PROPERTIES LABELS "unit;${arg_LABELS}" TIMEOUT ${DDP_TEST_TIMEOUT}
+  ddp_slots(slots 1)
+  set_tests_properties(unit.${name} PROPERTIES LABELS "unit;${arg_LABELS}" TIMEOUT ${DDP_TEST_TIMEOUT} PROCESSORS ${slots}
                                                ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
@@ -96,23 +113,35 @@ endfunction()
 # Registers `command...` run by mpirun on so many ranks, as the test <test>.
 function(ddp_add_mpirun_test test ranks timeout labels)
   math(EXPR patience "${timeout} + 10")  # mpirun ends its ranks itself; killing mpirun could leave them behind
+  ddp_slots(slots ${ranks})
   add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} --oversubscribe --bind-to none
                                 --timeout ${timeout} ${ARGN})
   set_tests_properties(
-    ${test} PROPERTIES LABELS "${labels}" TIMEOUT ${patience} PROCESSORS ${ranks}
+    ${test} PROPERTIES LABELS "${labels}" TIMEOUT ${patience} PROCESSORS ${slots}
     ENVIRONMENT "${DDP_TEST_ENVIRONMENT};OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0;\
 OMPI_MCA_btl_vader_single_copy_mechanism=none;DDP_TIMEOUT=60")
 endfunction()
 
-# ddp_add_distributed_test(NAME name SOURCES source... | TARGET target [RANKS 1 2 3 4] [LIBS library...] [ARGS argument...] [LABELS label...]
-#                          [TIMEOUT seconds] [NODE_SIZE ranks] [THREADS_OFF] [PROCESSES_OFF])
+# The numbers of ranks that a test runs at unless it says otherwise. The contract suite proves each backend at every
+# number, on threads and on processes; what is built on top of it then runs at each number once. Sanitizers look for
+# errors of memory and races, for which one number each does.
+set(DDP_TEST_THREADS 1 3)
+set(DDP_TEST_PROCESSES 2 4)
+if(DDP_SANITIZE)
+  set(DDP_TEST_THREADS 3)
+  set(DDP_TEST_PROCESSES 2)
+endif()
+
+# ddp_add_distributed_test(NAME name SOURCES source... | TARGET target [THREADS K...] [PROCESSES K...] [LIBS library...] [ARGS argument...]
+#                          [LABELS label...] [TIMEOUT seconds] [NODE_SIZE ranks] [SLEEPS])
 #
-# Builds bin/<name>_test from test cases made with tests/support/ranks.h, or takes a program that is built already, and runs it for each number of
-# ranks K twice: <name>.tK with ranks as threads of one process, <name>.nK with ranks as processes under mpirun. The second is left out where
-# there is no Open MPI or under ThreadSanitizer. A program that starts its own world needs THREADS_OFF. ARGS go to Catch2: "[slow]" selects.
-# NODE_SIZE cuts the ranks into nodes of so many, which under mpirun talk over TCP.
+# Builds bin/<name>_test from test cases made with tests/support/ranks.h, or takes a program that is built already, and runs it as <name>.tK
+# with K ranks as threads of one process, and as <name>.nK with K processes under mpirun. Without THREADS and PROCESSES, at
+# DDP_TEST_THREADS and DDP_TEST_PROCESSES; with one of them, at those only. The processes are left out where there is no
+# Open MPI, and under ThreadSanitizer. ARGS go to Catch2: "[slow]" selects. NODE_SIZE cuts the ranks into nodes of so many,
+# which under mpirun talk over TCP. SLEEPS: the ranks wait for time-outs most of the time.
 function(ddp_add_distributed_test)
-  cmake_parse_arguments(arg "THREADS_OFF;PROCESSES_OFF" "NAME;TARGET;TIMEOUT;NODE_SIZE" "SOURCES;RANKS;LIBS;ARGS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "SLEEPS" "NAME;TARGET;TIMEOUT;NODE_SIZE" "SOURCES;THREADS;PROCESSES;LIBS;ARGS;LABELS" ${ARGN})
   if(NOT arg_TARGET)
     _ddp_existing_sources(sources ${arg_SOURCES})
     if(NOT sources)
@@ -123,8 +152,12 @@ function(ddp_add_distributed_test)
   elseif(NOT TARGET ${arg_TARGET})
     return()
   endif()
-  if(NOT arg_RANKS)
-    set(arg_RANKS 1 2 3 4)
+  if(NOT arg_THREADS AND NOT arg_PROCESSES)
+    set(arg_THREADS ${DDP_TEST_THREADS})
+    set(arg_PROCESSES ${DDP_TEST_PROCESSES})
+    if(NOT DDP_TEST_MPIRUN AND NOT DDP_SANITIZE)
+      list(APPEND arg_THREADS ${DDP_TEST_PROCESSES})
+    endif()
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT ${DDP_TEST_TIMEOUT})
@@ -132,31 +165,35 @@ function(ddp_add_distributed_test)
 
   set(nodes)
   set(wire)
-  set(process_labels "distributed;${arg_LABELS}")
   if(arg_NODE_SIZE)
-    set(nodes ";DDP_NODE_SIZE=${arg_NODE_SIZE}")
+    set(nodes DDP_NODE_SIZE=${arg_NODE_SIZE})
     set(wire --mca btl tcp,self --mca btl_tcp_if_include lo)
-    if(DDP_SANITIZE)
-      list(APPEND process_labels slow)  # a minute each, and threads take the same way but for the wire
-    endif()
   endif()
 
-  foreach(ranks IN LISTS arg_RANKS)
-    if(NOT arg_THREADS_OFF)
-      set(test ${arg_NAME}.t${ranks})
-      add_test(NAME ${test} COMMAND ${arg_TARGET} ${arg_ARGS})
-      set_tests_properties(
-        ${test} PROPERTIES LABELS "distributed;${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${ranks}
-        ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60${nodes}")
-    endif()
-    if(DDP_TEST_MPIRUN AND NOT arg_PROCESSES_OFF)
-      ddp_add_mpirun_test(${arg_NAME}.n${ranks} ${ranks} ${arg_TIMEOUT} "${process_labels}" ${wire}
-                          $<TARGET_FILE:${arg_TARGET}> ${arg_ARGS})
-      if(nodes)
-        set_property(TEST ${arg_NAME}.n${ranks} APPEND PROPERTY ENVIRONMENT DDP_NODE_SIZE=${arg_NODE_SIZE})
-      endif()
+  set(tests)
+  foreach(ranks IN LISTS arg_THREADS)
+    set(test ${arg_NAME}.t${ranks})
+    list(APPEND tests ${test})
+    ddp_slots(slots ${ranks})
+    add_test(NAME ${test} COMMAND ${arg_TARGET} ${arg_ARGS})
+    set_tests_properties(
+      ${test} PROPERTIES LABELS "distributed;${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${slots}
+      ENVIRONMENT "${DDP_TEST_ENVIRONMENT};DDP_TEST_RANKS=${ranks};DDP_TIMEOUT=60")
+  endforeach()
+  foreach(ranks IN LISTS arg_PROCESSES)
+    if(DDP_TEST_MPIRUN)
+      set(test ${arg_NAME}.n${ranks})
+      list(APPEND tests ${test})
+      ddp_add_mpirun_test(${test} ${ranks} ${arg_TIMEOUT} "distributed;${arg_LABELS}" ${wire} $<TARGET_FILE:${arg_TARGET}>
+                          ${arg_ARGS})
     endif()
   endforeach()
+  if(nodes)
+    set_property(TEST ${tests} APPEND PROPERTY ENVIRONMENT ${nodes})
+  endif()
+  if(arg_SLEEPS)
+    set_property(TEST ${tests} PROPERTY PROCESSORS 1)
+  endif()
 endfunction()
 
 # ddp_add_fuzzer(name source [LIBS library...])
@@ -182,5 +219,6 @@ function(ddp_add_fuzzer name source)
     add_test(NAME fuzz.${name} COMMAND ${name}_fuzz ${corpus})
   endif()
   math(EXPR timeout "${DDP_TEST_TIMEOUT} + ${DDP_FUZZ_SECONDS}")
-  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT ${timeout} ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
+  ddp_slots(slots 1)
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT ${timeout} PROCESSORS ${slots} ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
 endfunction()

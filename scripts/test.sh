@@ -8,13 +8,13 @@ usage() {
   cat <<END
 Usage: bash scripts/test.sh [--preset NAME] [--no-setup] [-DVARIABLE=VALUE...] [ctest flags]
 
-Installs missing packages (apt-get), builds everything in build/NAME, and runs the whole test suite.
+Installs missing packages (apt-get), builds everything in build/NAME, and runs the test suite.
 
   --preset NAME     dev (default), release, cuda, asan or tsan
   --no-setup        installs nothing
   -DVARIABLE=VALUE  is passed to CMake, for example -DDDP_WERROR=ON or -DDDP_WITH_MPI=OFF
   ctest flags       are passed to ctest, for example -R bucket (tests with "bucket" in their name), -L unit (tests with
-                    this label), -j 2
+                    this label). Without -L, -LE or -R, tests labelled slow are left out: -L slow runs them
 END
 }
 
@@ -28,7 +28,7 @@ print_skipped() {
 
 main() {
   local status=0 preset=dev setup=1 packages=("${ddp_packages[@]}")
-  local -a ctest_flags=() cmake_flags=()
+  local -a ctest_flags=() cmake_flags=() chosen=(-LE slow)
   local -a given=("$@")
   while (($#)); do
     case $1 in
@@ -44,6 +44,10 @@ main() {
       --preset=*) preset=${1#*=} ;;
       --no-setup) setup=0 ;;
       -D?*=*) cmake_flags+=("$1") ;;
+      -[LR]* | --label-* | --tests-regex*)
+        chosen=()
+        ctest_flags+=("$1")
+        ;;
       *) ctest_flags+=("$1") ;;
     esac
     shift
@@ -69,7 +73,8 @@ main() {
   say "Testing $preset"
   cd "$repo"
   rm -f "build/$preset/Testing/Temporary/LastTest.log"
-  ctest --preset "$preset" "${ctest_flags[@]}" </dev/null || status=$?
+  # Slots of half a processor, see cmake/DdpTesting.cmake.
+  ctest --preset "$preset" --parallel $((2 * $(nproc))) "${chosen[@]}" "${ctest_flags[@]}" </dev/null || status=$?
   print_skipped "build/$preset/Testing/Temporary/LastTest.log"
   return "$status"
 }

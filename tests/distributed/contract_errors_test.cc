@@ -260,7 +260,7 @@ TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and 
   });
 }
 
-TEST_CASE("a rank that does not come is named after the time-out") {
+TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") {
   if (RankCount() == 1) return;
   ContextOptions options;
   options.timeout = absl::Seconds(1);
@@ -290,7 +290,7 @@ TEST_CASE("a rank that does not come is named after the time-out") {
   }
 }
 
-TEST_CASE("a rank that does not come to small broadcasts is named after the time-out") {
+TEST_CASE("a rank that does not come to small broadcasts is named after the time-out", "[timeout]") {
   if (RankCount() == 1 || !OnOneNode()) return;  // between nodes, messages say so
   ContextOptions options;
   options.timeout = absl::Seconds(1);
@@ -313,7 +313,7 @@ TEST_CASE("a rank that does not come to small broadcasts is named after the time
       options);
 }
 
-TEST_CASE("time in which nothing is pending does not count") {
+TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
   ContextOptions options;
   options.timeout = absl::Seconds(1);
   RunOnRanks(

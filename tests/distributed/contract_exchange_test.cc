@@ -252,7 +252,7 @@ TEST_CASE("a part may outlive its group, and fails alone") {
   });
 }
 
-TEST_CASE("a Split that one rank does not make times out and names it") {
+TEST_CASE("a Split that one rank does not make times out and names it", "[timeout]") {
   if (RankCount() == 1) return;
   ContextOptions options;
   options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either

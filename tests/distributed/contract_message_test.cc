@@ -332,7 +332,7 @@ TEST_CASE("counts and dtypes that do not match fail both ends, with both named")
   }
 }
 
-TEST_CASE("a tag that does not come times out, with what has come instead") {
+TEST_CASE("a tag that does not come times out, with what has come instead", "[timeout]") {
   if (RankCount() == 1) return;
   ContextOptions options;
   options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
@@ -353,7 +353,7 @@ TEST_CASE("a tag that does not come times out, with what has come instead") {
       options);
 }
 
-TEST_CASE("a message that nobody receives while its receiver is busy elsewhere times out") {
+TEST_CASE("a message that nobody receives while its receiver is busy elsewhere times out", "[timeout]") {
   if (RankCount() == 1) return;
   ContextOptions options;
   options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either

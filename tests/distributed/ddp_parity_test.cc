@@ -367,19 +367,27 @@ class Trainer {
   Weights weights_;
 };
 
-Weights TrainAlone(const Setting& setting, int ranks) {
-  ContextOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.store = CreateMemoryStore();
-  const std::unique_ptr<Context> context = RANK_VALUE(Context::Create(options));
-  return Trainer(context->world(), setting, ranks).Train();
+// What one rank trains with all the samples. Rank 0 does it, and gives it to the others.
+Weights TrainAlone(Rank& rank, const Setting& setting, const Weights& many) {
+  Weights one = many;
+  if (rank.rank() == 0) {
+    ContextOptions options;
+    options.rank = 0;
+    options.world_size = 1;
+    options.store = CreateMemoryStore();
+    const std::unique_ptr<Context> context = RANK_VALUE(Context::Create(options));
+    one = Trainer(context->world(), setting, rank.size()).Train();
+    RANK_CHECK_EQ(one.values.size(), many.values.size());
+  }
+  std::vector<Buffer> buffers;
+  for (std::vector<double>& values : one.values) buffers.push_back({values.data(), values.size(), DType::kFloat64, {}});
+  RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast(buffers, 0)));
+  return one;
 }
 
 void CheckParity(Rank& rank, const Setting& setting) {
   const Weights many = Trainer(rank.group(), setting, rank.size()).Train();
-  const Weights one = TrainAlone(setting, rank.size());
-  RANK_CHECK_EQ(many.values.size(), one.values.size());
+  const Weights one = TrainAlone(rank, setting, many);
   double largest = 0;
   for (size_t p = 0; p < one.values.size(); ++p) {
     for (size_t i = 0; i < one.values[p].size(); ++i) {

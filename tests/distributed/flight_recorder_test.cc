@@ -154,7 +154,7 @@ TEST_CASE("a stall is told once, with the bucket and who is missing, and goes on
       options);
 }
 
-TEST_CASE("a time-out is told once, with who waits for whom") {
+TEST_CASE("a time-out is told once, with who waits for whom", "[timeout]") {
   if (RankCount() == 1) return;
   const Recorder recorder;
   ContextOptions options;
@@ -187,27 +187,33 @@ TEST_CASE("ranks that call different things are told side by side") {
   });
 }
 
-// Nodes of two of four ranks; the last rank is late, or does not come.
-TEST_CASE("on several nodes each tells what its own ranks are at", "[nodes]") {
+// Whether this run has two nodes of two ranks.
+bool TwoNodesOfTwo() {
   const char* const node_size = std::getenv("DDP_NODE_SIZE");
-  if (node_size == nullptr || RankCount() != 4) return;
-  REQUIRE(std::string(node_size) == "2");
-  const Recorder recorder;
-  const auto check = [&](Rank& rank, const std::string& incident, const std::vector<std::string>& said) {
-    rank.Meet();
-    for (int node = 0; node < 2; ++node) {
-      const nlohmann::json json = recorder.Take(rank, absl::StrCat(".node", node));
-      RANK_CHECK_EQ(json["incident"].get<std::string>(), incident);
-      RANK_CHECK_EQ(json["ranks"].size(), 2u);
-      for (int l = 0; l < 2; ++l) {
-        const nlohmann::json& of_rank = json["ranks"][static_cast<size_t>(l)];
-        RANK_CHECK_EQ(of_rank["rank"].get<int>(), 2 * node + l);
-        const std::string doing = of_rank["doing"].get<std::string>(), part = said[static_cast<size_t>(2 * node + l)];
-        RANK_CHECK(absl::StrContains(doing, part), part, " is not in ", doing);
-      }
-    }
-  };
+  return node_size != nullptr && std::string(node_size) == "2" && RankCount() == 4;
+}
+
+// What the recorders of both nodes wrote of an operation that rank 3 does not call.
+void CheckBothNodes(Rank& rank, const Recorder& recorder, const std::string& incident) {
   const std::string here = "bucket 3: all ranks of this node have come, waits for other nodes";
+  const std::string said[] = {here, here, "bucket 3: waits for rank 3", "no operation called yet"};
+  rank.Meet();
+  for (int node = 0; node < 2; ++node) {
+    const nlohmann::json json = recorder.Take(rank, absl::StrCat(".node", node));
+    RANK_CHECK_EQ(json["incident"].get<std::string>(), incident);
+    RANK_CHECK_EQ(json["ranks"].size(), 2u);
+    for (int l = 0; l < 2; ++l) {
+      const nlohmann::json& of_rank = json["ranks"][static_cast<size_t>(l)];
+      RANK_CHECK_EQ(of_rank["rank"].get<int>(), 2 * node + l);
+      const std::string doing = of_rank["doing"].get<std::string>();
+      RANK_CHECK(absl::StrContains(doing, said[2 * node + l]), said[2 * node + l], " is not in ", doing);
+    }
+  }
+}
+
+TEST_CASE("on several nodes each tells what its own ranks are at in a stall", "[nodes]") {
+  if (!TwoNodesOfTwo()) return;
+  const Recorder recorder;
   ContextOptions options;
   options.stall_warning = absl::Milliseconds(50);
   RunOnRanks(
@@ -218,7 +224,7 @@ TEST_CASE("on several nodes each tells what its own ranks are at", "[nodes]") {
           while (!recorder.Written(".node0") || !recorder.Written(".node1")) absl::SleepFor(absl::Milliseconds(5));
         }
         RANK_CHECK_OK(Rank::Finish(waiting.Start()));
-        check(rank, "stall", {here, here, "bucket 3: waits for rank 3", "no operation called yet"});
+        CheckBothNodes(rank, recorder, "stall");
         // Each of the two has said it once, and the one without the late rank for whom it waits.
         std::string lines;
         for (const std::string& line : Logged(rank)) absl::StrAppend(&lines, line, "\n\n");
@@ -228,7 +234,12 @@ TEST_CASE("on several nodes each tells what its own ranks are at", "[nodes]") {
         RANK_CHECK(std::vector<std::string>(absl::StrSplit(text, "\n\n")).size() == 3, text);
       },
       options);
-  options = {};
+}
+
+TEST_CASE("on several nodes each tells what its own ranks are at after a time-out", "[nodes][timeout]") {
+  if (!TwoNodesOfTwo()) return;
+  const Recorder recorder;
+  ContextOptions options;
   options.timeout = absl::Seconds(3);
   RunOnRanks(
       [&](Rank& rank) {
@@ -236,7 +247,7 @@ TEST_CASE("on several nodes each tells what its own ranks are at", "[nodes]") {
         if (!waiting.late()) {
           RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kDeadlineExceeded, "bucket 3");
         }
-        check(rank, "failure", {here, here, "bucket 3: waits for rank 3", "no operation called yet"});
+        CheckBothNodes(rank, recorder, "failure");
         rank.Meet();
         Logged(rank);
       },

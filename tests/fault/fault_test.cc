@@ -96,7 +96,7 @@ TEST_CASE("a rank that dies in its backward pass ends the others' step") {
   CheckDeath({"exit", "backward", "allocated", 1, 2, 0});
 }
 
-TEST_CASE("a rank that is stopped is named after the time-out") {
+TEST_CASE("a rank that is stopped is named after the time-out", "[timeout]") {
   for (const auto& [buffers, count] : {std::pair("allocated", 1), std::pair("ordinary", 500'000)}) {
     INFO(buffers << " count " << count);
     Job job;
@@ -115,7 +115,7 @@ TEST_CASE("a rank that is stopped is named after the time-out") {
   }
 }
 
-TEST_CASE("ranks that do not come are named") {
+TEST_CASE("ranks that do not come are named", "[timeout]") {
   Job job;
   for (const int rank : {0, 2}) job.Start(rank, 4, {"--when=never", "--openers=2"}, {"DDP_TIMEOUT=3.5"});
   for (const Ending& ending : job.Finish(kPatience)) CheckError(ending, "DEADLINE_EXCEEDED", {"ranks 1, 3"});

@@ -38,7 +38,7 @@ nlohmann::json RunAndRead(const std::string& how, int victim, const std::string&
   return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-TEST_CASE("the flight recorder tells of a rank that is stopped or dead") {
+TEST_CASE("the flight recorder tells of a rank that is stopped or dead", "[timeout]") {
   for (const char* how : {"stop", "kill"}) {
     for (const int victim : {0, 1}) {
       for (const auto& [buffers, count] : {std::pair("allocated", 1), std::pair("ordinary", 500'000)}) {

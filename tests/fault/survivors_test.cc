@@ -193,7 +193,7 @@ TEST_CASE("a fault at a random point is told by every survivor, who then goes on
   }
 }
 
-TEST_CASE("a rank that is stopped while it writes to others and wakes up late finds other memory") {
+TEST_CASE("a rank that is stopped while it writes to others and wakes up late finds other memory", "[timeout]") {
   // Where it has announced its part, and the others wait for it nevertheless, it is in the middle of a chunk.
   int caught = 0;
   for (int run = 0; run < 30 && caught < 2; ++run) {

@@ -1,4 +1,4 @@
-// Which operations run in 16-bit floats, and which do not.
+// Decides which operations run in 16-bit floats (automatic mixed precision).
 #ifndef DDP_AUTOCAST_H_
 #define DDP_AUTOCAST_H_
 
@@ -11,18 +11,18 @@
 
 namespace ddp {
 
-// What a layer is about to compute.
+// The operation that a layer is about to compute.
 enum class AutocastOp : uint8_t {
-  // In the lower precision: sums of products, which tensor cores accumulate in float32.
+  // Run in the 16-bit type: sums of products, which tensor cores accumulate in float32.
   kConvolution,
   kLinear,
   kMatmul,
-  // In float32: what needs the range or the digits.
+  // Run in float32, because they need its range or precision.
   kSoftmax,
   kLogSoftmax,
   kCrossEntropy,
   kNll,
-  kLoss,  // any other
+  kLoss,  // any other loss
   kLayerNormStatistics,
   kGroupNormStatistics,
   kExp,
@@ -30,61 +30,62 @@ enum class AutocastOp : uint8_t {
   kPow,
   kSum,
   kNorm,
-  // In the widest type among the inputs.
+  // Run in the widest type of the inputs.
   kAdd,
   kConcat,
   kDot,
-  // In the type of the first input.
-  kBatchNorm,  // its statistics in float32
+  // Run in the type of the first input.
+  kBatchNorm,  // statistics are computed in float32
   kRelu,
   kPool,
   kOther,
 };
 
-// While one lives, layers that ask run in mixed precision on devices of that kind, on this thread. Scopes nest; the
-// innermost counts. The rules are those of torch.autocast.
+// A scope of mixed precision. While the object lives, layers of this thread that call TypeFor use mixed precision on
+// devices of the given kind. Scopes nest, and the innermost one applies. The rules are those of torch.autocast.
 //
 //   {
 //     ddp::Autocast autocast(ddp::Device::Kind::kCpu);         // bfloat16
 //     ... forward ...
 //   }
-//   ... backward: each layer in the type that its forward ran in, which it keeps ...
+//   ... backward: each layer stores the type that its forward ran in, and uses it here ...
 //
-// and in a layer's forward:
+// In a layer's forward:
 //
 //   const ddp::DType dtype = ddp::Autocast::TypeFor(ddp::AutocastOp::kLinear, x.device.kind, {x.dtype, weight.dtype});
-//   auto w = ddp::Autocast::CastWeight(weight, dtype);         // kept until this layer's backward is done
+//   auto w = ddp::Autocast::CastWeight(weight, dtype);         // keep until this layer's backward is done
 //
-// float16 needs a GradScaler, bfloat16, which has float32's range, does not.
+// float16 needs a GradScaler. bfloat16 does not, because it has float32's range.
 //
-// Thread-safety: each thread has a policy and a cache of its own.
+// Thread-safety: each thread has its own policy and cache.
 class DDP_EXPORT Autocast {
  public:
   // float16 on CUDA, bfloat16 on the CPU.
   static DType DefaultType(Device::Kind kind);
 
   explicit Autocast(Device::Kind kind) : Autocast(kind, DefaultType(kind)) {}
-  // kFloat16 or kBFloat16; any other type turns mixed precision off in this scope (and is warned of, unless it is
-  // kFloat32).
+  // `dtype` is kFloat16 or kBFloat16. Any other type turns mixed precision off in this scope; any other than kFloat32
+  // also logs a warning.
   Autocast(Device::Kind kind, DType dtype);
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  // Whether a scope of this thread has turned it on, and for which type.
+  // True if mixed precision is on for this kind of device on this thread.
   static bool enabled(Device::Kind kind);
-  static DType dtype(Device::Kind kind);  // DefaultType where it is off
+  static DType dtype(Device::Kind kind);  // its 16-bit type; DefaultType(kind) if it is off
 
-  // The type to run `op` in, on inputs of these types (at least one). float64 is never made narrower, and types that
-  // are not floating-point do not take part: with none but those it is the first input's. Where mixed precision is off
-  // it is the widest input's for the operations that promote, and the first input's for all others.
+  // Returns the type in which to run `op` on inputs of these types. Requires at least one input.
+  //   - float64 is never converted to a narrower type.
+  //   - Types that are not floating-point are ignored. If no input is floating-point: the type of the first input.
+  //   - If mixed precision is off: the widest type for kAdd, kConcat and kDot, the type of the first input otherwise.
   static DType TypeFor(AutocastOp op, Device::Kind kind, absl::Span<const DType> inputs);
 
-  // `weight` in another floating-point type. Within a scope it is converted once, and the same copy handed out until
-  // the outermost scope ends: a weight that changes within it is not converted again. The memory lives as long as a
-  // copy of the result does, which stays on this thread. A weight that has the type already is not copied, and must
-  // outlive the result. InvalidArgument: types that do not convert. Unimplemented: a device that this build has no
-  // kernels for.
+  // Returns `weight` converted to another floating-point type. Within a scope it is converted once: until the outermost
+  // scope ends, all calls return the same copy, even if the weight has changed meanwhile. The memory lives until the
+  // last copy of the returned Allocation is destroyed; keep them on this thread. A weight that already has the type is
+  // not copied and must outlive the result. Errors: InvalidArgument for types that cannot be converted; Unimplemented
+  // for a device that this build has no kernels for.
   static absl::StatusOr<Allocation> CastWeight(const Buffer& weight, DType dtype, Stream stream = {});
 
  private:

@@ -1,4 +1,4 @@
-// Operations made of those that a ProcessGroup has, and the small exchanges that every program needs.
+// Helpers based on the operations of a ProcessGroup: reduce, gather, scatter, and exchanges of small values.
 #ifndef DDP_COLLECTIVES_H_
 #define DDP_COLLECTIVES_H_
 
@@ -14,32 +14,32 @@
 
 namespace ddp {
 
-// All of these are collective, with the errors of ProcessGroup's operations, and block until this rank's part is done.
-// Buffers are in CPU memory.
+// All of these functions are collective, return the errors of ProcessGroup's operations, and block until this rank's
+// part is done. Buffers are in CPU memory.
 //
 //   absl::StatusOr<double> loss = ddp::AverageScalar(world, local_loss);
 //   absl::StatusOr<std::string> config = ddp::BroadcastBytes(world, ReadConfigOnRank0(), 0);
 
-// As AllReduce, with the result on `root` alone, in `out`. The other ranks need no out; only the dtype of theirs counts
-// (in's, if there is none).
+// Like AllReduce, but only `root` gets the result, in `out`. The other ranks may pass an empty `out`. If they pass one,
+// only its dtype is used; if not, the dtype of `in` is used instead.
 DDP_EXPORT absl::Status Reduce(ProcessGroup& group, Buffers in, Buffers out, int root,
                                const ReduceOptions& options = {});
 
-// On `root`, out = the inputs of all ranks, end to end, in rank order: count(out) = size() * count(in). The other ranks
-// give no out. In place: root's in lies at its own place in out.
+// Concatenates the inputs of all ranks in rank order into `out` of `root`: count(out) = size() * count(in). The other
+// ranks' `out` is ignored. In place: root's `in` is its own part of `out`.
 DDP_EXPORT absl::Status Gather(ProcessGroup& group, Buffers in, Buffers out, int root);
 
-// The reverse: part r of root's in, which consists of size() equal parts, goes to the out of rank r. The other ranks
-// give no in. In place: root's out lies at its own place in in.
+// The reverse of Gather: root's `in` consists of size() equal parts, and part r goes to `out` of rank r. The other
+// ranks pass an empty `in`. In place: root's `out` is its own part of `in`.
 DDP_EXPORT absl::Status Scatter(ProcessGroup& group, Buffers in, Buffers out, int root);
 
-// Root's bytes, however many, on every rank. The others' `bytes` do not matter.
+// Returns root's `bytes`, of any length, on every rank. The `bytes` of the other ranks are ignored.
 DDP_EXPORT absl::StatusOr<std::string> BroadcastBytes(ProcessGroup& group, absl::string_view bytes, int root);
 
-// Every rank's string, of any length and by rank, on every rank.
+// Returns the strings of all ranks, indexed by rank, on every rank. They may have any length.
 DDP_EXPORT absl::StatusOr<std::vector<std::string>> GatherStrings(ProcessGroup& group, absl::string_view mine);
 
-// One number reduced over the ranks, on every rank.
+// Reduces one number over all ranks and returns the result on every rank.
 DDP_EXPORT absl::StatusOr<double> AllReduceScalar(ProcessGroup& group, double value, ReduceOp op);
 DDP_EXPORT absl::StatusOr<int64_t> AllReduceScalar(ProcessGroup& group, int64_t value, ReduceOp op);
 inline absl::StatusOr<double> SumScalar(ProcessGroup& group, double value) {

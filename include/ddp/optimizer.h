@@ -1,4 +1,4 @@
-// What the library asks of an optimizer.
+// The interface between the library and an optimizer.
 #ifndef DDP_OPTIMIZER_H_
 #define DDP_OPTIMIZER_H_
 
@@ -9,33 +9,35 @@
 
 namespace ddp {
 
-// One step. The pointers lie on the gradients' device, may be null, and are read in the order of `stream`.
+// Options of one step. The pointers refer to memory on the gradients' device, may be null, and are read in the order of
+// `stream`.
 struct StepOptions {
   Stream stream = {};
-  // Every gradient is multiplied by it where it is read; what lies in memory stays.
+  // Each gradient is multiplied by *inv_scale when it is read. The gradient in memory does not change.
   const float* inv_scale = nullptr;
-  // Where one of them is not 0, the step changes nothing: no value, no state, no count of steps.
-  const uint32_t* found_inf = nullptr;  // a gradient has an infinity or a NaN
-  const uint32_t* skip_step = nullptr;  // anything else
+  // If *found_inf or *skip_step is not 0, the step changes nothing: no value, no state, no step count.
+  const uint32_t* found_inf = nullptr;  // not 0: a gradient has an infinity or a NaN
+  const uint32_t* skip_step = nullptr;  // not 0: skip for any other reason
 };
 
-// Implemented by whoever owns parameters and their optimizer's state. What it does with a gradient is its own affair;
-// GradScaler and sharding need no more than this.
+// An optimizer, as GradScaler sees it. Implement it in the code that owns the parameters and the optimizer state. How
+// it uses a gradient is up to the implementation.
 //
 // Thread-safety: one thread at a time.
 class DDP_EXPORT Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // The gradients that Step reads, as flat ranges: grad_spans() of a DistributedDataParallel, or one range for each
-  // gradient. All on one device. Where ranks share out the optimizer's work, those of this rank; perhaps none.
+  // The gradients that Step reads, as flat ranges: grad_spans() of a DistributedDataParallel, or one range per
+  // gradient. All are on one device. If the optimizer is sharded over ranks: only those of this rank, which may be
+  // none.
   virtual Buffers grads() const = 0;
 
-  // Whether Step heeds inv_scale and found_inf, so that the host need not know whether there is to be a step. Otherwise
+  // True if Step uses inv_scale and found_inf, so that the host need not know whether the step is skipped. If false,
   // both are null in every Step.
   virtual bool fused() const = 0;
 
-  // Changes the parameters by their gradients. On a GPU it returns before that has happened.
+  // Updates the parameters from their gradients. On a GPU it returns before the update has run.
   virtual absl::Status Step(const StepOptions& options) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Going on from the last step that all ranks have made.
+// Makes the training state equal again after a failure.
 #ifndef DDP_SYNC_STATE_H_
 #define DDP_SYNC_STATE_H_
 
@@ -10,16 +10,19 @@
 
 namespace ddp {
 
-// Makes the state of a training equal on all ranks of a group, after the failure of an earlier group overtook some of
-// them before and some of them after the end of a step. `step` is the number of steps that this rank has committed,
-// which means that its optimizer has made them; `state` is what a step changes: parameters, optimizer state, counters
-// (any dtypes; the same counts in the same order on all ranks). Returns the lowest `step` of all ranks, the last that
-// all have committed, after copying to every rank the state of the lowest rank that is at it.
+// Makes the state of a training equal on all ranks of a group. Call it after an earlier group has failed, because some
+// ranks may have completed the last step while others have not.
+//   step:  the number of steps that this rank's optimizer has completed.
+//   state: the memory that a step changes: parameters, optimizer state, counters. Any dtypes; the same counts in the
+//   same
+//          order on all ranks.
+// Returns the lowest `step` of all ranks, which is the last step that all ranks have completed. Before that, it copies
+// to every rank the state of the lowest-numbered rank with that `step`.
 //
 //   absl::StatusOr<int64_t> common = ddp::SyncState(*group, step, state);
-//   if (common.ok()) step = *common;   // and go on with the next one
+//   if (common.ok()) step = *common;   // continue with the next step
 //
-// Collective. Errors are the group's.
+// Collective. Returns the errors of the group's operations.
 DDP_EXPORT absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t step, Buffers state);
 
 }  // namespace ddp

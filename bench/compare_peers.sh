@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures libddp and its peers on this machine and prints the tables of docs/performance.md.
+# Measures libddp and its peers on this machine and prints the tables of docs/performance/.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/lib.sh"

@@ -30,7 +30,7 @@ DDP_EXPORT absl::Status Reduce(ProcessGroup& group, Buffers in, Buffers out, int
 DDP_EXPORT absl::Status Gather(ProcessGroup& group, Buffers in, Buffers out, int root);
 
 // The reverse of Gather: root's `in` consists of size() equal parts, and part r goes to `out` of rank r. The other
-// ranks pass an empty `in`. In place: root's `out` is its own part of `in`.
+// ranks' `in` is ignored. In place: root's `out` is its own part of `in`.
 DDP_EXPORT absl::Status Scatter(ProcessGroup& group, Buffers in, Buffers out, int root);
 
 // Returns root's `bytes`, of any length, on every rank. The `bytes` of the other ranks are ignored.

@@ -1,4 +1,4 @@
-// Loss scaling, which keeps small gradients within the range of 16-bit floats.
+// Loss scaling: keeps small gradients within the range of 16-bit floats.
 #ifndef DDP_GRAD_SCALER_H_
 #define DDP_GRAD_SCALER_H_
 
@@ -14,25 +14,25 @@
 namespace ddp {
 
 struct GradScalerOptions {
-  // false: Scale, Unscale and Update do nothing, Step just steps, and the scale is 1.
+  // If false: Scale, Unscale and Update do nothing, Step always steps, and the scale is 1.
   bool enabled = true;
   float initial_scale = 65536;
-  double growth_factor = 2;     // above 1
-  double backoff_factor = 0.5;  // between 0 and 1
-  int growth_interval = 2000;   // steps without an infinity or a NaN, one after the other, after which the scale grows
-  float min_scale = 1;          // which backing off never goes below; above 0
-  // The scale backs off at the so many-th step with an infinity or a NaN since it grew last, and at each one after that
-  // (as Megatron-LM's scaler).
+  double growth_factor = 2;     // the scale grows by this factor; above 1
+  double backoff_factor = 0.5;  // the scale shrinks by this factor; above 0 and below 1
+  int growth_interval = 2000;   // consecutive steps without an infinity or a NaN after which the scale grows; 1 or more
+  float min_scale = 1;          // the scale never shrinks below this; above 0
+  // The number of steps with an infinity or a NaN, counted since the scale last grew, at which it shrinks. It also
+  // shrinks at each such step after that (as in Megatron-LM).
   int hysteresis = 1;
-  // Where the gradients are.
+  // The device of the gradients.
   Device device = {};
-  // Set where each rank's optimizers hold a part of the gradients only: what one of its ranks finds, all of them learn,
-  // by a reduction of one number in each Unscale or Step. Not needed where gradients are averaged on all ranks: they
-  // have the same infinities. Outlives the scaler.
+  // Set this if each rank's optimizers hold only a part of the gradients. Then each Unscale or Step reduces one number
+  // over the group, so that all its ranks learn of an infinity on one of them. Not needed if gradients are averaged on
+  // all ranks, because these contain the same infinities. The group must outlive the scaler.
   ProcessGroup* sharded_over = nullptr;
 };
 
-// Everything that a checkpoint needs to hold of a scaler.
+// The state of a scaler to store in a checkpoint.
 struct GradScalerState {
   bool enabled = true;
   float scale = 0;
@@ -45,27 +45,27 @@ struct GradScalerState {
   friend bool operator==(const GradScalerState&, const GradScalerState&) = default;
 };
 
-// Multiplies the loss by a scale, and divides the gradients by it before they are used. Where a gradient has overflown,
-// the optimizer's step is left out and the scale made smaller; after many good steps it grows. The rules and defaults
-// are those of torch.amp.GradScaler, with a least scale and hysteresis besides.
+// Multiplies the loss by a scale, and divides the gradients by it before they are used. If a gradient has overflowed,
+// the optimizer's step is skipped and the scale shrinks. After many good steps the scale grows. The rules and defaults
+// are those of torch.amp.GradScaler, with a minimum scale and hysteresis in addition.
 //
 //   auto scaler = ddp::GradScaler::Create();
 //   for (...) {
 //     (*scaler)->Scale(loss_gradient);         // before the backward pass
 //     ... backward, FinishBackward ...         // gradients are averages over all ranks
-//     (*scaler)->Unscale(optimizer);           // only to look at gradients before the step, to clip them say
-//     (*scaler)->Step(optimizer);              // unscales, if that is not done; steps, unless a gradient is not finite
+//     (*scaler)->Unscale(optimizer);           // optional: to use gradients before the step, for example to clip them
+//     (*scaler)->Step(optimizer);              // unscales if not yet done; steps unless a gradient is not finite
 //     (*scaler)->Update();                     // once, after all optimizers
 //   }
 //
-// The scale and its counters live on the device. With an Optimizer that is fused() the host never waits for them.
+// The scale and its counters are in the device's memory. With a fused() Optimizer the host never waits for them.
 //
-// Unscale and Step come after FinishBackward. Then gradients are the same on all ranks, and so is the scale. Where
-// ranks make different numbers of steps (uneven inputs), JoinOptions::scaler makes it equal again.
+// Call Unscale and Step after FinishBackward. Then gradients are equal on all ranks, and so is the scale. If ranks run
+// different numbers of steps (uneven inputs), JoinOptions::scaler makes the scale equal again.
 //
-// Errors: FailedPrecondition where calls come in the wrong order (it says which), InvalidArgument for gradients or
-// options that cannot be used, Unimplemented for a device that this build has no kernels for. After either the call has
-// changed nothing.
+// Errors: FailedPrecondition for calls in the wrong order (the message names them), InvalidArgument for gradients or
+// options that cannot be used, Unimplemented for a device that this build has no kernels for. A call that returns one
+// of these errors has changed nothing.
 //
 // Thread-safety: one thread at a time.
 class DDP_EXPORT GradScaler {
@@ -76,35 +76,36 @@ class DDP_EXPORT GradScaler {
 
   virtual bool enabled() const = 0;
 
-  // For people, and for programs that may wait for the device.
+  // The current scale, for logs. Waits for the device.
   virtual absl::StatusOr<float> scale() = 0;
 
-  // Where the scale lies on the device, for a kernel that multiplies by it in place of Scale. The address is good for
-  // the scaler's life. Null if not enabled.
+  // The scale's address on the device, for a kernel that multiplies by it instead of calling Scale. The address is
+  // valid for the scaler's life. Null if not enabled.
   virtual const float* scale_data() = 0;
 
-  // Multiplies each element by the scale, in place: the loss, or the gradients by which the backward pass begins.
+  // Multiplies each element by the scale, in place. Pass the loss, or the gradients that the backward pass starts with.
   virtual absl::Status Scale(Buffers values, Stream stream = {}) = 0;
 
-  // Divides the optimizer's gradients by the scale, and takes note whether one of them is not finite, in one pass. At
-  // most once between two Updates, and before Step. float16 gradients are refused: divided, they would vanish.
+  // Divides the optimizer's gradients by the scale and records whether one of them is not finite, in one pass. Call it
+  // at most once between two Updates, and before Step. float16 gradients are an error: divided, they would underflow.
   virtual absl::Status Unscale(Optimizer& optimizer, Stream stream = {}) = 0;
 
-  // Unscales, if that is not done, and steps unless a gradient is not finite. At most once between two Updates. A fused
-  // optimizer gets the scale and the finding where they lie on the device, and unscales as it goes, float16 too.
+  // Unscales the gradients if that is not yet done, and steps unless a gradient is not finite. Call it at most once per
+  // optimizer between two Updates. A fused optimizer receives device pointers to the inverse scale and to the "found an
+  // infinity" word, and unscales while it steps, float16 included.
   //
-  // options.found_inf, if set, is a word from AddFoundInf, where the reduction has noted what it found: a fused step
-  // then needs no check of its own. options.inv_scale must be null.
+  // options.found_inf may be a word from AddFoundInf that the reduction has set; then a fused step needs no check of
+  // its own. options.inv_scale must be null.
   virtual absl::Status Step(Optimizer& optimizer, const StepOptions& options = {}) = 0;
 
-  // Whether a gradient of the optimizer was not finite, since the last Update: then its step was, or will be, left out.
-  // After Unscale or Step. Waits for the device.
+  // True if a gradient of the optimizer was not finite since the last Update: its step was skipped, or will be. Call it
+  // after Unscale or Step. Waits for the device.
   virtual absl::StatusOr<bool> FoundInf(const Optimizer& optimizer) = 0;
 
-  // Adapts the scale to what was found in all optimizers' gradients since the last Update, and begins anew.
+  // Adapts the scale to the infinities found in all optimizers' gradients since the last Update. Call it once per step.
   virtual absl::Status Update(Stream stream = {}) = 0;
 
-  // Sets the scale instead, at least min_scale and finite. The count of good steps stays.
+  // Sets the scale instead. It must be finite and at least min_scale. The count of good steps does not change.
   virtual absl::Status Update(float new_scale, Stream stream = {}) = 0;
 
   // A word on the device for DdpOptions::nonfinite (or ReduceOptions's), zeroed by Update; good for the scaler's life.
@@ -112,13 +113,13 @@ class DDP_EXPORT GradScaler {
   // overflow only as it is rounded, after the check. ResourceExhausted after some dozen words and optimizers.
   virtual absl::StatusOr<uint32_t*> AddFoundInf() = 0;
 
-  // For checkpoints. Both wait for the device. A state of a scaler that was not enabled cannot be loaded into one that
-  // is; one that is not enabled ignores what it is given.
+  // For checkpoints. Both wait for the device. An enabled scaler cannot load the state of a scaler that was not
+  // enabled. A scaler that is not enabled ignores the given state.
   virtual absl::StatusOr<GradScalerState> State() = 0;
   virtual absl::Status Load(const GradScalerState& state) = 0;
 
-  // Collective, between an Update and the next Scale: gives all ranks the scale and counters of `root`, and forgets
-  // what was found since the last Update.
+  // Collective. Copies the scale and counters of `root` to all ranks, and forgets the infinities found since the last
+  // Update. Call it between an Update and the next Scale.
   virtual absl::Status Broadcast(ProcessGroup& group, int root) = 0;
 };
 

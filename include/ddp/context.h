@@ -1,4 +1,4 @@
-// What one process (or one thread that plays a rank) has once: who it is, and the group of all ranks.
+// Who this process (or a thread that acts as a rank) is, and the group of all ranks.
 #ifndef DDP_CONTEXT_H_
 #define DDP_CONTEXT_H_
 
@@ -18,56 +18,59 @@
 namespace ddp {
 
 struct ContextOptions {
-  // Who we are. Left unset, it is taken from the launcher's variables: Open MPI's mpirun, MPICH's mpirun, torchrun, or
-  // Slurm's srun, the first of these that has set its own; without a launcher it is a world of one rank. Launchers that
-  // contradict each other are an error, except that others may run inside of srun. Either all of rank, world_size and
-  // store are given, or none. local_rank and local_world_size default to rank and world_size.
+  // The identity of this rank. Set all of rank, world_size and store, or none of them. local_rank and local_world_size
+  // default to rank and world_size.
+  //
+  // If unset, the launcher's variables decide. The first launcher that has set its variables counts, in this order:
+  // Open MPI's mpirun, MPICH's mpirun, torchrun, Slurm's srun. Without a launcher it is a world of one rank.
+  // Contradicting launchers are an error, except that the others may run inside srun.
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<int> local_rank;
   std::optional<int> local_world_size;
   std::shared_ptr<Store> store;
 
-  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" or "local" (a world of one only). Unset: DDP_BACKEND, else
-  // "auto".
+  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" or "local" (only in a world of one). Unset: DDP_BACKEND,
+  // else "auto".
   std::optional<std::string> backend;
 
-  // Where this rank's parameters and gradients are, of the same kind on all ranks. The CPU by default. On a GPU the
-  // world's operations take buffers of that GPU, and buffers in CPU memory as well. Index -1: the GPU of the local
-  // rank's number, which is right for one process per GPU; Context::device says which that was. Nothing is done on any
-  // GPU before Create, nor on any other than this.
+  // The device of this rank's parameters and gradients; the same kind on all ranks. Default: the CPU. With a GPU, the
+  // world's operations take buffers of that GPU and CPU buffers. Index -1: the GPU with the number of the local rank,
+  // which is right for one process per GPU; Context::device returns the actual one. The library uses no GPU before
+  // Create, and no other GPU than this one.
   Device device;
 
-  // How long an operation, and the start of the world, may take before the group is aborted. Unset: DDP_TIMEOUT
+  // The time-out of an operation, and of the start of the world. After it the group is aborted. Unset: DDP_TIMEOUT
   // (seconds), else 10 minutes.
   std::optional<absl::Duration> timeout;
 
-  // How long an operation may wait for its peers before a warning in the log says for whom; zero: for ever. Unset:
+  // How long an operation may wait for its peers before the log warns and names them. Zero: no warning. Unset:
   // DDP_STALL_WARNING (seconds), else 30 seconds.
   std::optional<absl::Duration> stall_warning;
 
-  // A file that rank 0 writes a timeline of all ranks to when the Context ends, in the format of Chrome's traces, which
-  // Perfetto opens; empty: none. Where that cannot be, because the group has failed, each rank writes its own to the
-  // name with ".rankN" appended. Set on all ranks or on none. Unset: DDP_TRACE, else none.
+  // A file for a timeline of all ranks, in Chrome's trace format, which Perfetto opens. Rank 0 writes it when the
+  // Context is destroyed. If the group has failed, each rank writes its own timeline to the name with ".rankN"
+  // appended. Set it on all ranks or on none. Empty: no timeline. Unset: DDP_TRACE, else none.
   std::optional<std::string> trace;
 
-  // Is told of operations, buckets and scopes. Borrowed: outlives the Context.
+  // Receives operations, buckets and scopes. Borrowed: it must outlive the Context.
   Observer* observer = nullptr;
 };
 
-// Entry point of the library. Several may exist in one process only as ranks that are threads.
+// The entry point of the library. A process has one Context, or several if its threads act as ranks.
 //
 //   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
 //   if (!context.ok()) { std::cerr << context.status().message() << "\n"; return 1; }
 //   ddp::ProcessGroup& world = (*context)->world();
 //
-// Create is collective: it returns when all ranks have come, or fails on each of them within the time-out with an error
-// that names who is missing or what contradicts. Everything made from a Context is destroyed before it.
+// Create is collective. It returns when all ranks have arrived, or fails on each of them within the time-out; the error
+// names the missing ranks or the contradiction. Destroy everything that was made from a Context before the Context.
 //
-// Under mpirun, and under srun with PMI (--mpi=pmix, --mpi=pmi2), ranks meet through MPI: where it was not initialised
-// before Create, the Context initialises it and finalizes it at the end. Under torchrun and plain srun they meet in a
-// TCP store that rank 0 serves on the loopback interface until all have left: on port DDP_STORE_PORT, or the one after
-// MASTER_PORT. Ranks on several hosts need MPI.
+// Under mpirun, and under srun with PMI (--mpi=pmix, --mpi=pmi2), ranks meet through MPI. If MPI is not initialised
+// before Create, the Context initialises it, and finalizes it at the end. Under torchrun and plain srun, ranks meet in
+// a TCP store, which rank 0 serves on the loopback interface until all ranks have left. Its port is DDP_STORE_PORT; if
+// unset, the one after MASTER_PORT under torchrun, and one derived from the job under srun. CPU ranks on several hosts
+// need MPI.
 class DDP_EXPORT Context {
  public:
   static absl::StatusOr<std::unique_ptr<Context>> Create(const ContextOptions& options = {});
@@ -76,26 +79,30 @@ class DDP_EXPORT Context {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual int local_rank() const = 0;  // among the ranks of this host
+  virtual int local_rank() const = 0;  // its number among the ranks of this host
   virtual int local_world_size() const = 0;
   virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "none", "options"
   virtual absl::Duration timeout() const = 0;
   virtual Device device() const = 0;
 
-  // All ranks.
+  // The group of all ranks.
   virtual ProcessGroup& world() = 0;
 
-  // A group of some ranks of the world, this one among them: what survivors go on in when the world, or an earlier
-  // group, has failed. ranks[i], a rank of the world, is rank i of the new group. Collective over the listed ranks,
-  // which all give the same list; the others need not know. They meet in the store, so there has to be one
-  // (ContextOptions::store, or torchrun's): FailedPrecondition where there is none, as under mpirun, which ends all
-  // ranks when one dies anyway. DeadlineExceeded, on all that have come, names the listed ranks that have not come
-  // until `deadline`; FailedRanks gives them as ranks of the world. After an error call it again, with a list that is
-  // shorter, or the same. One thread at a time.
+  // Creates a group of some ranks of the world, including this one. The remaining ranks use it to continue after the
+  // world, or an earlier group, has failed. ranks[i], a rank of the world, becomes rank i of the new group.
+  //
+  // Collective over the listed ranks: all pass the same list; the other ranks need not take part. The ranks meet in the
+  // store (ContextOptions::store, or that of torchrun or srun); a single rank needs none. Call it from one thread at a
+  // time.
+  //
+  // Errors: FailedPrecondition if there is no store, as under mpirun, which ends all ranks when one dies anyway.
+  // DeadlineExceeded, on all ranks that have arrived, names the listed ranks that have not arrived before `deadline`;
+  // FailedRanks returns them as ranks of the world. After an error you may call it again, with the same list or a
+  // shorter one.
   //
   //   auto smaller = context->NewGroup({0, 2, 3}, absl::Now() + absl::Minutes(1));  // rank 1 has died
   //
-  // What else there is to do is shown in docs/guide.md, "When a rank dies".
+  // docs/guide.md, "When a rank dies", shows the other steps.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) = 0;
 };
 

@@ -1,4 +1,4 @@
-// What is done with a bucket of gradients instead of a plain all-reduce: compression, or anything of the user's.
+// Communication hooks: code that replaces the plain all-reduce of a bucket, for example to compress gradients.
 #ifndef DDP_COMM_HOOK_H_
 #define DDP_COMM_HOOK_H_
 
@@ -16,35 +16,38 @@
 
 namespace ddp {
 
-// One bucket in one step, as a hook sees it. The memory is the library's and borrowed.
+// One bucket in one step, as a hook sees it. The library owns the memory.
 struct GradBucket {
   struct Gradient {
     size_t parameter = 0;        // its index in the model
-    std::string name;            // unique in the model: what a hook keys its state by
-    std::vector<int64_t> shape;  // empty where the program gave none
-    size_t offset = 0;           // where it begins in `buffer`, in elements
+    std::string name;            // unique in the model; use it as the key of a hook's state
+    std::vector<int64_t> shape;  // empty if the program gave none
+    size_t offset = 0;           // its start in `buffer`, in elements
     size_t count = 0;
   };
 
   size_t index = 0;      // buckets are reduced in the order of their index
-  bool is_last = false;  // of the step
-  int64_t step = 0;      // reduced steps that the model has behind it
-  // All gradients of the bucket as one array, zeros between them: input, and after Finish the result. It is the memory
-  // in which the gradients live, or a packed copy where they do not lie together.
+  bool is_last = false;  // the last bucket of the step
+  int64_t step = 0;      // the number of reduced steps that the model has completed
+  // All gradients of the bucket as one array, with zeros between them. It holds the input, and after Finish the result.
+  // It is the gradients' own memory, or a packed copy if they are not adjacent.
   Buffer buffer;
   std::vector<Gradient> gradients;
-  // Operator and scales by which an all-reduce of the buffer gives what the step is to give (mean, sum, weighted mean).
+  // The operator and scales with which an all-reduce of `buffer` gives the result of the step (mean, sum, weighted
+  // mean).
   ReduceOptions reduce;
-  // This rank's part of the result, for error feedback: where all ranks' gradients are alike, the buffer holds `share`
-  // times the result. An all-reduce of all ranks' shares by `reduce` gives 1. So 1 for a mean over all n ranks and 1/n
-  // for a sum; in a Join n/m for a mean over n ranks of which m have inputs, and 0 on those that have none.
+  // This rank's part of the result, for error feedback: if the gradients of all ranks are equal, `buffer` holds `share`
+  // times the result. An all-reduce of all ranks' shares with `reduce` gives 1. Its value is 1 for a mean over all n
+  // ranks, and 1/n for a sum. In a Join, for a mean over n ranks of which m still have inputs, it is n/m on these m
+  // ranks and 0 on the others.
   double share = 1;
   Stream stream;
 };
 
-// How buckets are communicated. A bucket takes rounds() operations one after the other: Start(0); when that is done
-// Start(1); ... and at last Finish. All operations of a bucket are called before the first of the next bucket, so that
-// all ranks make the same sequence of calls whatever their timing.
+// Communicates the buckets. Each bucket takes rounds() operations one after the other: the library calls Start with
+// round 0, with round 1 when that operation is done, and so on, and finally Finish. All operations of a bucket are
+// called before the first one of the next bucket, so that all ranks make the same sequence of calls whatever their
+// timing.
 //
 //   class SignOnly : public ddp::CommHook {
 //    public:
@@ -56,50 +59,50 @@ struct GradBucket {
 //     }
 //   };
 //
-// A hook belongs to one model. Its methods are called from one thread at a time, from within GradReady and
-// FinishBackward; they must not call the model. An error, or an exception, ends the step with that cause on every rank.
+// A hook belongs to one model. GradReady and FinishBackward call its methods, from one thread at a time. The methods
+// must not call the model. An error or an exception ends the step on every rank, with this cause.
 class DDP_EXPORT CommHook {
  public:
   virtual ~CommHook() = default;
 
-  // The hook and its settings, "power_sgd(rank=2, ...)": compared between ranks at Create.
+  // The hook and its settings, such as "power_sgd(rank=2, ...)". Create compares it between ranks.
   virtual std::string name() const = 0;
 
-  // Operations for each bucket; the same on all ranks, and for the life of the hook.
+  // The number of operations per bucket. It is the same on all ranks and never changes.
   virtual int rounds() const { return 1; }
 
   // Collective. Called at Create and whenever the buckets change, with all of them; for memory that they need. State of
   // a parameter outlives such a change if it is kept by the parameter's name.
   virtual absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets);
 
-  // The model goes on in another group (DistributedDataParallel::Rebind), perhaps after a step that ended in the middle
-  // or on some ranks only: forget what steps have left, as it need not be the same on all ranks. Prepare follows. A
-  // hook that calls another one passes it on.
+  // Called when the model continues in another group (DistributedDataParallel::Rebind). The last step may have ended in
+  // the middle, or only on some ranks. Discard all state of earlier steps, because it may differ between ranks. Prepare
+  // follows. A hook that contains another hook calls its Reset too.
   virtual void Reset() {}
 
-  // Begins one operation and returns without waiting for it. Work() where there is nothing to do in this round.
+  // Starts one operation and returns without waiting for it. Returns Work() if this round has nothing to do.
   virtual absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) = 0;
 
   // After the last round is done: leaves the result in bucket.buffer, equal on all ranks.
   virtual absl::Status Finish(const GradBucket& bucket);
 };
 
-// What happens without a hook.
+// A hook that does the same as no hook: one all-reduce per bucket.
 DDP_EXPORT std::shared_ptr<CommHook> CreateAllReduceHook();
 
-// Gradients travel as `wire`, kFloat16 or kBFloat16, rounded to nearest even; buckets of that type already, and of
-// float64, are left as they are. The sum is formed in float32 and not rounded again. For float16 choose a
-// gradient_predivide_factor where gradients come near 65504. `inner`, if given, sees buckets of the wire type and does
-// the communication.
+// Sends gradients as `wire`, which is kFloat16 or kBFloat16, rounded to nearest even. Buckets that already have this
+// type, and float64 buckets, are sent unchanged. The sum is computed in float32 and not rounded again. With float16,
+// set a gradient_predivide_factor if gradients come near 65504. `inner`, if given, receives buckets of the wire type
+// and communicates them.
 DDP_EXPORT std::shared_ptr<CommHook> CreateCompressionHook(DType wire, std::shared_ptr<CommHook> inner = nullptr);
 
 struct PowerSgdOptions {
-  int rank = 1;                // of the approximation, 1 or more
-  int64_t start_step = 10;     // steps reduced in full before compression begins
-  double min_ratio = 2;        // parameters that would not shrink by this factor are reduced in full
-  bool warm_start = true;      // begin each step's power iteration with the last one's result
-  bool error_feedback = true;  // add to each gradient what compression lost of the one before
-  uint64_t seed = 1;           // of the first Q
+  int rank = 1;                // rank of the approximation; 1 or more
+  int64_t start_step = 10;     // the number of uncompressed steps at the start; 0 or more
+  double min_ratio = 2;        // parameters that would not shrink by this factor are not compressed
+  bool warm_start = true;      // start each step's power iteration from the previous result
+  bool error_feedback = true;  // add the compression error of the previous step to each gradient
+  uint64_t seed = 1;           // random seed of the first Q
 };
 
 // Low-rank compression: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for

@@ -18,7 +18,7 @@
 namespace ddp {
 
 namespace internal {
-// What a Work refers to. Backends derive from it; users never see it.
+// The state of an operation, to which a Work refers. Backends derive from it; users never see it.
 class DDP_EXPORT WorkState {
  public:
   virtual bool Done() const = 0;
@@ -32,15 +32,15 @@ class DDP_EXPORT WorkState {
 };
 }  // namespace internal
 
-// A handle to one asynchronous operation. Copies refer to the same operation. Dropping the last one neither cancels nor
-// waits: the operation goes on, and its buffers must stay valid until the group is idle. A default-made Work is an
-// operation that has succeeded.
+// A handle to one asynchronous operation. Copies refer to the same operation. Destroying the last copy neither cancels
+// the operation nor waits for it: the operation continues, and its buffers must stay valid until the group is idle. A
+// default-constructed Work is an operation that has succeeded.
 //
-// Thread-safe: any thread may call any method; each copy is used by one thread at a time.
+// Thread-safety: any thread may call any method, but only one thread at a time may use one copy.
 class DDP_EXPORT Work {
  public:
   Work() = default;
-  explicit Work(internal::WorkState* adopted) : state_(adopted) {}  // takes over one reference
+  explicit Work(internal::WorkState* adopted) : state_(adopted) {}  // takes ownership of one reference
   Work(const Work& other) : state_(other.state_) {
     if (state_ != nullptr) state_->Ref();
   }
@@ -56,23 +56,23 @@ class DDP_EXPORT Work {
   // True once the result is in place or the operation has failed. Never blocks.
   bool Done() const { return state_ == nullptr || state_->Done(); }
 
-  // Blocks until Done and returns the outcome; meanwhile the calling thread does the group's work. When `deadline`
-  // passes first, returns DeadlineExceeded and the operation goes on (its own time-out, see GroupOptions, is another
-  // matter and aborts the group).
+  // Blocks until Done and returns the outcome. Meanwhile the calling thread does the group's work. If `deadline` passes
+  // first, returns DeadlineExceeded, and the operation continues. (This differs from the operation's own time-out,
+  // ContextOptions::timeout, which aborts the group.)
   absl::Status Wait(absl::Time deadline = absl::InfiniteFuture()) {
     return state_ == nullptr ? absl::OkStatus() : state_->Wait(deadline);
   }
 
-  // Orders everything submitted to `stream` from now on after this operation; the host goes on at once. On CPU streams:
-  // waits.
+  // Orders all work submitted to `stream` from now on after this operation. Returns at once. On the CPU it waits
+  // instead.
   absl::Status BlockStream(Stream stream) { return state_ == nullptr ? absl::OkStatus() : state_->BlockStream(stream); }
 
  private:
   internal::WorkState* state_ = nullptr;
 };
 
-// Memory that a group can reduce without copying it in or out. Owns the memory: it stays valid after the group is gone,
-// until the last copy of the Allocation is. Zero at first.
+// Memory that a group can reduce without copying it in or out. It owns the memory, which stays valid until the last
+// copy of the Allocation is destroyed, even if the group is destroyed earlier. The memory is initially zero.
 class DDP_EXPORT Allocation {
  public:
   Allocation() = default;
@@ -84,7 +84,7 @@ class DDP_EXPORT Allocation {
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
-  // The `count` elements of `dtype` that begin `offset_bytes` into the memory. The range must lie inside it.
+  // Returns the `count` elements of `dtype` that start at `offset_bytes`. The range must lie inside the memory.
   Buffer View(DType dtype, size_t offset_bytes, size_t count) const {
     return Buffer{static_cast<char*>(data_.get()) + offset_bytes, count, dtype, device_};
   }
@@ -104,38 +104,42 @@ struct ReduceOptions {
   // type) has an infinity or a NaN; otherwise it is left alone. Equal on all ranks for AllReduce. Floating-point types
   // only.
   uint32_t* nonfinite = nullptr;
-  // Names the operation in errors, in the flight recorder and in the timeline: the bucket of gradients that it reduces.
+  // The bucket of gradients that the operation reduces. It identifies the operation in errors, in the flight recorder
+  // and in the timeline. -1: none.
   int bucket = -1;
 };
 
-// The ranks that an error of a group is about: those that have died or left, or did not arrive in time. Empty where
-// nobody in particular is to blame (Aborted, FailedPrecondition). The same on all ranks. See Context::NewGroup.
+// Returns the ranks that caused an error of a group: those that have died or left, or did not arrive in time. Empty if
+// no particular rank is to blame (Aborted, FailedPrecondition). The same on all ranks. See Context::NewGroup.
 DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 
-// A fixed set of ranks, 0 to size() - 1, that do collective operations together. Made by Context.
+// A fixed set of ranks, 0 to size() - 1, that run collective operations together. Created by Context.
 //
-// Contract of every operation. All ranks make the same calls in the same order, with equal counts, dtypes and options.
-// The call returns at once with a Work; inputs may not be changed and outputs not be read until it is done. In place:
-// where `out` overlaps `in`, each element of out is the element of in at its own place, as described, and both have the
-// same size; anything else, and out buffers that overlap each other, is InvalidArgument. Operations of one group take
-// effect in the order of the calls. `after`: the operation begins when the work submitted to that stream so far has
-// finished (no meaning on CPU).
+// Rules for every operation:
+//   - All ranks make the same calls in the same order, with equal counts, dtypes and options. The operations of a group
+//     take effect in the order of the calls.
+//   - The call returns at once with a Work. Do not change inputs and do not read outputs until it is done.
+//   - In place: `out` may overlap `in` only as each operation describes. Each element of `out` must then be the element
+//     of `in` at the same position, with the same size. Any other overlap, also between `out` buffers, is
+//     InvalidArgument.
+//   - `after`: the operation starts when the work submitted to this stream so far has finished. No meaning on the CPU.
 //
-// Arithmetic. 16-bit floats are accumulated in float32 and rounded once. On the hierarchical backend contributions are
-// added in rank order, where there are several nodes first those of each node and then the nodes' sums in the order of
-// the nodes, and scaled after the sum: all ranks get the same bits, whatever the split into calls, the timing, and the
-// processor's vector width.
+// Arithmetic. 16-bit floats are accumulated in float32 and rounded once. The hierarchical backend adds contributions in
+// rank order and scales the sum. With several nodes it adds the contributions of each node first, and then the nodes'
+// sums in node order. So all ranks get the same bits, for every split into calls, every timing and every vector width.
 //
-// Errors. InvalidArgument at the call: the caller's mistake, nothing has happened. From Work::Wait, and then from every
-// later call, since a failed group stays failed: DeadlineExceeded (the operation's time-out; names the operation and
-// the ranks that did not arrive), Unavailable (a peer has died; names it), FailedPrecondition (ranks disagree about the
-// operation; names both sides), Aborted (carries the cause). What a failed operation leaves in its outputs is
-// undefined, but from the error on nobody else writes there: a peer that was stopped in the middle and wakes up later
-// finds other memory behind its addresses. (Ranks that are threads of one process have only one memory; there the error
-// waits until no peer is in the middle.)
+// Errors. InvalidArgument from the call itself: a mistake of the caller; nothing has happened. The other errors come
+// from Work::Wait, and then from every later call, because a failed group stays failed:
+//   - DeadlineExceeded: the operation's time-out has passed. Names the operation and the ranks that did not arrive.
+//   - Unavailable: a peer has died. Names it.
+//   - FailedPrecondition: ranks disagree about the operation. Names both sides.
+//   - Aborted: a rank called Abort or gave up. Contains the cause.
+// The outputs of a failed operation are undefined. After the error no other rank writes to them: if a peer was stopped
+// in the middle of a write and resumes later, it writes to other memory. (Ranks that are threads of one process share
+// one memory; there the error is returned only when no peer is in the middle of a write.)
 //
-// Thread-safety: all methods may be called from any thread; concurrent operations on one group are serialised inside,
-// in an order that is the caller's duty to keep equal on all ranks.
+// Thread-safety: any thread may call any method. Concurrent operations of one group are serialised; the caller must
+// ensure that their order is equal on all ranks.
 //
 //   auto buffer = group.Allocate(bytes, Device{});
 //   auto work = group.AllReduce({buffer->View(DType::kFloat32, 0, n)}, {...same...}, {.op = ReduceOp::kAvg});
@@ -147,92 +151,98 @@ class DDP_EXPORT ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "nccl", "hierarchical", "local"
-  // Where its fast memory is. A GPU's group serves CPU memory, too.
+  // The device whose memory is fast in this group. A group of a GPU also accepts CPU memory.
   virtual Device device() const { return Device{}; }
 
-  // out[i] = reduction over ranks of in[i]. The total counts of in and out are equal; out may have another
-  // floating-point type than in (float32 and the 16-bit types convert to each other), in place one of the same size.
+  // out[i] = the reduction of in[i] over all ranks. `in` and `out` have equal total counts. Their types may differ
+  // among float32 and the 16-bit floats; in place, both types must have the same size.
   virtual absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {},
                                          Stream after = {}) = 0;
 
-  // Copies root's buffers to all ranks. On CPU memory of one host up to 8 KiB, and where that pays up to 64 KiB, travel
-  // with the call: the root's Work is done at once, a receiver's when the root has called, and the root may be ahead by
-  // up to 128 operations (with more than 8 ranks 32). That another rank calls something else, or nothing, they may then
-  // be told only by the next operation that waits for it.
+  // Copies root's buffers to all ranks.
+  //
+  // Small broadcasts in CPU memory of one host do not synchronise the ranks (up to 8 KiB, up to 64 KiB where that is
+  // faster). The root's Work is done at once, a receiver's when the root has called. The root may be ahead by up to 128
+  // operations (32 with more than 8 ranks). If another rank calls a different operation or none, the error may come
+  // only from the next operation that waits for that rank.
   virtual absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after = {}) = 0;
 
-  // out = the inputs of all ranks, end to end, in rank order: count(out) = size() * count(in). In place: in lies at its
-  // own place in out.
+  // out = the inputs of all ranks, concatenated in rank order: count(out) = size() * count(in). In place: `in` is this
+  // rank's part of `out`.
   virtual absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after = {}) = 0;
 
-  // The same with uneven inputs: rank r gives counts[r] elements (perhaps none), and `out` has as many as all together.
-  // `counts`, one for each rank, is equal on all of them, and not needed after the call.
+  // Like AllGather, with uneven inputs: rank r contributes counts[r] elements, which may be 0, and `out` has the sum of
+  // all counts. `counts` has one entry per rank and is equal on all ranks. It may be destroyed after the call.
   virtual absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts,
                                           Stream after = {}) = 0;
 
-  // in and out consist of size() equal parts: part r of in goes to rank r, part r of out comes from there. In place: in
-  // and out are the same.
+  // `in` and `out` consist of size() equal parts. Part r of `in` goes to rank r, and part r of `out` comes from rank r.
+  // In place: `in` and `out` are the same.
   virtual absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after = {}) = 0;
 
-  // out = this rank's part of the reduction of in: count(in) = size() * count(out). In place: out lies at its own place
-  // in in.
+  // out = this rank's part of the reduction of `in`: count(in) = size() * count(out). In place: `out` is this rank's
+  // part of `in`.
   virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
                                              Stream after = {}) = 0;
 
-  // A message to one rank, which receives it with equal tag, dtype and count. Messages with one tag between two ranks
-  // are received in the order in which they were sent; with different tags, in any. Neither call waits for the other or
-  // for collective operations: Send is done when the buffers may be used again, which for a small message is at once. A
-  // receiver that does not call Recv holds its sender up, but not for ever while it waits for something else: the
-  // message is then taken over into memory of the library. Tags are 0 to 2^30 - 1; those above are for
-  // ddp/collectives.h.
+  // Sends a message to one rank, which receives it with the same tag, dtype and count.
+  //   - Messages between two ranks with the same tag arrive in the order in which they were sent. Messages with
+  //     different tags may be received in any order.
+  //   - Neither call waits for collective operations. The Work of Send is done when its buffers may be used again. For
+  //     a small message this is at once. A large message waits for its Recv; but if the receiver waits for another
+  //     operation meanwhile, the library moves the message to its own memory.
+  //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for ddp/collectives.h.
   //
-  // On a GPU, over NCCL: messages are carried in the order of the calls, on the same stream as collective operations,
-  // cut into the same ranges on both sides, and tags are not compared. Of two ranks that send to each other one has to
-  // receive first.
+  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations. Both sides
+  // must use the same ranges, and tags are not compared. If two ranks send to each other, one of them must receive
+  // first.
   //
-  // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (on the sender of a
-  // small message, by its next call), DeadlineExceeded if no message with the tag comes, or nobody receives it.
+  // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (the sender of a small
+  // message gets it from its next call), DeadlineExceeded if no message with the tag arrives, or if it is not received.
   virtual absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after = {}) = 0;
   virtual absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after = {}) = 0;
 
-  // Done when all ranks have made the call, and all collective operations that they called before are done.
+  // The Work is done when all ranks have called Barrier and all their earlier collective operations are done.
   virtual absl::StatusOr<Work> Barrier() = 0;
 
-  // Memory of `bytes` bytes (> 0) on every rank, zeroed and page-aligned. Collective: all ranks ask for the same size
-  // in the same order. ResourceExhausted where memory is short (on every rank).
+  // Allocates `bytes` bytes (> 0) of zeroed, page-aligned memory on every rank. Collective: all ranks request the same
+  // sizes in the same order. ResourceExhausted, on every rank, if there is not enough memory.
   virtual absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) = 0;
 
-  // A group of those ranks that give the same `color`, ordered by `key` and, where keys are equal, by their rank here.
-  // A negative color gives no group (a null pointer). Collective, and blocks. The new group works for itself: neither
-  // waits for operations of the other, and a failure or Abort of one does not fail the other, but for a rank that dies,
-  // which fails both. It may outlive this group, not the Context.
+  // Creates one group for each `color`, of the ranks that pass it. They are ordered by `key`, and for equal keys by
+  // their rank in this group. A rank with a negative color gets no group (a null pointer). Collective; blocks. The
+  // groups are independent: they do not wait for each other's operations, and a failure or Abort of one does not fail
+  // the other. Only the death of a rank fails all groups that contain it. The new group may outlive this group, but not
+  // the Context.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) = 0;
 
-  // Makes memory that another group has allocated this group's: from now on it is reduced here where it lies. Addresses
-  // and contents stay. For survivors that go on in a smaller group (DistributedDataParallel::Rebind calls it); the
-  // earlier group, if it still works, copies the memory in and out from now on. Collective: all ranks give memory of
-  // one size, in the same order; no operation on it is under way in any group, and no thread touches it during the
-  // call. ResourceExhausted where memory is short (on every rank; the contents are kept), FailedPrecondition where
-  // sizes differ, InvalidArgument for memory that no Allocate returned.
+  // Transfers memory that another group has allocated to this group, which then reduces it in place. Addresses and
+  // contents do not change. It is for ranks that continue in a smaller group; DistributedDataParallel::Rebind calls it.
+  // If the earlier group still works, it copies this memory in and out from now on.
+  //
+  // Collective: all ranks pass memory of the same size, in the same order. During the call no group may run an
+  // operation on the memory, and no thread may access it. Errors: ResourceExhausted, on every rank, if there is not
+  // enough memory (the contents are kept); FailedPrecondition if sizes differ; InvalidArgument for memory that is not
+  // from Allocate.
   virtual absl::Status Register(const Allocation& memory) = 0;
 
-  // Fails the group on all ranks: every Work that is not done, here and on the peers, ends with Aborted carrying `why`.
-  // Any thread, at any time. Only the first cause counts.
+  // Fails the group on all ranks: every unfinished Work, on this rank and on its peers, ends with Aborted and the text
+  // of `why`. Any thread may call it at any time. Only the first cause counts.
   virtual void Abort(absl::Status why) = 0;
 
-  // OK, or the first cause of failure.
+  // Returns OK, or the first cause of the group's failure.
   virtual absl::Status status() const = 0;
 
-  // On a GPU: a word that kernels can read, 0 until the group fails. It changes before any stream that waits for an
-  // operation of the group is released, so that what follows on the stream can know that its input is garbage. Null on
-  // CPU. As long-lived as the group.
+  // On a GPU: a word that kernels can read. It is 0 until the group fails. It changes before any stream that waits for
+  // an operation of the group is released, so that later kernels on the stream can detect that their input is invalid.
+  // It lives as long as the group. Null on the CPU.
   virtual const uint32_t* failed_word() const { return nullptr; }
 
-  // Does whatever part of the group's pending operations this rank can do now without waiting, so that a program that
-  // is busy elsewhere keeps its peers from waiting. Cheap when nothing is pending.
+  // Does the part of the group's pending operations that is possible without waiting. Call it from time to time during
+  // a long computation, so that peers do not wait for this rank. Cheap if nothing is pending.
   virtual void Progress() = 0;
 
-  // Who wants to be told of what happens in the group, beyond its operations; null if nobody does.
+  // The observer that receives this group's bucket and scope events; null if there is none.
   virtual Observer* observer() const = 0;
 };
 

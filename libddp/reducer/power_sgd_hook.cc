@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -41,18 +42,34 @@ void AddScaled(float* to, const float* from, float factor, size_t n) {
   for (size_t i = 0; i < n; ++i) to[i] += factor * from[i];
 }
 
-// Makes the rows orthonormal by the modified Gram-Schmidt method, twice for accuracy. A row that depends on earlier
-// ones becomes zero: what would be left of it is rounding.
+// Multiplies a row by the power of two that brings its largest element to between 1 and 2, so that no square of an
+// element overflows or vanishes. A row that is not finite becomes NaN altogether.
+void Normalize(float* row, size_t n) {
+  float largest = 0;
+  bool finite = true;
+  for (size_t j = 0; j < n; ++j) {
+    finite &= std::isfinite(row[j]);
+    largest = std::max(largest, std::abs(row[j]));
+  }
+  if (!finite) std::fill_n(row, n, std::numeric_limits<float>::quiet_NaN());
+  if (!finite || largest == 0) return;
+  const int exponent = std::ilogb(largest);
+  for (size_t j = 0; j < n; ++j) row[j] = std::scalbn(row[j], -exponent);
+}
+
+// Makes the rows orthonormal by the modified Gram-Schmidt method, applied twice for accuracy. A row that depends on
+// earlier ones becomes zero: the rest of it is rounding error. What is not finite stays so, and with it the result.
 void Orthonormalize(Matrix m) {
   for (size_t i = 0; i < m.rows; ++i) {
     float* const row = m.row(i);
+    Normalize(row, m.columns);
     const float before = std::sqrt(Dot(row, row, m.columns));
     for (int pass = 0; pass < 2; ++pass) {
       for (size_t k = 0; k < i; ++k) AddScaled(row, m.row(k), -Dot(row, m.row(k), m.columns), m.columns);
     }
     const float after = std::sqrt(Dot(row, row, m.columns));
-    const float scale = after > 1e-5f * before ? 1 / after : 0;
-    for (size_t j = 0; j < m.columns; ++j) row[j] = scale == 0 ? 0 : row[j] * scale;
+    const float scale = after <= 1e-5f * before ? 0 : 1 / after;
+    for (size_t j = 0; j < m.columns; ++j) row[j] *= scale;
   }
 }
 
@@ -62,11 +79,14 @@ uint64_t Hash(absl::string_view text, uint64_t seed) {
   return hash;
 }
 
-// One parameter's state, by its name. P and Q are kept transposed, one vector of the basis after the other.
+// One parameter's state, by its name. P and Q are stored transposed, one basis vector after the other. A step works on
+// the next_ members; they replace the others only if the whole step's result is finite, because a program skips a step
+// whose result is not.
 struct State {
   size_t rows = 0, columns = 0, rank = 0;
-  std::vector<float> error;  // between Start and Finish: M, the gradient and the error together
-  std::vector<float> p, q;
+  std::vector<float> error;       // what compression has lost so far; empty without error feedback
+  std::vector<float> next_error;  // until Finish: M, the sum of gradient and error
+  std::vector<float> p, q, next_q;
 };
 
 class PowerSgdHook final : public CommHook {
@@ -108,9 +128,12 @@ class PowerSgdHook final : public CommHook {
   absl::Status Decompress(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state,
                           std::vector<float>& result);
 
+  void KeepStep();
+
   const PowerSgdOptions options_;
-  std::map<std::string, State> states_;
-  std::vector<Messages> messages_;  // by bucket
+  std::map<std::string, State> states_;  // of the parameters that the buckets compress
+  std::vector<Messages> messages_;       // by bucket
+  bool finite_ = true;                   // all results of this step so far
   Scratch scratch_;
 };
 
@@ -124,24 +147,26 @@ bool PowerSgdHook::Compresses(const GradBucket::Gradient& gradient) const {
 State& PowerSgdHook::StateOf(const GradBucket::Gradient& gradient) {
   State& state = states_[gradient.name];
   const size_t rows = static_cast<size_t>(gradient.shape[0]);
-  if (state.rows != rows || state.error.size() != gradient.count) {
+  if (state.rows != rows || state.next_error.size() != gradient.count) {
     state = State{};
     state.rows = rows;
     state.columns = gradient.count / rows;
     state.rank = std::min({static_cast<size_t>(options_.rank), state.rows, state.columns});
-    state.error.assign(gradient.count, 0.0f);
+    state.error.assign(options_.error_feedback ? gradient.count : 0, 0.0f);
+    state.next_error.assign(gradient.count, 0.0f);
     state.p.assign(state.rank * state.rows, 0.0f);
     state.q.assign(state.rank * state.columns, 0.0f);
   }
   return state;
 }
 
-// An orthonormal Q to begin with: the last step's or, where that is zero (at first, or after a gradient of zeros) or
-// not wanted, a random one that is the same on every rank. Its length would not matter to P's directions, but does to
-// what 16 bits can hold.
+// An orthonormal Q to begin with: the last step's or, if that is zero (at first, or after a gradient of zeros) or not
+// wanted, a random one that is the same on every rank. Its length would not matter to P's directions, but does to what
+// 16 bits can hold.
 void PowerSgdHook::PrepareQ(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state) {
-  if (!options_.warm_start) std::fill(state.q.begin(), state.q.end(), 0.0f);
-  const Matrix q{state.q.data(), state.rank, state.columns};
+  state.next_q = state.q;
+  if (!options_.warm_start) std::fill(state.next_q.begin(), state.next_q.end(), 0.0f);
+  const Matrix q{state.next_q.data(), state.rank, state.columns};
   Orthonormalize(q);
   std::mt19937_64 random(Hash(gradient.name, options_.seed + static_cast<uint64_t>(bucket.step)));
   for (size_t k = 0; k < q.rows; ++k) {
@@ -159,6 +184,7 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
         "CreatePowerSgdHook: ", name(), ": rank must be 1 or more, start_step 0 or more, min_ratio above 0"));
   }
   messages_.assign(buckets.size(), {});
+  std::map<std::string, State> before = std::exchange(states_, {});  // what no bucket has any more is dropped
   size_t bytes = 0;
   std::vector<std::pair<size_t, size_t>> counts;  // of the two messages
   for (const GradBucket& bucket : buckets) {
@@ -176,6 +202,7 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
         continue;
       }
       messages.compressed.push_back(g);
+      if (auto known = before.extract(gradient.name)) states_.insert(std::move(known));
       const State& state = StateOf(gradient);
       first += state.rank * state.rows;
       second += state.rank * state.columns;
@@ -196,6 +223,7 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
 
 absl::StatusOr<Work> PowerSgdHook::Start(ProcessGroup& group, const GradBucket& bucket, int round) {
   Messages& messages = messages_[bucket.index];
+  if (bucket.index == 0 && round == 0) finite_ = true;
   if (InFull(bucket)) {
     if (round > 0) return Work();
     return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce, bucket.stream);
@@ -217,23 +245,17 @@ absl::Status PowerSgdHook::MakeP(const GradBucket& bucket, Messages& messages) {
     if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
     at += gradient.count;
   }
-  std::vector<float> fresh;
   for (const size_t g : messages.compressed) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     State& state = StateOf(gradient);
-    fresh.resize(gradient.count);
-    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count), to = Floats(fresh);
+    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count), to = Floats(state.next_error);
     if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
-    if (options_.error_feedback) {
-      AddScaled(state.error.data(), fresh.data(), 1, fresh.size());
-    } else {
-      state.error.swap(fresh);
-    }
+    AddScaled(state.next_error.data(), state.error.data(), 1, state.error.size());
     PrepareQ(bucket, gradient, state);
-    const Matrix m{state.error.data(), state.rows, state.columns};
+    const Matrix m{state.next_error.data(), state.rows, state.columns};
     for (size_t k = 0; k < state.rank; ++k) {
       for (size_t i = 0; i < m.rows; ++i) {
-        state.p[k * m.rows + i] = Dot(m.row(i), state.q.data() + k * m.columns, m.columns);
+        state.p[k * m.rows + i] = Dot(m.row(i), state.next_q.data() + k * m.columns, m.columns);
       }
     }
     const Buffer p = Floats(state.p), message = Part(messages.first, at, state.p.size());
@@ -253,16 +275,16 @@ absl::Status PowerSgdHook::MakeQ(const GradBucket& bucket, Messages& messages) {
     if (absl::Status s = CopyScaled({&message, 1}, {&p, 1}, 1, bucket.stream); !s.ok()) return s;
     at += state.p.size();
     Orthonormalize({state.p.data(), state.rank, state.rows});
-    const Matrix m{state.error.data(), state.rows, state.columns};
-    std::fill(state.q.begin(), state.q.end(), 0.0f);
+    const Matrix m{state.next_error.data(), state.rows, state.columns};
+    std::fill(state.next_q.begin(), state.next_q.end(), 0.0f);
     for (size_t i = 0; i < m.rows; ++i) {
       for (size_t k = 0; k < state.rank; ++k) {
-        AddScaled(state.q.data() + k * m.columns, m.row(i), state.p[k * m.rows + i], m.columns);
+        AddScaled(state.next_q.data() + k * m.columns, m.row(i), state.p[k * m.rows + i], m.columns);
       }
     }
-    const Buffer q = Floats(state.q), to = Part(messages.second, out, state.q.size());
+    const Buffer q = Floats(state.next_q), to = Part(messages.second, out, state.next_q.size());
     if (absl::Status s = CopyScaled({&q, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
-    out += state.q.size();
+    out += state.next_q.size();
   }
   return absl::OkStatus();
 }
@@ -273,13 +295,11 @@ absl::Status PowerSgdHook::Decompress(const GradBucket& bucket, const GradBucket
   result.assign(gradient.count, 0.0f);
   for (size_t i = 0; i < state.rows; ++i) {
     for (size_t k = 0; k < state.rank; ++k) {
-      AddScaled(result.data() + i * state.columns, state.q.data() + k * state.columns, state.p[k * state.rows + i],
+      AddScaled(result.data() + i * state.columns, state.next_q.data() + k * state.columns, state.p[k * state.rows + i],
                 state.columns);
     }
   }
-  if (options_.error_feedback) {
-    AddScaled(state.error.data(), result.data(), -static_cast<float>(bucket.share), result.size());
-  }
+  AddScaled(state.next_error.data(), result.data(), -static_cast<float>(bucket.share), result.size());
   const Buffer from = Floats(result), to = Part(bucket.buffer, gradient.offset, gradient.count);
   return CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream);
 }
@@ -300,12 +320,24 @@ absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
   for (const size_t g : messages.compressed) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     State& state = StateOf(gradient);
-    const Buffer message = Part(messages.second, in, state.q.size()), q = Floats(state.q);
+    const Buffer message = Part(messages.second, in, state.next_q.size()), q = Floats(state.next_q);
     if (absl::Status s = CopyScaled({&message, 1}, {&q, 1}, 1, bucket.stream); !s.ok()) return s;
-    in += state.q.size();
+    in += state.next_q.size();
     if (absl::Status s = Decompress(bucket, gradient, state, result); !s.ok()) return s;
   }
+  const absl::StatusOr<double> largest = Norm({&bucket.buffer, 1}, NormKind::kMax, bucket.stream);
+  if (!largest.ok()) return largest.status();
+  finite_ &= std::isfinite(*largest);
+  if (bucket.is_last && finite_) KeepStep();
   return absl::OkStatus();
+}
+
+// All ranks have the same results, so all of them keep a step or none does.
+void PowerSgdHook::KeepStep() {
+  for (auto& [name, state] : states_) {
+    if (options_.error_feedback) state.error.swap(state.next_error);
+    state.q.swap(state.next_q);
+  }
 }
 
 }  // namespace

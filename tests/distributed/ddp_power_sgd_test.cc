@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -284,6 +285,108 @@ TEST_CASE("PowerSGD gives every step of a Join what it gives, and nothing of it 
       for (int k = 0; k < 2; ++k) {
         step();
         check(rank.size());
+      }
+    }
+  });
+}
+
+// --- what the hook keeps --------------------------------------------------------------------------------------------
+
+// Three matrices of full rank, each in a bucket of its own, and a bias. In step `bad` the last rank's parameter
+// `poisoned` has `poison` in one element.
+std::vector<double> StepsWithout(Rank& rank, std::shared_ptr<CommHook> hook, int bad, size_t poisoned, double poison) {
+  DdpOptions options;
+  options.bucket_bytes = 1;
+  options.hook = std::move(hook);
+  std::vector<Parameter> parameters = MatrixAndBias();
+  for (const char* name : {"second.weight", "third.weight"}) {
+    parameters.push_back({name, {kRows, kColumns}, {nullptr, kRows * kColumns, DType::kFloat32, {}}, {}});
+  }
+  const Model model = Make(rank, parameters, options);
+  std::vector<double> results;
+  for (int step = 0; step < 4; ++step) {
+    for (const bool skipped : {true, false}) {
+      if (skipped && step != bad) continue;
+      for (size_t p = model->size(); p-- > 0;) {
+        const Buffer g = model->grad(p);
+        for (size_t i = 0; i < g.count; ++i) {
+          const int seed = 10 * rank.rank() + 100 * step + static_cast<int>(p) + (skipped ? 1000 : 0);
+          SetElement(g.dtype, g.data, i, Noise(i, seed));
+        }
+        const bool here = skipped && p == poisoned && rank.rank() == rank.size() - 1;
+        if (here) SetElement(g.dtype, g.data, g.count / 2, poison);
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      if (skipped) RANK_CHECK(!std::isfinite(RANK_VALUE(model->GradNorm(HUGE_VAL))));
+    }
+    for (size_t p = 0; p < model->size(); ++p) {
+      const Buffer g = model->grad(p);
+      for (size_t i = 0; i < g.count; ++i) results.push_back(GetElement(g.dtype, g.data, i));
+    }
+  }
+  RANK_CHECK(std::all_of(results.begin(), results.end(), [](double x) { return std::isfinite(x); }));
+  return results;
+}
+
+TEST_CASE("a step that is not finite leaves no trace in PowerSGD") {
+  RunOnRanks([](Rank& rank) {
+    const auto plain = [] { return CreatePowerSgdHook({.rank = 2, .start_step = 0}); };
+    const auto half = [&] { return CreateCompressionHook(DType::kFloat16, plain()); };
+    constexpr int kNever = -1;
+    const std::vector<double> expected = StepsWithout(rank, plain(), kNever, 0, 0);
+    const std::vector<double> expected_half = StepsWithout(rank, half(), kNever, 0, 0);
+    for (const int bad : {1, 3}) {
+      for (const size_t poisoned : {size_t{0}, size_t{1}, size_t{2}, size_t{3}}) {
+        for (const double poison : {HUGE_VAL, static_cast<double>(NAN)}) {
+          RANK_CHECK(StepsWithout(rank, plain(), bad, poisoned, poison) == expected, poisoned);
+        }
+      }
+      RANK_CHECK(StepsWithout(rank, half(), bad, 2, 1e30) == expected_half);  // finite, but not as float16
+    }
+  });
+}
+
+TEST_CASE("what 16 bits cannot hold on its way through PowerSGD comes out as not finite") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.hook = CreateCompressionHook(DType::kFloat16, CreatePowerSgdHook({.start_step = 0}));
+    const Model model = Make(rank, MatrixAndBias(), options);
+    // Each element fits, P does not.
+    PowerStep(rank, *model, [](int, size_t, size_t) { return 60'000.0; });
+    RANK_CHECK(!std::isfinite(RANK_VALUE(model->GradNorm())));
+    const double distance = Distance(rank, PowerStep(rank, *model, LowRank), LowRank);
+    RANK_CHECK(distance < 4e-3, distance);
+  });
+}
+
+TEST_CASE("PowerSGD begins anew for parameters that come back") {
+  RunOnRanks([](Rank& rank) {
+    enum class Change { kNone, kFrozen, kRemoved };
+    for (const Change change : {Change::kNone, Change::kFrozen, Change::kRemoved}) {
+      const Model model = MakePower(rank, {.start_step = 0});
+      for (int step = 0; step < 2; ++step) PowerStep(rank, *model, FullRank);
+      std::vector<Parameter> other = MatrixAndBias();
+      if (change == Change::kFrozen) other[0].frozen = true;
+      if (change == Change::kRemoved) other.erase(other.begin());
+      RANK_CHECK_OK(model->SetParameters(other));
+      RANK_CHECK_OK(model->SetParameters(MatrixAndBias()));
+      const std::vector<double> result = PowerStep(rank, *model, [](int, size_t, size_t) { return 0.0; });
+      const bool zeros = std::all_of(result.begin(), result.end(), [](double x) { return x == 0; });
+      RANK_CHECK_EQ(zeros, change != Change::kNone);  // what steps have lost is made up for, or forgotten
+    }
+  });
+}
+
+TEST_CASE("PowerSGD takes gradients as large and as small as float32 has") {
+  RunOnRanks([](Rank& rank) {
+    for (const double size : {1e-30, 1e-18, 1e18, 1e30}) {
+      const Model model = MakePower(rank, {.start_step = 0});
+      const auto entry = [&](int r, size_t i, size_t j) { return size * LowRank(r, i, j); };
+      for (int step = 0; step < 2; ++step) {
+        const std::vector<double> result = PowerStep(rank, *model, entry);
+        const double distance = Distance(rank, result, entry);
+        RANK_CHECK(distance < 1e-5, size, ": ", distance);
       }
     }
   });

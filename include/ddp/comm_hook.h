@@ -71,8 +71,9 @@ class DDP_EXPORT CommHook {
   // The number of operations per bucket. It is the same on all ranks and never changes.
   virtual int rounds() const { return 1; }
 
-  // Collective. Called at Create and whenever the buckets change, with all of them; for memory that they need. State
-  // kept by a parameter's name survives such a change; drop the state of parameters that are in no bucket.
+  // Collective. Called with all buckets in Create and whenever they change, to allocate the memory that they need. Keep
+  // the state of a parameter under the parameter's name: then it survives such a change. Discard the state of
+  // parameters that are in no bucket.
   virtual absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets);
 
   // Called when the model continues in another group (DistributedDataParallel::Rebind). The last step may have ended in
@@ -83,8 +84,9 @@ class DDP_EXPORT CommHook {
   // Starts one operation and returns without waiting for it. Returns Work() if this round has nothing to do.
   virtual absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) = 0;
 
-  // After the last round is done: leaves the result in bucket.buffer, equal on all ranks. Called for each bucket in
-  // turn. Programs skip a step in which a result is not finite, so state should then stay as it was before the step.
+  // Called for each bucket in turn, when its last round is done. Writes the result to bucket.buffer, equal on all
+  // ranks. If a result is not finite, programs skip the step; the hook's state should then stay as it was before the
+  // step.
   virtual absl::Status Finish(const GradBucket& bucket);
 };
 
@@ -107,12 +109,15 @@ struct PowerSgdOptions {
 };
 
 // Low-rank compression: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-// Distributed Optimization", NeurIPS 2019, algorithm 1 with error feedback (algorithm 2). A gradient whose parameter
-// has a shape of two or more dimensions is taken as a matrix M of shape[0] rows; ranks exchange P = MQ and Q = M'P
-// instead of M, (rows + columns) x rank numbers. Others are reduced in full in the same operation as P. The state takes
-// twice the size of the gradients in float32 (without error feedback, once). A step whose result has an infinity or a
-// NaN leaves the state as it was; parameters that are frozen or removed lose theirs. InvalidArgument at Create of the
-// model for a rank below 1, or a start_step below 0.
+// Distributed Optimization", NeurIPS 2019, algorithm 1 with error feedback (algorithm 2).
+//
+// If the shape of a parameter has two or more dimensions, its gradient is a matrix M with shape[0] rows. Instead of M,
+// ranks exchange P = MQ and Q = M'P, which have (rows + columns) x rank elements. Other gradients are reduced
+// uncompressed, in the same operation as P.
+//
+// The state takes twice the size of the gradients in float32 (once without error feedback). A step whose result
+// contains an infinity or a NaN does not change the state. Frozen and removed parameters lose their state. The model's
+// Create returns InvalidArgument for a rank below 1 or a start_step below 0.
 DDP_EXPORT std::shared_ptr<CommHook> CreatePowerSgdHook(const PowerSgdOptions& options = {});
 
 }  // namespace ddp

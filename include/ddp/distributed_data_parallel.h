@@ -43,44 +43,45 @@ struct ModelBuffer {
   Buffer data;
 };
 
-// What a parameter without a gradient in a reduced step means.
+// The meaning of a parameter without a gradient in a reduced step.
 enum class UnusedParameters : uint8_t {
-  kError,   // a mistake: FinishBackward names it and the rank
-  kDetect,  // it was not used: it contributes zeros, and where no rank used it its gradient is left as it is
+  kError,   // an error: FinishBackward names the parameter and the rank
+  kDetect,  // not used: it contributes zeros; if no rank used it, its gradient does not change
 };
 
 struct DdpOptions {
-  // bucket_bytes: chosen at Create by a model of the group's latency and bandwidth, measured there (docs/concepts.md).
+  // For bucket_bytes: Create measures the group's latency and bandwidth and computes the size (docs/concepts.md).
   static constexpr size_t kAutoBucketBytes = SIZE_MAX;
   static constexpr size_t kDefaultBucketBytes = size_t{25} << 20;
 
-  // Gradients are reduced in buckets of about this size, the first one smaller so that reduction begins early. A
-  // gradient is never split. A cap set by the user applies to the first bucket too unless that is set as well: 0 means
-  // 1 MiB, or bucket_bytes where it is not the default.
+  // The approximate size of a bucket in bytes. The first bucket is smaller, so that reduction starts early. A gradient
+  // is never split. first_bucket_bytes = 0: 1 MiB if bucket_bytes is the default, the smaller of 1 MiB and the measured
+  // size with kAutoBucketBytes, otherwise bucket_bytes.
   size_t bucket_bytes = kDefaultBucketBytes;
   size_t first_bucket_bytes = 0;
 
-  // A bucket is handed to the group in operations of at most this size, so that a backend that copies data through
-  // stages can overlap them. 0: whole. Not used with a hook.
+  // Reduces a bucket in operations of at most this many bytes, so that a backend that copies data through stages can
+  // overlap them. 0: in one operation. Not used with a hook.
   size_t piece_bytes = 0;
 
-  // Buckets follow the order in which gradients became ready in the first reduced step, as rank 0 saw it; looked at
-  // again after steps 10, 100, 1000 and every 1000 more, and changed where the order has drifted. No gradient moves.
+  // If true, buckets follow the order in which gradients became ready on rank 0 in the first reduced step. The order is
+  // checked again after steps 10, 100, 1000 and every further 1000, and buckets change if it has drifted. No gradient
+  // moves.
   bool replan = true;
 
   // kAvg (the default) or kSum.
   ReduceOp op = ReduceOp::kAvg;
 
-  // Ranks count by the weight they give with SetWeight, for batches of unequal size: kAvg is the weighted mean, kSum
-  // the weighted sum. Costs a pass over the gradients on ranks whose weight is not the largest (kSum: not 1).
+  // For batches of different sizes: each rank has the weight that it set with SetWeight. kAvg is the weighted mean,
+  // kSum the weighted sum. Costs a pass over the gradients on ranks whose weight is not the largest (kSum: not 1).
   bool weighted = false;
 
-  // Gradients are divided by this before they are summed and multiplied after (with the division of the mean), which
-  // keeps sums of 16-bit floats in range on backends that form them in 16 bits.
+  // Gradients are divided by this factor before the sum and multiplied by it afterwards (together with the division of
+  // the mean). This keeps sums of 16-bit floats in range on backends that add them in 16 bits.
   double gradient_predivide_factor = 1;
 
-  // 16-bit gradients are summed in float32 and rounded once. Backends of one host do that anyway; elsewhere, and for
-  // hooks, gradients are copied to float32 and back.
+  // Adds 16-bit gradients in float32 and rounds once. Backends of one host always do this. Otherwise, and for hooks, it
+  // copies the gradients to float32 and back.
   bool reduce_in_float32 = false;
 
   // If set, 1 is stored there in a step, before FinishBackward returns, where a reduced gradient has an infinity or a
@@ -90,63 +91,67 @@ struct DdpOptions {
 
   UnusedParameters unused = UnusedParameters::kError;
 
-  // Each rank uses the same parameters in every step as in its first. What that step does not use is found out there
-  // as by kDetect; no later step pays for it, and one that deviates ends with an error.
+  // Promises that each rank uses the same parameters in every step as in its first. The first step detects the unused
+  // ones, like kDetect. Later steps have no cost for it, and a step that differs ends with an error.
   bool static_graph = false;
 
-  // Gradients are the program's own (a framework's, say): given as Parameter::grad, or by SetGrad before they are
-  // announced. They are copied for the reduction and back.
+  // The program, for example a framework, owns the gradients. It passes them as Parameter::grad, or calls SetGrad
+  // before it announces them. They are copied for the reduction, and back.
   bool copy_gradients = false;
 
   // Copy rank 0's parameters to all ranks at Create.
   bool broadcast_parameters = true;
 
-  // Copied from rank 0 at Create and, if broadcast_buffers, by every BeginForward.
+  // Buffers to copy from rank 0 to all ranks in Create and, if broadcast_buffers, in every BeginForward.
   std::vector<ModelBuffer> buffers;
   bool broadcast_buffers = true;
 
-  // How buckets are communicated; null: by an all-reduce.
+  // Replaces the all-reduce of each bucket. Null: an all-reduce.
   std::shared_ptr<CommHook> hook;
 };
 
-// Times of one bucket in the last step, in nanoseconds since the step's first GradReady. `done` is when this rank saw
-// the reduction finished. On a GPU they are the GPU's, by events, of the last step that was measured: of one in 16, or
-// with an observer of as many as it gets done with; ready and launched are then when the bucket's last gradient was
-// there.
+// Times of one bucket in the last step, in nanoseconds since the step's first GradReady.
+//
+// On a GPU, the times are measured with GPU events and belong to the last measured step: one step in 16, or with an
+// observer each step that begins after the previous measurement has been read. ready_ns and launched_ns are then both
+// the time at which the bucket's last gradient was written.
 struct BucketTimes {
   size_t bytes = 0;
   size_t gradients = 0;
-  size_t ranges = 0;        // stretches of memory that they make up
-  size_t operations = 0;    // handed to the group: one, or several for pieces and hooks
-  int64_t ready_ns = 0;     // its last gradient was announced here
-  int64_t launched_ns = 0;  // its reduction was handed to the group
-  int64_t done_ns = 0;
+  size_t ranges = 0;        // contiguous ranges of memory that they form
+  size_t operations = 0;    // operations of the group: one, or several for pieces and hooks
+  int64_t ready_ns = 0;     // its last gradient was announced on this rank
+  int64_t launched_ns = 0;  // its reduction was passed to the group
+  int64_t done_ns = 0;      // this rank saw that the reduction was finished
 };
 
 struct DdpStatistics {
   int64_t steps = 0;                 // reduced steps so far
-  int64_t plans = 0;                 // times that buckets were planned: 1, and once more for every change
-  std::vector<BucketTimes> buckets;  // of the last reduced step, in launch order
-  // Of the last reduced step: communication that backward did not hide. The time in FinishBackward; on a GPU, the time
-  // that its stream waited.
+  int64_t plans = 0;                 // how often buckets were planned: once, and once more for every change
+  std::vector<BucketTimes> buckets;  // those of the last reduced step, in launch order
+  // In the last reduced step: the communication that the backward pass did not hide. This is the time in
+  // FinishBackward, on a GPU the time that its stream waited.
   int64_t exposed_ns = 0;
-  // Of the last reduced step: time in which at least one bucket was launched and not done.
+  // In the last reduced step: the time in which at least one bucket was launched but not done.
   int64_t communication_ns = 0;
-  double overlap = 0;  // of all steps: 1 - sum(exposed) / sum(communication), 0 to 1; 0 if nothing was communicated
+  double overlap = 0;  // over all steps: 1 - sum(exposed) / sum(communication), 0 to 1; 0 without communication
 };
 
 struct JoinOptions {
-  // Means are taken over the ranks that still have inputs; otherwise over all, those that are through counting as
-  // zeros. With DdpOptions::weighted it is over the weights of those that have inputs in any case.
+  // The divisor of means. true: the number of ranks that still have inputs. false: the number of all ranks; those that
+  // have finished contribute zeros. With DdpOptions::weighted it is always the sum of the weights of the ranks that
+  // still have inputs.
   bool divide_by_active = false;
-  // Instead of going on without it, every rank gets an error when one has no more inputs: OutOfRange from
-  // FinishBackward, BeginForward and Join::Finish.
+  // If true, every rank gets an error as soon as one rank has no more inputs: OutOfRange from FinishBackward,
+  // BeginForward and Join::Finish. If false, the other ranks continue.
   bool throw_on_early = false;
-  // The scaler of the training, whose scale and counters a rank that is through does not adapt: Finish gives all ranks
-  // those of the rank that went on longest (GradScaler::Broadcast). Set on all ranks or on none. Outlives the Join.
+  // The scaler of the training. A rank that has finished does not adapt its scale and counters. Finish copies those of
+  // the rank that ran the most steps to all ranks (GradScaler::Broadcast). Set it on all ranks or on none. It must
+  // outlive the Join.
   GradScaler* scaler = nullptr;
-  // Called on a rank that has no more inputs after each step of the others, when gradients hold that step's result: for
-  // what has to stay equal on all ranks, like the optimizer's step count. An error ends the training on every rank.
+  // Called on a rank that has no more inputs, after each step of the others. The gradients then hold the result of that
+  // step. Use it to keep state equal on all ranks, such as the optimizer's step count. An error ends the training on
+  // every rank.
   std::function<absl::Status()> on_shadowed_step;
 };
 
@@ -160,51 +165,52 @@ struct JoinOptions {
 //     OptimizerStep();
 //   }
 //
-// Requires: the same parameters in the same order on all ranks (checked at Create), and the same sequence of reduced
-// steps. The group outlives the model (see Rebind). Between GradReady(i) and FinishBackward gradient i belongs to the
-// library.
+// Requirements: all ranks have the same parameters in the same order (Create checks this) and run the same sequence of
+// reduced steps. The group must outlive the model (see Rebind). Between GradReady(i) and FinishBackward, gradient i
+// belongs to the library: do not access it.
 //
-// Thread-safety: GradReady may be called from any thread and concurrently; everything else from one thread at a time.
+// Thread-safety: any number of threads may call GradReady concurrently. Call everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {
  public:
-  // Collective. Verifies that all ranks have the same parameters, options and hook (FailedPrecondition names the first
-  // difference and the ranks), allocates what the library owns, plans buckets in reverse order of `parameters`, and
-  // broadcasts rank 0's values. InvalidArgument: no parameters, a name used twice, a shape that contradicts the count,
-  // memory given twice, an option out of range.
+  // Collective. Checks that all ranks have the same parameters, options and hook, allocates the memory that the library
+  // owns, plans buckets in reverse order of `parameters`, and broadcasts rank 0's values.
+  // Errors: FailedPrecondition if ranks differ (names the first difference and the ranks). InvalidArgument for no
+  // parameters, a name or memory that is used twice, a shape that contradicts the count, an option out of range.
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(ProcessGroup& group,
                                                                          std::vector<Parameter> parameters,
                                                                          const DdpOptions& options = {});
 
-  // In the middle of a step it aborts the group, so that the peers do not wait for what will not come.
+  // In the middle of a step, the destructor aborts the group, so that the peers do not wait in vain.
   virtual ~DistributedDataParallel() = default;
 
-  // Index is that of the parameter in Create. Addresses never change in the model's life.
+  // `index` is the parameter's position in the list of Create or SetParameters. Addresses never change in the model's
+  // life.
   virtual size_t size() const = 0;
-  virtual const Parameter& parameter(size_t index) const = 0;  // pointers filled in
+  virtual const Parameter& parameter(size_t index) const = 0;  // with its pointers set
   virtual Buffer value(size_t index) const = 0;
   virtual Buffer grad(size_t index) const = 0;
 
-  // Calls fn(index, parameter) for every parameter that is not frozen: for optimizers that take one tensor at a time.
+  // Calls fn(index, parameter) for every parameter that is not frozen. For optimizers that take one tensor at a time.
   void ForEachGrad(const std::function<void(size_t index, const Parameter& parameter)>& fn) const {
     for (size_t i = 0; i < size(); ++i) {
       if (!parameter(i).frozen) fn(i, parameter(i));
     }
   }
 
-  // The gradients that the library owns, as one range per dtype in memory order (reverse parameter order, each gradient
-  // at a multiple of 256 bytes, zeros between), and the values it owns with the same layout. Parameters that were added
-  // later lie in further ranges; gradients of removed and frozen ones are zeros.
+  // The gradients and the values that the library owns, as one range per dtype. Both have the same layout: reverse
+  // order of parameters, each at a multiple of 256 bytes, with zeros between. Parameters that were added later are in
+  // further ranges. The gradients of removed and frozen parameters are zeros.
   virtual absl::Span<const Buffer> grad_spans() const = 0;
   virtual absl::Span<const Buffer> value_spans() const = 0;
 
-  // Before the forward pass: copies rank 0's buffers (DdpOptions::buffers) to all ranks, in one operation. Does nothing
-  // without buffers, or within an accumulation (where the last backward was not reduced).
+  // Call it before the forward pass. Copies rank 0's buffers (DdpOptions::buffers) to all ranks, in one operation. Does
+  // nothing if there are no buffers, or within an accumulation (if the last backward pass was not reduced).
   virtual absl::Status BeginForward(Stream stream = {}) = 0;
 
-  // Announces that gradient `index` has been written for this step (on a GPU: that what writes it has been submitted to
-  // `stream`; without one, that it has been written). When the last gradient of a bucket is announced,
-  // and all earlier buckets have been launched, its reduction starts. Misuse (an index out of range, a gradient
-  // announced twice, of a frozen parameter, without memory) is remembered and returned by FinishBackward.
+  // Announces that gradient `index` has been written for this step. On a GPU with a `stream`: that the work which
+  // writes it has been submitted to `stream`. A bucket's reduction starts when its last gradient has been announced and
+  // all earlier buckets have been launched. FinishBackward returns errors of this call: an index out of range, a
+  // gradient announced twice, a frozen parameter, a gradient without memory.
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
 
   // Tells where gradient `index` of the caller's lives from now on: before its GradReady, for frameworks that allocate
@@ -212,47 +218,46 @@ class DDP_EXPORT DistributedDataParallel {
   // FailedPrecondition for a gradient that the library owns.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
-  // Ends the step: waits for all reductions; on a GPU makes `stream` wait for them, and the host does not wait.
-  // (Without a stream the host does.) What fails after it has returned is told by skip_step(), and by the next call.
-  // Returns what went wrong in it, on every rank: FailedPrecondition naming
-  // the parameters that this rank did not announce; Aborted with that cause on the others (in their next step, where
-  // they were through with this one).
+  // Ends the step: waits for all reductions. On a GPU with a `stream`, only the stream waits, and the host continues; a
+  // failure after the return is reported by skip_step() and by the next call.
+  // Errors reach every rank: FailedPrecondition names the parameters that this rank did not announce; the other ranks
+  // get Aborted with that cause (in their next step if they had already finished this one).
   virtual absl::Status FinishBackward(Stream stream = {}) = 0;
 
-  // On a GPU: a word in its memory. Behind FinishBackward, in the order of its stream, it is not 0 if the step's
-  // gradients must not be used: a reduction failed, perhaps after FinishBackward had returned, or DdpOptions::nonfinite
-  // says so. For StepOptions::skip_step; an optimizer that does not look at it has to be called after a FinishBackward
-  // without a stream. Null on the CPU. As long-lived as the model.
+  // On a GPU: a word in its memory, for StepOptions::skip_step. After FinishBackward, in the order of its stream, it is
+  // not 0 if the step's gradients must not be used: a reduction failed, perhaps after FinishBackward had returned, or
+  // DdpOptions::nonfinite was set. An optimizer that does not read it needs a FinishBackward without a stream. The word
+  // lives as long as the model. Null on the CPU.
   virtual const uint32_t* skip_step() const = 0;
 
   // Sets all gradients to zero.
   virtual void ZeroGrad(Stream stream = {}) = 0;
 
-  // This rank's weight in the steps that begin from now on (DdpOptions::weighted), for example its number of samples;
-  // 1 at first. Above 0 on some rank, finite, not negative: a bad one is returned by FinishBackward. A rank of weight 0
-  // contributes zeros, whatever its gradients are.
+  // Sets this rank's weight for all steps that begin later (DdpOptions::weighted), for example its number of samples.
+  // Initially 1. It must be finite and not negative, and above 0 on at least one rank; FinishBackward returns the
+  // error. A rank with weight 0 contributes zeros, whatever its gradients are.
   virtual void SetWeight(double weight) = 0;
 
-  // The norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
-  // FinishBackward it has the same bits on every rank. InvalidArgument for another order.
-  // On a GPU: of what the gradients are in the order of `stream`, which the host waits for; without a stream, of what
-  // they are after a FinishBackward without one.
+  // Returns the norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
+  // FinishBackward it has the same bits on every rank. InvalidArgument for any other order.
+  // On a GPU the host waits for `stream`, and the norm is that of the gradients at this point of the stream. Without a
+  // stream, call FinishBackward without a stream before.
   virtual absl::StatusOr<double> GradNorm(double order = 2, Stream stream = {}) = 0;
 
-  // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1, and returns the norm they had. A norm that
-  // is not finite is returned with the gradients as they are.
+  // Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1, and returns the norm before scaling. If
+  // the norm is not finite, the gradients do not change.
   virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2, Stream stream = {}) = 0;
 
-  // Collective, between steps: trains these parameters from now on, each told by its name. Those that the model had
-  // keep their memory and addresses (pointers given for them are ignored); new ones get memory and rank 0's values;
-  // those left out are forgotten. So to freeze parameters, or add some. Indices count in the new list. Within an
-  // accumulation, gradients stay as they are, and what was announced stays announced, except for parameters that are
-  // frozen. Errors as for Create; the model is then as it was.
+  // Collective, between steps. Replaces the list of parameters, for example to freeze or add some. Names identify
+  // parameters. Parameters that the model already has keep their memory and addresses; pointers passed for them are
+  // ignored. New ones get memory and rank 0's values. Those that are not in the list are removed. Indices refer to the
+  // new list. Within an accumulation, gradients do not change, and announced gradients stay announced, except those of
+  // frozen parameters. Errors as in Create; the model then does not change.
   virtual absl::Status SetParameters(std::vector<Parameter> parameters) = 0;
 
-  // While one lives, backward passes that begin are not reduced: gradients stay local, and FinishBackward only ends the
-  // step. The backward pass reads it once, at its first GradReady. Reduction happens in the first backward that begins
-  // after the last NoSync is gone.
+  // Turns reduction off: a backward pass that begins while a NoSync lives is not reduced. Its gradients stay local, and
+  // FinishBackward only ends the step. A backward pass begins with its first GradReady. The first one that begins after
+  // the last NoSync is destroyed is reduced.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallel& model) : model_(model) { model_.ChangeNoSync(+1); }
@@ -265,19 +270,19 @@ class DDP_EXPORT DistributedDataParallel {
   };
 
   // The same for loops that know which micro-batch is the last: backward passes that begin while it is false are not
-  // reduced. True at first.
+  // reduced. Initially true.
   virtual void SetIsLastMicrobatch(bool is_last) = 0;
 
-  // For ranks with unequal numbers of steps. All ranks make one, take their steps, and call Finish when they have no
-  // more inputs: a rank that is through then takes part in the others' reductions until all are. At the end all have
-  // the parameters and buffers of the ranks that went on longest, and with JoinOptions::scaler its scale. Costs a small
-  // exchange at the start of every step.
+  // For ranks with different numbers of steps. Every rank creates a Join, runs its steps, and calls Finish when it has
+  // no more inputs. In Finish, a rank takes part in the other ranks' reductions until all have finished. Then all ranks
+  // get the parameters, the buffers and (with JoinOptions::scaler) the loss scale of the rank that ran the most steps.
+  // Costs a small exchange at the start of every step.
   //
   //   ddp::DistributedDataParallel::Join join(*model);
   //   while (NextBatch()) { ...one step... }
   //   absl::Status s = join.Finish();
   //
-  // One that is destroyed without Finish aborts the group, so that nobody waits for this rank.
+  // A Join that is destroyed without Finish aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:
     explicit Join(DistributedDataParallel& model, JoinOptions options = {}) : model_(model) {
@@ -295,13 +300,15 @@ class DDP_EXPORT DistributedDataParallel {
 
   virtual DdpStatistics statistics() = 0;
 
-  // Goes on in another group: after a failure, in that of the survivors (Context::NewGroup). Collective over `group`,
-  // which outlives the model from now on; the earlier one may go. Checks that all its ranks have the same model, and
-  // registers the gradients' memory there. Addresses stay; values and gradients are left as they are, so make them
-  // equal: SyncState. What steps have taught is forgotten, as the last of them may have ended on some ranks only:
-  // buckets are planned as at Create, hooks begin anew (CommHook::Reset), and all ranks count the steps that rank 0 has
-  // made. A step that was under way is dropped: its gradients are worthless. FailedPrecondition in the middle of a step
-  // of a group that works. After another error call it again, with a group that works.
+  // Moves the model to another group: after a failure, to that of the remaining ranks (Context::NewGroup). Collective
+  // over `group`, which must outlive the model; the earlier group may be destroyed. Checks that all ranks of `group`
+  // have the same model, and registers the gradients' memory with it.
+  //   - Addresses, values and gradients do not change. Make the values equal with SyncState.
+  //   - Bucket plans start as in Create, hooks are reset (CommHook::Reset), and all ranks take over rank 0's step
+  //     count, because the last step may have ended on some ranks only.
+  //   - A step that was in progress is dropped: its gradients are invalid.
+  // FailedPrecondition in the middle of a step if the present group still works. After any other error, call it again
+  // with a working group.
   virtual absl::Status Rebind(ProcessGroup& group) = 0;
 
  private:

@@ -1,4 +1,4 @@
-// Trains a convolutional network to tell images apart, on one rank or on many.
+// Trains a convolutional network to classify images, on one or several ranks.
 #include <memory>
 #include <string>
 
@@ -12,23 +12,23 @@ ABSL_FLAG(std::string, model, "lenet", "lenet (two convolutions, made for MNIST)
 namespace {
 
 constexpr absl::string_view kIntroduction =
-    R"(train_cnn trains a convolutional network to tell images apart. Started on several ranks, each trains on its share
-of every batch, and their gradients are averaged while the backward pass is still running.
+    R"(train_cnn trains a convolutional network to classify images. With several ranks, each rank trains on its own
+samples, and the gradients are averaged while the backward pass is still running.
 
-  train_cnn                                     one rank, on the digits built into the program
+  train_cnn                                     one rank, on the built-in digits
   mpirun -n 2 train_cnn --data=FOLDER           LeNet on MNIST: the four IDX files in FOLDER, plain or .gz
   mpirun -n 2 train_cnn --model=resnet20 --data=FOLDER --augment --epochs=30 --schedule=cosine --lr=0.1 \
       --weight-decay=1e-4 --batch=64            ResNet-20 on CIFAR-10: its six binary files in FOLDER
   train_cnn --model=resnet20 --synthetic --steps=100
-                                                how fast it is, without data
+                                                measures speed, without data
   mpirun -n 2 train_cnn --data=FOLDER --device=cuda --amp=fp16
-                                                on GPUs, one for each rank, in mixed precision
-  train_cnn --batch=32 --accumulate=4           trains as train_cnn --batch=128 does, in less memory (LeNet)
+                                                on GPUs, one per rank, in mixed precision
+  train_cnn --batch=32 --accumulate=4           trains like train_cnn --batch=128, with less memory (LeNet)
   train_cnn --save=cnn.ckpt --epochs=2          saves a checkpoint after each epoch ...
-  train_cnn --resume=cnn.ckpt --epochs=5        ... and goes on from there, up to the fifth
+  train_cnn --resume=cnn.ckpt --epochs=5        ... and continues from there to the fifth epoch
 
-scripts/fetch_data.sh says where the data is had. Flags are written --name=value or --name value; a dash in a name is as
-good as an underscore.
+scripts/fetch_data.sh shows where to download the data. Write flags as --name=value or --name value. A dash in a name is
+the same as an underscore.
 )";
 
 nn::ImageShape ShapeOf(const examples::Dataset& data) { return {data.channels, data.height, data.width}; }

@@ -1,4 +1,4 @@
-// Trains a multi-layer perceptron to recognise digits, on one rank or on many.
+// Trains a multi-layer perceptron to recognise digits, on one or several ranks.
 #include <string>
 #include <vector>
 
@@ -9,26 +9,26 @@
 #include "absl/strings/str_split.h"
 #include "examples/train/train_main.h"
 
-ABSL_FLAG(std::string, hidden, "1024,1024", "widths of the hidden layers, from the input's side; empty: none");
+ABSL_FLAG(std::string, hidden, "1024,1024", "widths of the hidden layers, first to last; empty: no hidden layer");
 
 namespace {
 
 constexpr absl::string_view kIntroduction =
-    R"(train_mlp trains a multi-layer perceptron to recognise handwritten digits. Started on several ranks, each trains
-on its share of every batch, and their gradients are averaged while the backward pass is still running.
+    R"(train_mlp trains a multi-layer perceptron to recognise handwritten digits. With several ranks, each rank trains
+on its own samples, and the gradients are averaged while the backward pass is still running.
 
-  train_mlp                                     one rank, on the images built into the program
+  train_mlp                                     one rank, on the built-in images
   mpirun -n 2 train_mlp                         the same on two ranks
   torchrun --nproc_per_node=2 --no-python train_mlp
-                                                the same, started by PyTorch's launcher; srun -n 2 works too
+                                                the same with PyTorch's launcher; srun -n 2 works too
   mpirun -n 2 train_mlp --data=FOLDER           on MNIST: the four IDX files in FOLDER, plain or .gz
-  train_mlp --batch=128                         trains as mpirun -n 2 train_mlp --batch=64 does
+  train_mlp --batch=128                         trains like mpirun -n 2 train_mlp --batch=64
   train_mlp --save=mlp.ckpt --epochs=2          saves a checkpoint after each epoch ...
-  train_mlp --resume=mlp.ckpt --epochs=5        ... and goes on from there, up to the fifth
-  mpirun -n 2 train_mlp --steps=200 --no-sync   what a step costs without communication
+  train_mlp --resume=mlp.ckpt --epochs=5        ... and continues from there to the fifth epoch
+  mpirun -n 2 train_mlp --steps=200 --no-sync   measures a step without communication
   mpirun -n 4 train_mlp --device=cuda --tf32    on four GPUs
 
-Flags are written --name=value or --name value; a dash in a name is as good as an underscore.
+Write flags as --name=value or --name value. A dash in a name is the same as an underscore.
 )";
 
 absl::StatusOr<examples::ModelChoice> ReadHidden() {

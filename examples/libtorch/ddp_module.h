@@ -1,4 +1,4 @@
-// What DistributedDataParallel is to torch::nn::Module: LibTorch itself has none for C++.
+// DistributedDataParallel for a torch::nn::Module. LibTorch itself has none for C++.
 #ifndef EXAMPLES_LIBTORCH_DDP_MODULE_H_
 #define EXAMPLES_LIBTORCH_DDP_MODULE_H_
 
@@ -12,13 +12,13 @@
 
 namespace examples {
 
-// Trains the parameters of `module` that require gradients on all ranks of `group`. Parameters stay where LibTorch put
-// them, and begin everywhere with rank 0's values. Gradients are made views of memory that the group reduces in place:
-// autograd accumulates into them, and as soon as it has, the reduction may begin.
+// Trains the parameters of `module` that require gradients on all ranks of `group`. Parameters stay in LibTorch's
+// memory, and start with rank 0's values on all ranks. Gradients become views of memory that the group reduces in
+// place. Autograd accumulates into them; when it has accumulated a gradient, the reduction may start.
 //
-// Zero gradients by ddp().ZeroGrad(), or optimizer.zero_grad(false). After zero_grad(), which drops them, autograd
-// makes tensors of its own, which are copied: correct, but slower. Outlived by the group and the module; one thread at
-// a time.
+// Zero the gradients with ddp().ZeroGrad() or optimizer.zero_grad(false). zero_grad() releases them; autograd then
+// allocates new tensors, which are copied. This is correct, but slower. The group and the module must outlive this
+// object. Thread-safety: one thread at a time.
 class DdpModule {
  public:
   static absl::StatusOr<std::unique_ptr<DdpModule>> Create(ddp::ProcessGroup& group, torch::nn::Module& module,
@@ -56,8 +56,8 @@ class DdpModule {
   ddp::DistributedDataParallel& ddp() { return *model_; }
 
  private:
-  // Called by autograd when it has accumulated a parameter's gradient, the last contribution included. (A hook of the
-  // tensor, by register_hook, comes before that.)
+  // Called by autograd when it has accumulated all contributions to a parameter's gradient. (A tensor hook from
+  // register_hook would be called earlier.)
   struct Announce final : torch::autograd::PostAccumulateGradHook {
     Announce(ddp::DistributedDataParallel* m, size_t i, torch::Tensor g) : model(m), index(i), view(std::move(g)) {}
     void operator()(const torch::Tensor& parameter) override {

@@ -1,4 +1,4 @@
-// A LibTorch model, trained by: mpirun -n 2 train_libtorch [SAMPLES_OF_A_STEP [STEPS]]
+// Trains a LibTorch model. Usage: mpirun -n 2 train_libtorch [SAMPLES_PER_STEP [STEPS]]
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,7 +15,7 @@ absl::Status Train(int batch, int steps) {
   const int rank = (*context)->rank(), ranks = (*context)->world_size(), mine = batch / ranks;
   if (mine * ranks != batch) return absl::InvalidArgumentError("the batch must be a multiple of the number of ranks");
 
-  torch::manual_seed(1 + rank);  // ranks may start apart: rank 0's values are copied to all
+  torch::manual_seed(1 + rank);  // ranks may differ here: Create copies rank 0's values
   torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10));
   auto model = examples::DdpModule::Create((*context)->world(), *net);
   if (!model.ok()) return model.status();

@@ -15,69 +15,68 @@
 #include "examples/nn/cnn.h"
 
 ABSL_FLAG(std::string, data, "digits",
-          "folder with MNIST's four IDX files, plain or .gz, or with CIFAR-10's six binary files; \"digits\": the "
-          "1,797 images built into the program");
+          "a folder with MNIST's four IDX files, plain or .gz, or with CIFAR-10's six binary files; \"digits\": the "
+          "1,797 built-in images");
 ABSL_FLAG(bool, synthetic, false,
-          "instead of --data: images of random pixels, as large as the model is made for, to measure how fast it is");
+          "instead of --data: random images of the size that the model expects, to measure speed");
 ABSL_FLAG(bool, augment, false,
-          "cut training images out of a black border at random places, and mirror every other one of photographs");
+          "add a black border to training images and crop them at random places; mirror a random half of photographs");
 ABSL_FLAG(std::optional<int64_t>, epochs, std::nullopt,
-          "passes over the training data, those before --resume included; 3 unless --steps is given");
-ABSL_FLAG(int64_t, steps, 0, "stop when so many steps have been made, those before --resume included; 0: no limit");
-ABSL_FLAG(int, batch, 64, "samples of one step on each rank");
-ABSL_FLAG(
-    int, accumulate, 1,
-    "make each step from so many batches one after the other, whose gradients are added up before they are reduced");
+          "passes over the training data, including those before --resume; 3 unless --steps is given");
+ABSL_FLAG(int64_t, steps, 0, "stop after this many steps, including those before --resume; 0: no limit");
+ABSL_FLAG(int, batch, 64, "samples per batch on each rank");
+ABSL_FLAG(int, accumulate, 1, "batches per step: their gradients are added up and reduced once");
 ABSL_FLAG(bool, drop_last, false,
-          "leave out the samples that do not fill an epoch's last batch, instead of filling it from the epoch's start");
+          "drop an incomplete last batch of an epoch, instead of filling it from the start of the epoch");
 ABSL_FLAG(std::string, optimizer, "sgd",
-          "sgd, adam or adamw (adam, with weight decay that is apart from the gradient)");
+          "sgd, adam or adamw (adam with weight decay applied separately from the gradient)");
 ABSL_FLAG(std::optional<double>, lr, std::nullopt,
-          "learning rate; if not given, that of the checkpoint, or 0.05 with sgd, 0.001 with adam and adamw");
+          "learning rate; default: that of the checkpoint, else 0.05 with sgd, 0.001 with adam and adamw");
 ABSL_FLAG(bool, lr_scale, false,
-          "multiply the learning rate by the number of ranks, as the batch of all of them grows");
+          "multiply the learning rate by the number of ranks, because their common batch grows with it");
 ABSL_FLAG(std::string, schedule, "constant",
-          "how the learning rate goes on: constant, cosine (down to 0 in the last step), step (see --lr_step)");
-ABSL_FLAG(int64_t, lr_warmup, 0, "steps over which the learning rate first grows to its full size");
-ABSL_FLAG(int64_t, lr_step, 30, "epochs after which --schedule=step multiplies the learning rate by --lr_gamma");
+          "learning rate schedule: constant, cosine (down to 0 in the last step), step (see --lr_step)");
+ABSL_FLAG(int64_t, lr_warmup, 0, "number of steps at the start in which the learning rate grows to its full value");
+ABSL_FLAG(int64_t, lr_step, 30,
+          "with --schedule=step: multiply the learning rate by --lr_gamma after every this many epochs");
 ABSL_FLAG(double, lr_gamma, 0.1, "see --lr_step");
-ABSL_FLAG(double, momentum, 0.9, "of sgd");
-ABSL_FLAG(double, weight_decay, 0, "added to each gradient, times the parameter");
-ABSL_FLAG(double, clip_norm, 0, "scale gradients down where their norm is above this; 0: never");
+ABSL_FLAG(double, momentum, 0.9, "momentum of sgd");
+ABSL_FLAG(double, weight_decay, 0,
+          "weight decay: sgd and adam add this times the parameter to its gradient; adamw applies it separately");
+ABSL_FLAG(double, clip_norm, 0, "scale gradients down if their norm is above this; 0: never");
 ABSL_FLAG(
     std::string, amp, "off",
-    "mixed precision: off; bf16 or, on GPUs, fp16. On GPUs activations have 16 bits then, on the CPU layers round "
-    "what they multiply; parameters, sums and what is reduced stay in float32");
-ABSL_FLAG(
-    bool, grad_scaler, false,
-    "scale the loss as torch.amp.GradScaler does; a step whose gradients are not finite is then left out, where the "
-    "training would end otherwise; --amp=fp16 does it in any case");
-ABSL_FLAG(double, label_smoothing, 0, "share of each target that is spread over all classes");
-ABSL_FLAG(uint64_t, seed, 1, "of the initial parameters and of the order of samples");
-ABSL_FLAG(int, threads, 1, "threads of arithmetic on each rank");
-ABSL_FLAG(std::string, device, "cpu", "cpu; or cuda, one GPU for each rank: that of its number among its host's ranks");
+    "mixed precision: off; bf16; on GPUs also fp16. On GPUs activations then have 16 bits. On the CPU layers round the "
+    "inputs of products. Parameters, sums and reduced gradients stay in float32");
+ABSL_FLAG(bool, grad_scaler, false,
+          "scale the loss like torch.amp.GradScaler. A step whose gradients are not finite is then skipped; otherwise "
+          "it ends the training. --amp=fp16 always does this");
+ABSL_FLAG(double, label_smoothing, 0, "part of each target that is spread over all classes");
+ABSL_FLAG(uint64_t, seed, 1, "random seed of the initial parameters and of the order of samples");
+ABSL_FLAG(int, threads, 1, "threads that compute, on each rank");
+ABSL_FLAG(std::string, device, "cpu", "cpu, or cuda: each rank uses the GPU with the number of its local rank");
 ABSL_FLAG(bool, tf32, false,
-          "with --device=cuda: matrix products and convolutions round their inputs to TensorFloat-32");
-ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (the CPUs), local (one rank)");
+          "with --device=cuda: round the inputs of matrix products and convolutions to TensorFloat-32");
+ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (CPUs), local (one rank)");
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
-          "MiB of gradients that are reduced in one go; if not given, 25; 0: as measured when the program starts");
-ABSL_FLAG(bool, no_ddp, false, "train without DistributedDataParallel, on one rank, to measure what it costs");
+          "size of a bucket of gradients in MiB; default: 25; 0: measured when the program starts");
+ABSL_FLAG(bool, no_ddp, false, "train on one rank without DistributedDataParallel, to measure its cost");
 ABSL_FLAG(bool, no_sync, false,
-          "never reduce gradients, so that the ranks train apart, to measure what communication costs");
+          "never reduce gradients, to measure the cost of communication; ranks then train independently");
 ABSL_FLAG(bool, deterministic, false,
-          "same command, same bits: never revise the bucket plan, and check after each epoch that all ranks hold the "
-          "same parameters");
-ABSL_FLAG(std::string, save, "", "checkpoint to write after each epoch, at the end, and when a signal asks to stop");
-ABSL_FLAG(int64_t, save_every, 0, "write the checkpoint of --save after every so many steps too; 0: only as it says");
-ABSL_FLAG(std::string, resume, "", "checkpoint to go on from; the other flags as they were when it was saved");
+          "the same command gives the same bits: never change the bucket plan, and check after each epoch that all "
+          "ranks have the same parameters");
+ABSL_FLAG(std::string, save, "", "write this checkpoint after each epoch, at the end, and when a signal asks to stop");
+ABSL_FLAG(int64_t, save_every, 0, "also write the checkpoint of --save after every this many steps; 0: do not");
+ABSL_FLAG(std::string, resume, "", "continue from this checkpoint; use the same other flags as when it was saved");
 ABSL_FLAG(
     std::string, init_weights, "",
-    "safetensors file with the initial weights, by the names of PyTorch's state_dict; else they follow from --seed");
-ABSL_FLAG(std::string, export_weights, "", "safetensors file to write the weights to when training is complete");
-ABSL_FLAG(int64_t, warmup, 20, "first steps of this run that are left out of the measured times");
+    "safetensors file with the initial weights, named as in PyTorch's state_dict; default: random weights from --seed");
+ABSL_FLAG(std::string, export_weights, "", "write the weights to this safetensors file when the training is complete");
+ABSL_FLAG(int64_t, warmup, 20, "number of steps at the start of this run that are not timed");
 ABSL_FLAG(std::string, trace, "",
-          "file to write a timeline of all ranks to, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
-ABSL_FLAG(std::string, summary_json, "", "file to write the results to, as JSON");
+          "write a timeline of all ranks to this file, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
+ABSL_FLAG(std::string, summary_json, "", "write the results to this file, as JSON");
 
 namespace examples {
 namespace {

@@ -1,4 +1,4 @@
-// Labelled images in memory, and the floats that a model is fed with.
+// Labelled images in memory, and their conversion to the floats that a model reads.
 #ifndef EXAMPLES_DATA_DATASET_H_
 #define EXAMPLES_DATA_DATASET_H_
 
@@ -12,8 +12,8 @@
 
 namespace examples {
 
-// Images, one byte per pixel and channel, kept as they are in the file: a quarter of the memory of floats, and a batch
-// is converted while it is gathered anyway.
+// Images with one byte per pixel and channel, as in the file. This takes a quarter of the memory of floats; each batch
+// is converted when it is gathered.
 struct Images {
   std::vector<uint8_t> pixels;  // count() images of channels * height * width, row-major: one channel after the other
   std::vector<uint8_t> labels;  // below Dataset::classes
@@ -22,46 +22,46 @@ struct Images {
 };
 
 struct Dataset {
-  std::string name;  // for people: "digits (embedded)", or the folder
+  std::string name;  // to print: "digits (embedded)", or the folder
   int channels = 1;
   int height = 0;
   int width = 0;
   int classes = 0;
-  bool mirrored_alike = false;  // an image that is mirrored left to right is still of its class
+  bool mirrored_alike = false;  // mirroring an image left to right keeps its class
   Images train;
   Images test;
-  // Of all pixels of the training images, one number for each channel. A model sees (pixel - mean) / deviation.
+  // Mean and standard deviation of all training pixels, per channel. A model sees (pixel - mean) / deviation.
   std::vector<float> mean;
   std::vector<float> deviation;
 
   int features() const { return channels * height * width; }
 };
 
-// `source` is a folder with MNIST's four IDX files (each plain or .gz), or with CIFAR-10's six binary files (or one
-// that they were unpacked in), or empty or "digits" for the embedded data set. An error names the file, what is wrong
-// with it, and the remedy.
+// Reads a data set. `source` is a folder with MNIST's four IDX files (each plain or .gz), a folder with CIFAR-10's six
+// binary files (or the folder in which their archive was unpacked), or, for the embedded data set, empty or "digits".
+// An error names the file, what is wrong with it, and the remedy.
 absl::StatusOr<Dataset> LoadDataset(const std::string& source);
 
-// The UCI optical digits that are built into the program: 1,437 images for training, 360 for testing.
+// Returns the built-in UCI optical digits: 1,437 images for training, 360 for testing.
 Dataset EmbeddedDigits();
 
-// The data set in the IDX files of `folder`: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte
-// and t10k-labels-idx1-ubyte, as MNIST, Fashion-MNIST and their kin are distributed.
+// Reads the data set in the IDX files of `folder`: train-images-idx3-ubyte, train-labels-idx1-ubyte,
+// t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. MNIST, Fashion-MNIST and similar sets use this format.
 absl::StatusOr<Dataset> LoadIdxFolder(const std::string& folder);
 
-// Images of random pixels with random labels of 10 classes: 4,096 for training, 512 for testing.
+// Returns images of random pixels with random labels of 10 classes: 4,096 for training, 512 for testing.
 Dataset SyntheticImages(int channels, int height, int width);
 
-// Fills in mean and deviation.
+// Computes mean and deviation.
 void Normalize(Dataset& dataset);
 
-// What is done to training images so that a model does not see the same ones in each epoch.
+// Random changes to training images, so that a model does not see the same images in each epoch.
 struct Augmentation {
-  // A window of the image's size is cut, at a random place, out of the image with so many black pixels on each side.
+  // Adds this many black pixels on each side, and crops a window of the original size at a random place.
   int crop_padding = 0;
-  // Every other image, at random, is mirrored left to right.
+  // Mirrors a random half of the images left to right.
   bool flip = false;
-  // An image's fate depends on these and its index alone: not on the batch, or the rank, that it is dealt to.
+  // The changes to an image depend only on these two and on its index, not on its batch or rank.
   uint64_t seed = 0;
   uint64_t epoch = 0;
 
@@ -69,7 +69,7 @@ struct Augmentation {
 };
 
 // Writes the images at `indices`, augmented and normalised, to consecutive rows of `pixels`, and their labels to
-// `labels`. Allocates nothing.
+// `labels`. Allocates no memory.
 void GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
                  const Augmentation& augmentation, float* pixels, int32_t* labels);
 

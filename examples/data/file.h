@@ -1,4 +1,4 @@
-// Whole files: read with checks, written so that nobody ever sees half of one.
+// Reads whole files with checks, and writes them so that a file is never visible half written.
 #ifndef EXAMPLES_DATA_FILE_H_
 #define EXAMPLES_DATA_FILE_H_
 
@@ -13,22 +13,22 @@
 
 namespace examples {
 
-// The contents of a regular file. Errors name the path: NotFound, PermissionDenied, InvalidArgument (not a regular
-// file).
+// Returns the contents of a regular file. Errors name the path: NotFound, PermissionDenied, InvalidArgument (not a
+// regular file).
 absl::StatusOr<std::vector<uint8_t>> ReadFile(const std::string& path);
 
-// A file that appears under its name, complete and on the disk, or not at all: written as `path`.tmp, synced, renamed,
-// and the folder synced. Until Commit renames it the old file is untouched, whatever becomes of this process; destroyed
-// before that, it removes what it wrote. What a killed process leaves behind is that one name, which the next one to
-// write `path` takes over.
+// A file that appears under its name only when it is complete and on the disk. It is written as `path`.tmp and synced;
+// Commit renames it and syncs the folder. Until then the old file does not change, even if this process dies. The
+// destructor removes a file that was not committed. If a process is killed, only `path`.tmp remains; the next process
+// that writes `path` overwrites it.
 //
 //   auto file = AtomicFile::Create(path);
 //   if (absl::Status s = (*file)->Write(data, size); !s.ok()) return s;
 //   return (*file)->Commit();
 class AtomicFile {
  public:
-  // Errors, which name the path: NotFound (the folder), PermissionDenied, InvalidArgument (`path` is something else
-  // than a regular file), FailedPrecondition (another process, or another AtomicFile, is writing it now).
+  // Errors name the path: NotFound (the folder), PermissionDenied, InvalidArgument (`path` exists and is not a regular
+  // file), FailedPrecondition (another process, or another AtomicFile, is writing it).
   static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
 
   virtual ~AtomicFile() = default;
@@ -37,7 +37,7 @@ class AtomicFile {
   virtual absl::Status Commit() = 0;
 };
 
-// Removes `path`.tmp if a killed process has left it. What somebody writes now stays.
+// Removes `path`.tmp if a killed process has left it, but not if a process is writing it.
 void RemoveUnfinished(const std::string& path);
 
 }  // namespace examples

@@ -1,6 +1,6 @@
 // Reader of IDX files, the format of MNIST.
 //
-// A big-endian header, then the elements, row-major, to the end of the file:
+// A big-endian header, followed by the elements in row-major order up to the end of the file:
 //   0x00 0x00 <type> <n>      type 0x08: unsigned bytes; n dimensions
 //   n times 4 bytes           the dimensions
 //   elements
@@ -20,16 +20,16 @@ namespace examples {
 
 struct IdxArray {
   std::vector<size_t> dims;
-  std::vector<uint8_t> bytes;  // as many as the product of dims
+  std::vector<uint8_t> bytes;  // their number is the product of dims
 };
 
-// Decodes a whole file, plain or gzip-compressed, that holds unsigned bytes in `rank` dimensions (1 to 8), none of them
-// 0. A pure function: any input is answered with an array or with InvalidArgument, saying in one line what is wrong.
-// Allocates no more than the input can really hold, whatever its header claims.
+// Decodes a whole file, plain or gzip-compressed, of unsigned bytes in `rank` dimensions (1 to 8), none of which is 0.
+// Accepts any input: it returns an array, or InvalidArgument with one line that says what is wrong. It allocates no
+// more than the input can really contain, whatever its header claims.
 absl::StatusOr<IdxArray> DecodeIdx(absl::Span<const uint8_t> file, int rank);
 
-// Reads and decodes `folder`/`name`, or `folder`/`name`.gz where there is no plain file. Errors name the file and the
-// remedy: NotFound, PermissionDenied, InvalidArgument.
+// Reads and decodes `folder`/`name`, or `folder`/`name`.gz if there is no plain file. Errors (NotFound,
+// PermissionDenied, InvalidArgument) name the file and the remedy.
 absl::StatusOr<IdxArray> ReadIdxFile(const std::string& folder, absl::string_view name, int rank);
 
 }  // namespace examples

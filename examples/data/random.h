@@ -1,4 +1,4 @@
-// Random numbers that are the same everywhere: the standard library's differ between implementations.
+// Random numbers that are equal on all platforms. Those of the standard library differ between implementations.
 #ifndef EXAMPLES_DATA_RANDOM_H_
 #define EXAMPLES_DATA_RANDOM_H_
 
@@ -9,7 +9,7 @@ namespace examples {
 // SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 class Random {
  public:
-  // The streams of neighbouring seeds and epochs share nothing: both pass through the generator's mixing.
+  // Adjacent seeds and epochs give independent streams, because both pass through the generator's mixing function.
   Random(uint64_t seed, uint64_t epoch) : state_(seed) { state_ = Next() ^ (epoch * 0xd1342543de82ef95); }
 
   uint64_t Next() {
@@ -19,8 +19,8 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // Uniform in 0 .. n - 1, without bias and almost always without a division (Lemire: Fast random integer generation in
-  // an interval, 2019).
+  // Returns a number that is uniform in 0 .. n - 1, without bias and almost always without a division (Lemire: Fast
+  // random integer generation in an interval, 2019).
   uint32_t Below(uint32_t n) {
     uint64_t product = (Next() >> 32) * n;
     if (static_cast<uint32_t>(product) < n) {

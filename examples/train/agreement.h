@@ -1,4 +1,4 @@
-// Short messages between the ranks outside the training loop, so that all of them go on, or all of them stop.
+// Short messages between the ranks, so that either all of them continue or all of them stop.
 #ifndef EXAMPLES_TRAIN_AGREEMENT_H_
 #define EXAMPLES_TRAIN_AGREEMENT_H_
 
@@ -13,37 +13,36 @@
 
 namespace examples {
 
-// Marks an error that all ranks have alike, so that one of them speaks for all. What the functions below return is
-// marked where it is so.
+// Marks an error that is the same on all ranks, so that only one rank prints it. The functions below mark the errors
+// that they return, if this is so.
 absl::Status Agreed(absl::Status error);
 bool IsAgreed(const absl::Status& error);
 
-// Collective, as all that follows. OK where `mine` is OK on all ranks. Otherwise the same error on all ranks: that of
-// the lowest rank that has one, which it names unless all have the same.
+// Collective, like all functions below. Returns OK if `mine` is OK on all ranks. Otherwise it returns the error of the
+// lowest-numbered rank that has one, on all ranks. The error names this rank, unless all ranks have the same error.
 absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine);
 
-// FailedPrecondition on all ranks where `mine`, one item a line, is not the same on all of them: names the first line
-// that differs and both ranks, "rank 1 has --batch=64, rank 0 has --batch=32; <remedy>".
+// Returns FailedPrecondition on all ranks if `mine`, a list with one item per line, is not equal on all of them. The
+// error names the first line that differs and both ranks: "rank 1 has --batch=64, rank 0 has --batch=32; <remedy>".
 absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy);
 
-// Runs `what`, and returns its error; an exception of a device's, or for want of memory, becomes one. Unless all ranks
-// have it alike, the group is aborted with it: so nobody waits for this rank, and what is at work in memory that the
-// caller then frees comes to an end.
+// Runs `what` and returns its error. An exception from a device, or from a failed allocation, becomes an error. Unless
+// the error is the same on all ranks, it aborts the group. So no peer waits for this rank, and no operation still uses
+// memory that the caller frees afterwards.
 absl::Status EndTogether(ddp::ProcessGroup& group, absl::FunctionRef<absl::Status()> what);
 
-// A number that every rank may have something to say by in every step of the training loop. It travels beside the
-// gradients, so that ranks wait for each other no more than they do anyway, and all of them learn in the same step what
-// one of them alone knew.
+// Shares one number per rank in each step of the training loop, so that all ranks learn in the same step what only one
+// of them knew. It is reduced together with the gradients, so it adds no further wait.
 //
 //   notice.Begin(mine);                        // before the backward pass
-//   ...                                        // gradients are reduced
-//   absl::StatusOr<int> all = notice.End();    // the largest of all ranks'
+//   ...                                        // reduce the gradients
+//   absl::StatusOr<int> all = notice.End();    // the largest number of all ranks
 class StepNotice {
  public:
   static absl::StatusOr<StepNotice> Create(ddp::ProcessGroup& group);
   StepNotice(StepNotice&&) = default;
   StepNotice& operator=(StepNotice&&) = default;
-  ~StepNotice();  // between Begin and End: aborts the group, which may be at work in its memory
+  ~StepNotice();  // between Begin and End it aborts the group, which may still use the memory
 
   absl::Status Begin(int32_t mine);
   absl::StatusOr<int32_t> End();

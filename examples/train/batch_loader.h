@@ -1,4 +1,4 @@
-// Batches of training images, made ready by a thread while the ones before them are trained on.
+// Batches of training images. A thread prepares the next batch during a training step.
 #ifndef EXAMPLES_TRAIN_BATCH_LOADER_H_
 #define EXAMPLES_TRAIN_BATCH_LOADER_H_
 
@@ -20,7 +20,7 @@ namespace examples {
 // This rank's part of a global batch.
 struct Batch {
   const float* pixels = nullptr;     // row by row
-  absl::Span<const int32_t> labels;  // one for each row; directly behind the pixels
+  absl::Span<const int32_t> labels;  // one per row; directly after the pixels
 };
 
 // Double-buffered: a thread gathers, augments and normalises the next batch while the caller computes on this one.
@@ -32,8 +32,8 @@ struct Batch {
 // Thread-safety: one thread at a time.
 class BatchLoader {
  public:
-  // The data set outlives the loader. The augmentation's seed and epoch are set by the loader. Batches lie in memory
-  // from which `device` uploads.
+  // The data set must outlive the loader. The loader sets the augmentation's seed and epoch. Batches are in memory from
+  // which `device` can upload.
   BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation,
               nn::Device& device = nn::Cpu());
   ~BatchLoader();
@@ -43,10 +43,10 @@ class BatchLoader {
   size_t batches() const { return sampler_.batches(); }
   size_t global_batch() const { return sampler_.global_batch(); }
 
-  // Next() begins with batch `first` of `epoch`. What is left of an epoch before it is dropped.
+  // Lets Next() start at batch `first` of `epoch`. The remaining batches of the epoch before are dropped.
   void Start(uint64_t epoch, size_t first);
 
-  // The next batch, valid until the call after this one. At most batches() - first times after Start.
+  // Returns the next batch, which is valid until the next call. Call it at most batches() - first times after Start.
   Batch Next();
 
  private:
@@ -60,20 +60,20 @@ class BatchLoader {
   void Fill(size_t batch);
 
   const Dataset& data_;
-  DistributedSampler sampler_;  // batches() and global_batch() never change; the rest is the thread's
-  Augmentation augmentation_;   // the thread's
+  DistributedSampler sampler_;  // batches() and global_batch() never change; only the thread uses the rest
+  Augmentation augmentation_;   // used only by the thread
   Slot slots_[2];               // batch b is in slot b % 2
 
   std::mutex mutex_;
   std::condition_variable to_thread_, to_caller_;
-  // All under the mutex.
+  // Guarded by the mutex.
   bool stop_ = false;
   bool filling_ = false;
   bool new_epoch_ = false;
   uint64_t epoch_ = 0;
-  size_t filled_ = 0;  // the batches before this one have been filled
-  size_t taken_ = 0;   // those before this one have been given out
-  size_t free_ = 0;    // those before this one are not used any more
+  size_t filled_ = 0;  // batches before this one have been filled
+  size_t taken_ = 0;   // batches before this one have been returned by Next
+  size_t free_ = 0;    // batches before this one are no longer used
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// Checkpoints: everything needed to go on training from the exact step.
+// Checkpoints: everything that is needed to continue a training from the exact step.
 //
 // The file, little-endian:
 //   8 bytes   "DDPCKPT\n"
@@ -6,8 +6,8 @@
 //   4 bytes   length of the header
 //   header    JSON: {"optimizer": "sgd", "progress": {"step": 24, "lr": 0.05, ...},
 //                    "tensors": [{"name": "1.weight", "shape": [1024, 784]}, ...]}
-//   tensors   float32, one after the other in the header's order
-//   32 bytes  SHA-256 of all that comes before
+//   tensors   float32, in the header's order
+//   32 bytes  SHA-256 of everything before
 #ifndef EXAMPLES_TRAIN_CHECKPOINT_H_
 #define EXAMPLES_TRAIN_CHECKPOINT_H_
 
@@ -22,22 +22,22 @@
 
 namespace examples {
 
-// How far the training has come, and by which numbers it goes on. Numbers alone, so that ranks can broadcast it. The
-// order of samples follows from seed, epoch and epoch_samples: no other random numbers are drawn.
+// The progress of a training, and the numbers that it continues with. It contains only numbers, so that ranks can
+// broadcast it. Seed, epoch and epoch_samples determine the order of samples; no other random numbers are drawn.
 struct Progress {
-  int64_t step = 0;           // made so far
-  int64_t epoch = 0;          // completed
-  int64_t epoch_samples = 0;  // of the current epoch's order, consumed by all ranks together
-  int64_t seed = 0;           // of the order (and of the initial parameters), as uint64_t
-  int64_t train_samples = 0;  // in the data set
+  int64_t step = 0;           // steps completed
+  int64_t epoch = 0;          // epochs completed
+  int64_t epoch_samples = 0;  // samples of the current epoch that all ranks together have used
+  int64_t seed = 0;           // random seed (a uint64_t) of the order and the initial parameters
+  int64_t train_samples = 0;  // number of training samples in the data set
   int64_t optimizer_steps = 0;
-  int64_t drop_last = 0;   // 1: an epoch leaves out the samples that do not fill its last batch
-  int64_t loss_steps = 0;  // of the current epoch so far, counted on each rank
-  double loss_sum = 0;     // of those steps
-  double lr = 0;           // before the schedule
+  int64_t drop_last = 0;   // 1: an epoch drops the samples that do not fill its last batch
+  int64_t loss_steps = 0;  // steps of the current epoch so far, summed over the ranks
+  double loss_sum = 0;     // sum of the losses of these steps
+  double lr = 0;           // learning rate before the schedule
   double momentum = 0;
   double weight_decay = 0;
-  // Of the gradient scaler. A file of a training without one (0) does not name them.
+  // State of the gradient scaler. The file of a training without one (0) does not contain these numbers.
   double loss_scale = 0;
   int64_t growth_tracker = 0;
 
@@ -45,24 +45,23 @@ struct Progress {
 };
 static_assert(std::is_trivially_copyable_v<Progress>);
 
-// A tensor to be saved, or to be filled. Borrowed.
+// A tensor to save or to fill. The memory is borrowed.
 struct Tensor {
   std::string name;
   std::vector<int64_t> shape;
   absl::Span<float> data;
 };
 
-// Replaces `path` as a whole or leaves it as it was: see AtomicFile. One rank calls it.
+// Replaces `path` as a whole, or does not change it (see AtomicFile). Only one rank calls it.
 absl::Status SaveCheckpoint(const std::string& path, const std::string& optimizer, const Progress& progress,
                             absl::Span<const Tensor> tensors);
 
-// Fills `tensors`, which must be the file's: the same names and shapes in the same order, and the same optimizer. On
-// failure no tensor has been touched, and the error says in one line what is wrong with which file or tensor, and the
-// remedy.
+// Fills `tensors`. Names, shapes, their order and the optimizer must be those of the file. On failure no tensor has
+// changed; the error names the file or tensor, what is wrong and the remedy, in one line.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, const std::string& optimizer,
                                         absl::Span<const Tensor> tensors);
 
-// LoadCheckpoint on the bytes of a file: a pure function that any input is safe for. Errors do not name the file.
+// Like LoadCheckpoint, on the bytes of a file. Accepts any input safely. Errors do not name the file.
 absl::StatusOr<Progress> DecodeCheckpoint(absl::Span<const uint8_t> file, const std::string& optimizer,
                                           absl::Span<const Tensor> tensors);
 

@@ -1,4 +1,4 @@
-// Writes checkpoints while training goes on.
+// Writes checkpoints while training continues.
 #ifndef EXAMPLES_TRAIN_CHECKPOINT_WRITER_H_
 #define EXAMPLES_TRAIN_CHECKPOINT_WRITER_H_
 
@@ -14,13 +14,13 @@
 
 namespace examples {
 
-// Training waits for a copy of the tensors in memory, and for the disk only where the next checkpoint is due before
-// this one is written. The copy is made once and used again.
+// Training waits only while the tensors are copied in memory. It waits for the disk only if the next checkpoint is due
+// before this one has been written. The memory of the copy is reused.
 //
 //   CheckpointWriter writer(path, "sgd");
-//   writer.Start(progress, tensors);         // after step 100; the tensors may change from here on
-//   if (writer.failed()) ...                 // now and then
-//   absl::Status status = writer.Finish();   // the last one is on the disk
+//   writer.Start(progress, tensors);         // after step 100; the tensors may change afterwards
+//   if (writer.failed()) ...                 // from time to time
+//   absl::Status status = writer.Finish();   // the last checkpoint is on the disk
 //
 // Thread-safety: one thread at a time.
 class CheckpointWriter {
@@ -31,14 +31,14 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Waits for the write before this one, copies everything, and leaves the rest to a thread. After a failure it does
-  // nothing.
+  // Waits for the previous write, copies the tensors, and starts a thread that writes them. Does nothing after a
+  // failure.
   void Start(const Progress& progress, absl::Span<const Tensor> tensors);
 
-  // Whether a write has failed by now. Never waits.
+  // True if a write has failed so far. Never waits.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
-  // Waits until all is written. The first failure of all: see SaveCheckpoint.
+  // Waits until everything is written. Returns the first failure of all writes; see SaveCheckpoint.
   absl::Status Finish();
 
  private:
@@ -48,7 +48,7 @@ class CheckpointWriter {
   const std::string path_;
   const std::string optimizer_;
   std::thread thread_;
-  // The thread's while it runs, but for failed_.
+  // While the thread runs, only the thread uses these, except failed_.
   std::vector<std::vector<float>> floats_;
   std::vector<Tensor> copies_;
   Progress progress_;

@@ -1,4 +1,4 @@
-// What rank 0 shows while it trains: a bar that is redrawn on a terminal, lines elsewhere.
+// The output of rank 0 during training: a progress bar on a terminal, lines otherwise.
 #ifndef EXAMPLES_TRAIN_CONSOLE_H_
 #define EXAMPLES_TRAIN_CONSOLE_H_
 
@@ -13,16 +13,16 @@ class Console {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `shown`: on rank 0. Elsewhere every call does nothing.
+  // `shown`: true on rank 0. If false, all calls do nothing.
   Console(bool shown, bool terminal) : shown_(shown), bar_(shown && terminal) {}
   ~Console() { ClearBar(); }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  // Prints text that ends with a newline, in place of the bar.
+  // Prints text, which must end with a newline, in place of the bar.
   void Print(absl::string_view text);
 
-  // Redraws the bar, a few times a second at most: calling it every step costs nothing.
+  // Redraws the bar, at most a few times per second. Calling it in every step costs almost nothing.
   void Step(Clock::time_point now, int64_t step, int64_t steps, double loss) {
     if (bar_ && now >= next_draw_) DrawBar(now, step, steps, loss);
   }

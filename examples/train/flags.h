@@ -1,7 +1,7 @@
-// The flags that all example trainers have, and a parser that teaches.
+// The flags that all example trainers share, and a parser with helpful errors.
 //
-// Flags are Abseil's. The parser is our own because absl::ParseCommandLine ends the process by itself, on every rank
-// and with several lines, and knows no dashes within a name: here --no-ddp is --no_ddp.
+// The flags are Abseil flags. The parser is not Abseil's: absl::ParseCommandLine ends the process itself, on every rank
+// and with several lines of output, and does not accept dashes within a name. Here --no-ddp is the same as --no_ddp.
 #ifndef EXAMPLES_TRAIN_FLAGS_H_
 #define EXAMPLES_TRAIN_FLAGS_H_
 
@@ -17,7 +17,7 @@
 
 namespace examples {
 
-// The values, checked, with defaults filled in.
+// The checked values, with defaults filled in.
 struct TrainFlags {
   std::string data;
   bool synthetic = false;
@@ -25,12 +25,12 @@ struct TrainFlags {
   int64_t epochs = 3;
   int64_t steps = 0;   // 0: no limit
   int batch = 64;      // per rank and micro-batch
-  int accumulate = 1;  // micro-batches in a step
+  int accumulate = 1;  // micro-batches per step
   bool drop_last = false;
   std::string optimizer = "sgd";
-  std::optional<double> lr;  // unset: as in the checkpoint, else DefaultLr()
-  bool lr_scale = false;     // by the number of ranks
-  Schedule schedule;         // but for total_steps and step_size, which depend on the data
+  std::optional<double> lr;  // unset: the checkpoint's, else DefaultLr()
+  bool lr_scale = false;     // multiply by the number of ranks
+  Schedule schedule;         // without total_steps and step_size, which depend on the data
   int64_t lr_step = 30;      // epochs
   double momentum = 0.9;
   double weight_decay = 0;
@@ -43,12 +43,12 @@ struct TrainFlags {
   std::string device = "cpu";
   bool tf32 = false;
   std::string backend = "auto";
-  std::optional<double> bucket_mb;  // unset: the library's default; 0: it measures
+  std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it
   bool no_ddp = false;
   bool no_sync = false;
   bool deterministic = false;
   std::string save;
-  int64_t save_every = 0;  // steps; 0: at the end of each epoch only
+  int64_t save_every = 0;  // steps; 0: only at the end of each epoch
   std::string resume;
   std::string init_weights;
   std::string export_weights;
@@ -57,18 +57,18 @@ struct TrainFlags {
   std::string summary_json;
 };
 
-// The learning rate of an optimizer that is not told one.
+// Returns the default learning rate of an optimizer.
 double DefaultLr(absl::string_view optimizer);
 
-// The values of the flags after ParseArguments. InvalidArgument names the flag, its value and what is allowed.
+// Returns the values of the flags after ParseArguments. InvalidArgument names the flag, its value and the legal values.
 absl::StatusOr<TrainFlags> ReadTrainFlags();
 
-// Sets the flags from the command line: --name=value, --name value, and for a bool --name; a dash within a name counts
-// as an underscore. Only `own_flags` and the trainers' common ones are accepted. InvalidArgument names the argument and
-// the remedy. Returns true if --help is among the arguments.
+// Sets the flags from the command line: --name=value, --name value, and --name for a bool. A dash within a name is the
+// same as an underscore. Accepts only `own_flags` and the common flags. InvalidArgument names the argument and the
+// remedy. Returns true if --help is among the arguments.
 absl::StatusOr<bool> ParseArguments(absl::Span<char* const> argv, absl::Span<const absl::string_view> own_flags);
 
-// What --help prints: `introduction`, then every flag with its default and meaning, `own_flags` first.
+// Returns the text of --help: `introduction`, then each flag with its default and meaning, `own_flags` first.
 std::string HelpText(absl::string_view introduction, absl::Span<const absl::string_view> own_flags);
 
 }  // namespace examples

@@ -1,4 +1,4 @@
-// An optimizer of examples/nn as libddp's GradScaler sees one.
+// Adapts an optimizer of examples/nn to ddp::Optimizer, for libddp's GradScaler.
 #ifndef EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_
 #define EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_
 
@@ -9,8 +9,8 @@
 
 namespace examples {
 
-// Steps over flat memory, unscaling as it reads, unless it is told to leave the step out. On a GPU the optimizer's
-// kernels look for that themselves. All arguments outlive it.
+// Steps over flat memory and unscales gradients when it reads them. Skips the step if the options say so; on a GPU the
+// optimizer's kernels check this themselves. All arguments must outlive it.
 class FlatOptimizer final : public ddp::Optimizer {
  public:
   FlatOptimizer(nn::Optimizer& optimizer, absl::Span<float> values, absl::Span<float> grads, ddp::Device device)

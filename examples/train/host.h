@@ -1,4 +1,4 @@
-// What the operating system says about this process, and what it asks of it.
+// Information about this process from the operating system, and signals.
 #ifndef EXAMPLES_TRAIN_HOST_H_
 #define EXAMPLES_TRAIN_HOST_H_
 
@@ -7,24 +7,24 @@
 
 namespace examples {
 
-// The logical processors that this process may run on, as ranges: "0", "0-3,8".
+// Returns the logical processors that this process may run on, as ranges: "0", "0-3,8".
 std::string BoundCores();
 
-// The most memory that this process has had resident so far.
+// Returns the peak resident memory of this process in MiB.
 int64_t PeakRssMb();
 
-// From now on SIGTERM, SIGUSR1 (batch systems send either ahead of the end) and SIGINT are remembered instead of ending
-// the process; the second of a kind ends it.
+// After this call SIGTERM, SIGUSR1 (batch systems send one of them before the end) and SIGINT no longer end the
+// process; StopSignal returns them. A second signal of the same kind ends the process.
 void CatchStopSignals();
 
-// The signal that was caught, or 0.
+// Returns the signal that was caught, or 0.
 int StopSignal();
 
-// "SIGTERM" and the like, for those above.
+// Returns the name of one of these signals, such as "SIGTERM".
 const char* SignalName(int signal);
 
-// Whether a person sees what we print on standard output, directly or through a parent (mpirun gives rank 0 a terminal
-// of its own whatever becomes of the output).
+// True if standard output is shown on a terminal, directly or through a parent process (mpirun gives rank 0 its own
+// terminal, even if mpirun's output goes elsewhere).
 bool OutputIsTerminal(bool through_parent);
 
 }  // namespace examples

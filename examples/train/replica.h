@@ -1,4 +1,4 @@
-// One rank's copy of the model: its parameters and gradients in flat memory, and what keeps them equal on all ranks.
+// One rank's copy of the model: parameters and gradients in flat memory, kept equal on all ranks.
 #ifndef EXAMPLES_TRAIN_REPLICA_H_
 #define EXAMPLES_TRAIN_REPLICA_H_
 
@@ -19,8 +19,8 @@ namespace examples {
 
 enum class SyncMode {
   kDdp,     // gradients are averaged over the ranks
-  kNoSync,  // DistributedDataParallel is there but reduces nothing
-  kNone,    // no DistributedDataParallel; memory of our own in the same layout
+  kNoSync,  // DistributedDataParallel is used, but reduces nothing
+  kNone,    // no DistributedDataParallel; the replica allocates memory with the same layout
 };
 
 struct ReplicaOptions {
@@ -32,24 +32,25 @@ struct ReplicaOptions {
 // Thread-safety: one thread at a time.
 class Replica {
  public:
-  // Lays out the model's memory and binds the model to it. Collective. The group and the model outlive the replica.
+  // Collective. Allocates the model's memory and binds the model to it. The group and the model must outlive the
+  // replica.
   static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group,
                                                          const ReplicaOptions& options);
 
-  // All parameters and all gradients, each one range in the same layout, for the optimizer.
+  // All parameters, and all gradients, as one range each with the same layout. For the optimizer.
   absl::Span<float> values() const { return values_; }
   absl::Span<const float> grads() const { return grads_; }
   absl::Span<float> mutable_grads() { return grads_; }
 
-  // Where parameter i lies in values(), or its gradient in grads().
+  // The position of parameter i in values(), and of its gradient in grads().
   size_t offset(size_t i) const { return offsets_[i]; }
 
-  // Before a forward pass of training, or the first of an evaluation: gives all ranks rank 0's buffers.
+  // Copies rank 0's buffers to all ranks. Call it before each forward pass of training and before an evaluation.
   absl::Status BeginForward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->BeginForward(stream_); }
 
-  // Runs the backward pass of the model's last Forward. Where it is the last of those that make one step, each bucket
-  // of gradients is reduced as soon as it is complete. Gradients are added to those of the passes before, unless it is
-  // the first. FinishBackward comes after each.
+  // Runs the backward pass of the model's last Forward. `first`, `last`: whether it is the first or last pass of a
+  // step. The first pass overwrites the gradients, later ones add to them. In the last pass, each bucket of gradients
+  // is reduced as soon as it is complete. Call FinishBackward after each pass.
   void Backward(bool first = true, bool last = true) {
     if (ddp_ != nullptr) ddp_->SetIsLastMicrobatch(last);
     model_.Backward(
@@ -59,13 +60,13 @@ class Replica {
         /*accumulate=*/!first);
   }
 
-  // Waits until the gradients are averages over all ranks; on a GPU its stream waits.
+  // Waits until the gradients are averages over all ranks. On a GPU only the stream waits.
   absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(stream_); }
 
-  // See DistributedDataParallel::skip_step; null without it.
+  // See DistributedDataParallel::skip_step. Null with SyncMode::kNone.
   const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
 
-  // Where the parameters are, and the stream in whose order they are read and written.
+  // The device of the parameters, and the stream that orders all reads and writes of them.
   ddp::Device device() const { return device_; }
   const ddp::Stream& stream() const { return stream_; }
 

@@ -1,4 +1,4 @@
-// How the learning rate changes while training goes on.
+// How the learning rate changes during training.
 #ifndef EXAMPLES_TRAIN_SCHEDULE_H_
 #define EXAMPLES_TRAIN_SCHEDULE_H_
 
@@ -10,19 +10,19 @@ struct Schedule {
   enum class Kind {
     kConstant,
     kCosine,  // half a cosine wave from 1 down to 0 (Loshchilov and Hutter, "SGDR", 2017, without restarts)
-    kStep,    // times `gamma` after every `step_size` steps
+    kStep,    // multiplied by `gamma` after every `step_size` steps
   };
 
   Kind kind = Kind::kConstant;
-  // The rate grows linearly over so many first steps, from a share of 1 / warmup_steps up to all of it (Goyal et al.,
-  // "Accurate, Large Minibatch SGD", 2017).
+  // The number of steps at the start in which the rate grows linearly from 1 / warmup_steps of its value to all of it
+  // (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
   int64_t warmup_steps = 0;
-  int64_t total_steps = 0;  // kCosine: where it has come down to 0, counted from the first
-  int64_t step_size = 1;    // kStep, counted from the first step of all
+  int64_t total_steps = 0;  // kCosine: the number of steps after which the rate is 0
+  int64_t step_size = 1;    // kStep: counted from the first step, warm-up included
   double gamma = 0.1;       // kStep
 };
 
-// What the learning rate is multiplied by in the step after `step` steps.
+// Returns the factor of the learning rate in the step that follows `step` completed steps.
 double ScheduleFactor(const Schedule& schedule, int64_t step);
 
 }  // namespace examples

@@ -1,4 +1,4 @@
-// SHA-256, by OpenSSL.
+// SHA-256, computed by OpenSSL.
 #ifndef EXAMPLES_TRAIN_SHA256_H_
 #define EXAMPLES_TRAIN_SHA256_H_
 
@@ -22,7 +22,7 @@ class Sha256 {
 
   void Update(const void* data, size_t size) { EVP_DigestUpdate(context_.get(), data, size); }
 
-  // The digest of all that was added. Nothing is added after it.
+  // Returns the digest of all data. Do not call Update afterwards.
   Digest Finish() {
     Digest digest = {};
     EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr);

@@ -1,4 +1,4 @@
-// What a training run has to say at its end.
+// The results of a training run.
 #ifndef EXAMPLES_TRAIN_SUMMARY_H_
 #define EXAMPLES_TRAIN_SUMMARY_H_
 
@@ -21,34 +21,34 @@ struct Summary {
   int batch = 0;
   int accumulate = 1;
   std::string optimizer;
-  int64_t epochs = 0;         // completed, those before --resume included
-  int64_t steps = 0;          // likewise
-  int64_t skipped_steps = 0;  // of those, without an update, as gradients were not finite
+  int64_t epochs = 0;         // epochs completed, including those before --resume
+  int64_t steps = 0;          // steps completed, including those before --resume
+  int64_t skipped_steps = 0;  // steps without an update, because gradients were not finite
 
   // The model.
   double test_accuracy = 0;  // 0 to 1
   double final_loss = 0;     // mean training loss of the last epoch
   std::string parameters_sha256;
-  std::vector<double> first_losses;  // of up to 20 steps, the first of this run, on rank 0
+  std::vector<double> first_losses;  // losses of the first steps of this run on rank 0; up to 20
 
-  // Times of the steps after the warm-up, on rank 0. A step is everything from one optimizer step's end to the next
-  // one's.
+  // Times of the steps after the warm-up, on rank 0. A step lasts from the end of one optimizer step to the end of the
+  // next.
   int64_t measured_steps = 0;
-  bool warmup_counted = false;  // there were no other steps
+  bool warmup_counted = false;  // warm-up steps are included, because there were no others
   double step_ms_median = 0, step_ms_min = 0, step_ms_max = 0;
-  double samples_per_second = 0;  // of all ranks
+  double samples_per_second = 0;  // all ranks together
   double exposed_comm_ms = 0;     // median
   ddp::DdpStatistics communication;
-  int64_t peak_rss_mb = 0;  // of the rank with the most
+  int64_t peak_rss_mb = 0;  // the largest of all ranks
 };
 
-// Fills in the times, from those of every step of this run. Reorders both.
+// Computes the times from those of each step of this run. Reorders both vectors.
 void Measure(std::vector<int64_t>& step_ns, std::vector<int64_t>& exposed_ns, int64_t warmup, Summary& summary);
 
-// Several lines for people.
+// Returns a summary of several lines to print.
 std::string ToText(const Summary& summary);
 
-// The file's keys: see --summary_json in docs and tests. An error names the file.
+// Writes the summary to `path`. An error names the file.
 absl::Status WriteJson(const Summary& summary, const std::string& path);
 
 }  // namespace examples

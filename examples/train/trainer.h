@@ -29,24 +29,25 @@
 
 namespace examples {
 
-// Trains one model on all ranks of a group. Every method is collective, and where one rank fails, all do.
+// Trains one model on all ranks of a group. Every method is collective. If one rank fails, all ranks fail.
 // Thread-safety: one thread at a time.
 class Trainer {
  public:
-  // Lays out the model, gives it the initial parameters of flags.seed, or the state in flags.resume. All ranks have the
-  // same flags. All arguments but the flags outlive the trainer; the model takes batches of flags.batch.
+  // Sets up the model with random parameters from flags.seed, or with the state in flags.resume. All ranks must have
+  // the same flags. All arguments except the flags must outlive the trainer. The model must accept batches of
+  // flags.batch.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console);
 
-  // Waits for the GPU, which may be at work in what the trainer owns.
+  // Waits for the GPU, which may still use the trainer's memory.
   ~Trainer();
 
-  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. When it returns, nothing is
-  // being written any more. On an error that the ranks do not have alike the group has been aborted. Cancelled where a
-  // signal asked any rank to stop: all ranks have then stopped after the same step, and saved it.
+  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. When it returns, all files
+  // have been written. If an error is not the same on all ranks, the group has been aborted. Cancelled: a signal asked
+  // a rank to stop, and all ranks have stopped after the same step and saved it.
   absl::StatusOr<Summary> Run();
 
-  // What is to be done, in one line for people.
+  // Returns one line that describes the training, to print.
   std::string Plan() const;
 
   Replica& replica() { return *replica_; }
@@ -90,7 +91,7 @@ class Trainer {
   absl::Status Stop(int signal);
   absl::Status Evaluate();
   absl::Status LossNotFinite(int rank) const;
-  // Whether a GPU's step has spoilt the parameters: its losses come after its steps.
+  // True if a GPU's step has made the parameters invalid: its losses are known only after its steps.
   bool LossIsLost() const { return scaler_ == nullptr && !device_.is_host() && loss_not_finite_; }
   absl::Status LostLoss() const;
   absl::Status Save();
@@ -107,39 +108,39 @@ class Trainer {
   BatchLoader loader_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
-  // Both with flags.grad_scaler only.
+  // Null without flags.grad_scaler.
   std::unique_ptr<FlatOptimizer> scaled_optimizer_;
   std::unique_ptr<ddp::GradScaler> scaler_;
   Progress progress_;
   int64_t last_step_ = 0;  // the number of steps at which training ends
   Schedule schedule_;
 
-  // What the ranks tell each other in each step: kNonFiniteLoss and a rank, kSaveFailed, a signal's number,
-  // or 0.
-  std::optional<StepNotice> notice_;          // none where the ranks train apart
-  int32_t news_ = 0;                          // of the last step
+  // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.
+  std::optional<StepNotice> notice_;          // none if the ranks train independently
+  int32_t news_ = 0;                          // the number shared in the last step
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
 
-  // One batch of an evaluation, as Batch has it; and on a GPU, where a batch is uploaded to.
+  // The memory of one evaluation batch, laid out as in Batch; and on a GPU, the memory for an uploaded batch.
   std::shared_ptr<void> evaluation_;
   std::shared_ptr<float> uploaded_;
-  // On a GPU, what rank 0 reads and writes of its state in its place, by where that is.
+  // On a GPU: host copies of the state that rank 0 reads and writes. The key is the address on the GPU.
   std::map<float*, std::vector<float>> mirrors_;
 
-  // The GPU writes there, while the host goes on, and the host reads when it has to wait anyway: the losses of the last
-  // kLossSteps steps, one for each micro-batch; and how many images of an evaluation were recognised.
+  // The GPU writes these while the host continues; the host reads them when it has to wait anyway: the losses of the
+  // last kLossSteps steps, one per micro-batch, and the number of correct images of an evaluation.
   static constexpr int64_t kLossSteps = 4;
   std::shared_ptr<void> losses_memory_, hits_memory_;
   double* losses_ = nullptr;
-  int64_t started_ = 0;           // steps of this run
-  int64_t taken_ = 0;             // those of them whose losses are in loss_sum_
-  double last_loss_ = 0;          // the last one taken
-  bool loss_not_finite_ = false;  // one of those taken
+  int64_t started_ = 0;           // steps started in this run
+  int64_t taken_ = 0;             // steps of this run whose losses are in loss_sum_
+  double last_loss_ = 0;          // the last loss added
+  bool loss_not_finite_ = false;  // one of the added losses was not finite
 
-  // Of this rank, since the epoch began; what went before a checkpoint within the epoch counts on rank 0.
+  // This rank's values since the start of the epoch. On rank 0 they include the steps before a checkpoint of this
+  // epoch.
   double loss_sum_ = 0;
   int64_t loss_steps_ = 0;
-  // Of this rank, one number for each step of this run.
+  // This rank's times, one number per step of this run.
   std::vector<int64_t> step_ns_;
   std::vector<int64_t> exposed_ns_;
   int64_t exposed_on_gpu_ns_ = 0;

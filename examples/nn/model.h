@@ -1,4 +1,4 @@
-// A chain of layers with its activations: forward, backward, and a word when each gradient is ready.
+// A chain of layers and its activations: forward, backward, and a callback when a gradient is ready.
 #ifndef EXAMPLES_NN_MODEL_H_
 #define EXAMPLES_NN_MODEL_H_
 
@@ -14,14 +14,14 @@
 
 namespace nn {
 
-// A layer and the name that its parameters carry in the model.
+// A layer and its name in the model, which is part of the names of its parameters.
 struct NamedLayer {
   std::string name;
   std::unique_ptr<Layer> layer;
 };
 
-// Layers one after the other. The model knows nothing of ranks: it reads values and writes gradients in memory it is
-// given, and says when each gradient is done.
+// A sequence of layers. The model does not know about ranks: it reads values and writes gradients in the given memory,
+// and calls a function when a gradient is done.
 //
 //   std::unique_ptr<nn::Model> model = nn::MakeMlp(784, {1024, 1024}, 10, /*max_batch=*/64);
 //   model->Bind(values, grads);       // one float* per model->parameters()[i]
@@ -33,12 +33,12 @@ struct NamedLayer {
 //     ...
 //   }
 //
-// A mistake of the caller (too many rows, the wrong number of pointers) ends the program with a message: see NN_CHECK.
+// A mistake of the caller (too many rows, a wrong number of pointers) ends the program with a message; see NN_CHECK.
 // Thread-safety: one thread at a time.
 class Model {
  public:
-  // Each layer's input is as large as the output of the one before. Up to `max_batch` rows at a time.
-  // All are of `device`, which outlives the model.
+  // Each layer's input has the size of the output before it. A batch has up to `max_batch` rows. All layers are of
+  // `device`, which must outlive the model.
   Model(std::vector<NamedLayer> layers, int max_batch, Device& device = Cpu());
 
   Device& device() const { return device_; }
@@ -47,33 +47,33 @@ class Model {
   int output_size() const { return layers_.back().layer->output_size(); }
   int max_batch() const { return max_batch_; }
 
-  // In the order in which forward uses them; backward announces them in reverse.
+  // The parameters in the order in which Forward uses them. Backward announces them in reverse order.
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
-  // Every layer's, with the layer's name before each.
+  // The buffers of all layers, each with the layer's name in front.
   const std::vector<LayerBuffer>& buffers() const { return buffers_; }
 
-  // Whether the next Forward is one of training (so at first), or of evaluation, which no Backward follows.
+  // Says whether the next Forward is for training (initially true), or for evaluation, after which no Backward follows.
   void SetTraining(bool training);
 
-  // Where parameter i and its gradient live: borrowed, for as long as the model is used. The gradients' old contents do
-  // not matter.
+  // Sets the memory of each parameter and of its gradient. It is borrowed and must stay valid while the model is used.
+  // The old contents of the gradients do not matter.
   void Bind(absl::Span<float* const> values, absl::Span<float* const> grads);
 
-  // Writes every parameter as PyTorch's layers start: uniform in +-1/sqrt(fan_in), or the value that its spec names.
-  // The values depend on `seed` and on the parameter's index alone. After Bind.
+  // Initialises all parameters like PyTorch's layers: uniform in +-1/sqrt(fan_in), or the value in the parameter's
+  // spec. The values depend only on `seed` and on the parameter's index. Call it after Bind.
   void Initialize(uint64_t seed);
 
-  // The outputs, row by row as the last layer writes them, of the samples at `x`, [rows, input_size()]. 1 <= rows <=
-  // max_batch. x is borrowed until Backward; the outputs are valid until the next Forward.
+  // Returns the outputs for the samples at `x`, [rows, input_size()], row by row as the last layer writes them. `rows`
+  // is 1 to max_batch. x is borrowed until Backward; the outputs are valid until the next Forward.
   absl::Span<const float> Forward(const float* x, int rows);
 
-  // Where the loss writes its gradient with respect to the outputs of the last Forward, row by row as they are; it has
-  // room for the largest batch.
+  // The memory for the loss's gradient with respect to the outputs of the last Forward, with the same layout as these.
+  // It has room for the largest batch.
   absl::Span<float> output_grad();
 
-  // Computes the gradients of the last Forward's rows, from the last parameter to the first, and calls grad_ready(i) as
-  // soon as that of parameter i is complete. With `accumulate` they are added to what is there. Overwrites
+  // Computes the gradients for the last Forward, from the last parameter to the first, and calls grad_ready(i) as soon
+  // as the gradient of parameter i is complete. With `accumulate` they are added to the old gradients. Overwrites
   // output_grad().
   void Backward(GradReadyFn grad_ready, bool accumulate = false);
 
@@ -88,7 +88,7 @@ class Model {
   std::vector<float*> values_;
   const float* input_ = nullptr;
   std::vector<std::shared_ptr<float>> outputs_;  // one per layer
-  std::shared_ptr<float> grads_[2];              // of one layer's output and of its input, taking turns
+  std::shared_ptr<float> grads_[2];              // gradients of a layer's output and input, alternately
 };
 
 // A multi-layer perceptron: linear layers with ReLU between them. `hidden` may be empty. Parameters have the names and
@@ -97,8 +97,9 @@ class Model {
 std::unique_ptr<Model> MakeMlp(int inputs, absl::Span<const int> hidden, int outputs, int max_batch,
                                Device& device = Cpu());
 
-// How many threads the arithmetic of models made and used by the calling thread may take. Before MakeMlp: products are
-// planned for it. Left alone, it is every core that the process may run on, so that two ranks get in each other's way.
+// Sets the number of threads that compute in models created and used by the calling thread. Call it before MakeMlp,
+// because products are planned for this number. Default: all cores that the process may run on, so that two ranks would
+// compete for the same cores.
 void SetThreads(int threads);
 
 }  // namespace nn

@@ -14,20 +14,20 @@
 
 namespace nn {
 
-// A part of an optimizer's memory, to be saved in a checkpoint and written back. Borrowed; `count` floats as the values
-// are laid out.
+// A part of an optimizer's state, to save in a checkpoint and to restore. Borrowed memory; its floats have the same
+// layout as the values.
 struct NamedState {
   std::string name;
   absl::Span<float> data;
 };
 
-// Changes parameters by their gradients. Values and gradients are one flat range each, in equal layout; padding whose
-// value and gradient are zero stays zero.
+// Updates parameters from their gradients. Values and gradients are one flat range each, with the same layout. Padding
+// whose value and gradient are zero stays zero.
 //
 //   nn::Sgd optimizer(value.size(), {.lr = 0.1, .momentum = 0.9});
 //   optimizer.Step(value, grad);
 //
-// To resume, write the saved floats into state() and the saved number into set_steps(). Thread-safety: one thread at a
+// To resume, copy the saved floats to state() and pass the saved number to set_steps(). Thread-safety: one thread at a
 // time.
 class Optimizer {
  public:
@@ -35,29 +35,30 @@ class Optimizer {
 
   virtual void Step(absl::Span<float> value, absl::Span<const float> grad) = 0;
 
-  // Empty for one that remembers nothing.
+  // Empty for an optimizer without state.
   virtual std::vector<NamedState> state() = 0;
 
-  // For schedules.
+  // For learning rate schedules.
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
 
-  // Every gradient is multiplied by it where it is read: 1, or what undoes the scaling of the loss.
+  // Multiplies each gradient by this factor when it is read: 1, or the inverse of the loss scale.
   void set_grad_scale(float grad_scale) { grad_scale_ = grad_scale; }
 
-  // A step whose gradients, so multiplied, have a norm above it scales them down to that norm, where it reads them
-  // (as torch.nn.utils.clip_grad_norm_ before it). 0: none does; nor does one whose norm is not finite.
+  // If the norm of the gradients, after this factor, is above clip_norm, the step scales them down to it when it reads
+  // them (like torch.nn.utils.clip_grad_norm_ before the step). 0: no clipping. A norm that is not finite does not
+  // clip.
   void set_clip_norm(double clip_norm) { clip_norm_ = clip_norm; }
 
-  // Steps taken so far, without those that changed nothing. Waits for a GPU.
+  // The number of steps so far, without the skipped ones. Waits for a GPU.
   virtual int64_t steps() { return steps_; }
   virtual void set_steps(int64_t steps) { steps_ = steps; }
 
-  // For the steps from now on; on the CPU, where the caller knows, it does nothing.
+  // Sets the words for all later steps on a GPU. Without effect on the CPU, where the caller decides.
   void set_words(const StepWords& words) { words_ = words; }
 
  protected:
-  // grad_scale_ times what clips.
+  // grad_scale_ times the clipping factor.
   float ClippedScale(absl::Span<const float> grad) const;
 
   int64_t steps_ = 0;

@@ -84,9 +84,9 @@ struct DdpOptions {
   // copies the gradients to float32 and back.
   bool reduce_in_float32 = false;
 
-  // If set, 1 is stored there in a step, before FinishBackward returns, where a reduced gradient has an infinity or a
-  // NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all ranks or on none.
-  // On a GPU: memory that it can write, and in the order of FinishBackward's stream.
+  // If set, 1 is stored there in a step, before FinishBackward returns, if a reduced gradient, in its own type, has an
+  // infinity or a NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all
+  // ranks or on none. On a GPU: memory that it can write, and in the order of FinishBackward's stream.
   uint32_t* nonfinite = nullptr;
 
   UnusedParameters unused = UnusedParameters::kError;

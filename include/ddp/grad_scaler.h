@@ -86,8 +86,9 @@ class DDP_EXPORT GradScaler {
   // Multiplies each element by the scale, in place. Pass the loss, or the gradients that the backward pass starts with.
   virtual absl::Status Scale(Buffers values, Stream stream = {}) = 0;
 
-  // Divides the optimizer's gradients by the scale and records whether one of them is not finite, in one pass. Call it
-  // at most once between two Updates, and before Step. float16 gradients are an error: divided, they would underflow.
+  // Divides the optimizer's gradients by the scale and records whether one of them is then an infinity or a NaN, in one
+  // pass. Call it at most once between two Updates, and before Step. float16 gradients are an error: divided, they would
+  // underflow.
   virtual absl::Status Unscale(Optimizer& optimizer, Stream stream = {}) = 0;
 
   // Unscales the gradients if that is not yet done, and steps unless a gradient is not finite. Call it at most once per
@@ -109,8 +110,7 @@ class DDP_EXPORT GradScaler {
   virtual absl::Status Update(float new_scale, Stream stream = {}) = 0;
 
   // A word on the device for DdpOptions::nonfinite (or ReduceOptions's), zeroed by Update; good for the scaler's life.
-  // The check then rides on the reduction. For float16 gradients with ReduceOp::kSum leave it to Step: their sum may
-  // overflow only as it is rounded, after the check. ResourceExhausted after some dozen words and optimizers.
+  // The check then rides on the reduction. ResourceExhausted after some dozen words and optimizers.
   virtual absl::StatusOr<uint32_t*> AddFoundInf() = 0;
 
   // For checkpoints. Both wait for the device. An enabled scaler cannot load the state of a scaler that was not

@@ -23,10 +23,10 @@ class AmpDevice {
   // Zeroed. Freed by the last owner, after what was submitted to its stream.
   virtual absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes, Stream stream) = 0;
 
-  // v = v * *factor for every element v, in one launch for all buffers. With `found_inf`, that becomes 1 where a v was
-  // not finite before.
+  // v = v * *factor for every element v, in one launch for all buffers. With `found_inf`, that becomes 1 if a v, as it
+  // is stored, is an infinity or a NaN.
   virtual absl::Status Scale(Buffers values, const float* factor, uint32_t* found_inf, Stream stream) = 0;
-  // The second half alone: reads only.
+  // The search alone: reads only.
   virtual absl::Status Check(Buffers values, uint32_t* found_inf, Stream stream) = 0;
   // UpdateScale where the numbers are.
   virtual absl::Status Update(const ScaleRule& rule, ScalerNumbers* numbers, Stream stream) = 0;

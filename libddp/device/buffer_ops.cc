@@ -37,23 +37,23 @@ absl::Status RunOnGpu(const Transform& transform, absl::Span<const TransformPiec
   return Devices().Run(transform, pieces, stream.native);
 }
 
-absl::Status CopyOnGpu(Buffers from, Buffers to, double scale, Stream stream) {
-  const bool same = from[0].dtype == to[0].dtype && scale == 1;
+absl::Status CopyOnGpu(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite) {
+  const bool same = from[0].dtype == to[0].dtype && scale == 1 && nonfinite == nullptr;
   std::vector<TransformPiece> pieces;
   WalkTogether(from, to, [&](const void* source, void* target, size_t n) {
     if (!same || source != target) pieces.push_back({source, target, n});
   });
-  return RunOnGpu({.in = from[0].dtype, .out = to[0].dtype, .scale = scale}, pieces, stream);
+  return RunOnGpu({.in = from[0].dtype, .out = to[0].dtype, .scale = scale, .nonfinite = nonfinite}, pieces, stream);
 }
 
 // The GPU converts, in an array of its own.
-absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream) {
+absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite) {
   size_t count = 0;
   for (const Buffer& b : from) count += b.count;
   const absl::StatusOr<StreamArray> array = StreamArray::Make(count, (OnGpu(from) ? to : from)[0].dtype, stream);
   if (!array.ok()) return array.status();
   absl::Status status;
-  if (OnGpu(from)) status = CopyOnGpu(from, array->span(), scale, stream);
+  if (OnGpu(from)) status = CopyOnGpu(from, array->span(), scale, stream, nonfinite);
   const auto move = [&](const void* source, void* target, size_t n) {
     status.Update(Devices().Copy(target, source, n * SizeOf(array->buffer().dtype), stream.native));
   };
@@ -61,7 +61,7 @@ absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream) {
     WalkTogether(array->span(), to, move);
   } else {
     WalkTogether(from, array->span(), move);
-    status.Update(CopyOnGpu(array->span(), to, scale, stream));
+    status.Update(CopyOnGpu(array->span(), to, scale, stream, nonfinite));
   }
   status.Update(Synchronize(stream));
   return status;
@@ -69,20 +69,23 @@ absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream) {
 
 }  // namespace
 
-absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream) {
+absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite) {
   if (from.empty() || to.empty()) return absl::OkStatus();
-  if (OnGpu(from) != OnGpu(to)) return CopyAcross(from, to, scale, stream);
-  if (OnGpu(from)) return CopyOnGpu(from, to, scale, stream);
+  if (OnGpu(from) != OnGpu(to)) return CopyAcross(from, to, scale, stream, nonfinite);
+  if (OnGpu(from)) return CopyOnGpu(from, to, scale, stream, nonfinite);
   const DType in = from[0].dtype, out = to[0].dtype;
-  if (in == out && scale == 1) {
+  if (in == out && scale == 1 && nonfinite == nullptr) {
     WalkTogether(from, to, [&](const void* source, void* target, size_t n) {
       if (source != target) std::memcpy(target, source, n * SizeOf(in));
     });
     return absl::OkStatus();
   }
-  const absl::StatusOr<CpuReduce> copy = CpuReduce::Create({.in = in, .out = out, .postscale = scale});
+  const absl::StatusOr<CpuReduce> copy =
+      CpuReduce::Create({.in = in, .out = out, .postscale = scale, .check_nonfinite = nonfinite != nullptr});
   if (!copy.ok()) return copy.status();
-  WalkTogether(from, to, [&](const void* source, void* target, size_t n) { (*copy)(&source, 1, &target, 1, n); });
+  WalkTogether(from, to, [&](const void* source, void* target, size_t n) {
+    if ((*copy)(&source, 1, &target, 1, n)) *nonfinite = 1;
+  });
   return absl::OkStatus();
 }
 

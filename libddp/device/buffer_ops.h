@@ -16,9 +16,10 @@
 namespace ddp {
 
 // to = scale * from, element by element, converting between float32 and the 16-bit floats with one rounding. Equal
-// total counts; `to` may be `from`. A scale of 1 between equal types moves bits. InvalidArgument for types that do not
-// convert. Between a GPU and the CPU the host waits until it has happened.
-absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream);
+// total counts; `to` may be `from`. A scale of 1 between equal types moves bits. If `nonfinite` is set, 1 is stored
+// there if `to` gets an infinity or a NaN (floating-point types; a GPU must be able to write there). InvalidArgument
+// for types that do not convert. Between a GPU and the CPU the host waits until it has happened.
+absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite = nullptr);
 
 absl::Status Zero(Buffers buffers, Stream stream);
 

@@ -34,8 +34,8 @@ class CpuReduce {
   // An output may be exactly an input, but not overlap one otherwise. float32 and 16-bit types accumulate in float32
   // and are scaled in it, then rounded once to nearest even; float64 accumulates in float64, integers in their own
   // type, wrapping. Pointers need the alignment of their element only. `ins` is at least 1. Returns true if
-  // check_nonfinite is set and a result is not finite before it is rounded. The same bits for every vector width and
-  // every split of the range, except that a NaN may be any NaN.
+  // check_nonfinite is set and a result, as it is stored, is an infinity or a NaN. The same bits for every vector width
+  // and every split of the range, except that a NaN may be any NaN.
   bool operator()(const void* const* in, int ins, void* const* out, int outs, size_t count) const {
     return kernel_(*this, in, ins, out, outs, count);
   }

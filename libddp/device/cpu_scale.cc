@@ -15,13 +15,17 @@ HWY_BEFORE_NAMESPACE();
 namespace ddp {
 namespace HWY_NAMESPACE {
 
-// One vector: notes in `bad` what is not finite, and with kStore writes the product. As in Reduce (see
-// cpu_reduce_float.cc), x - x is NaN exactly where x is not finite, and any OR with a NaN of that kind is one.
-template <class S, bool kStore, class D, class V>
-HWY_INLINE V One(D d, void* data, size_t i, V factor, V bad) {
+// One vector: with kStore writes the product and looks at that; else looks at what is there, which needs no rounding.
+template <class S, bool kStore, class D, class V, class Seen>
+HWY_INLINE Seen One(D d, void* data, size_t i, V factor, Seen seen) {
   const auto x = S::Load(d, data, i);
-  if (kStore) S::Store(d, S::Narrow(d, hn::Mul(x, factor)), data, i);
-  return hn::Or(bad, hn::Sub(x, x));
+  if constexpr (kStore) {
+    const auto product = S::Narrow(d, hn::Mul(x, factor));
+    S::Store(d, product, data, i);
+    return S::See(d, seen, product);
+  } else {
+    return Native<typename S::Acc>::See(d, seen, x);
+  }
 }
 
 // Asks for `bytes` that are read some steps later. Behind the array's end that does nothing.
@@ -39,23 +43,24 @@ bool Scale(void* data, size_t count, float factor32) {
   const hn::ScalableTag<T> d;
   const size_t lanes = hn::Lanes(d);
   const auto factor = hn::Set(d, static_cast<T>(factor32));
-  auto bad0 = hn::Zero(d), bad1 = hn::Zero(d), bad2 = hn::Zero(d), bad3 = hn::Zero(d);
+  using Search = std::conditional_t<kStore, S, Native<T>>;
+  auto seen0 = Search::NothingSeen(d), seen1 = seen0, seen2 = seen0, seen3 = seen0;
   constexpr size_t kSize = std::is_same_v<S, Native<T>> ? sizeof(T) : 2;
   size_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     PrefetchAhead(data, i * kSize, 4 * lanes * kSize);
-    bad0 = One<S, kStore>(d, data, i, factor, bad0);
-    bad1 = One<S, kStore>(d, data, i + lanes, factor, bad1);
-    bad2 = One<S, kStore>(d, data, i + 2 * lanes, factor, bad2);
-    bad3 = One<S, kStore>(d, data, i + 3 * lanes, factor, bad3);
+    seen0 = One<S, kStore>(d, data, i, factor, seen0);
+    seen1 = One<S, kStore>(d, data, i + lanes, factor, seen1);
+    seen2 = One<S, kStore>(d, data, i + 2 * lanes, factor, seen2);
+    seen3 = One<S, kStore>(d, data, i + 3 * lanes, factor, seen3);
   }
-  for (; i + lanes <= count; i += lanes) bad0 = One<S, kStore>(d, data, i, factor, bad0);
-  const auto bad = hn::Or(hn::Or(bad0, bad1), hn::Or(bad2, bad3));
+  for (; i + lanes <= count; i += lanes) seen0 = One<S, kStore>(d, data, i, factor, seen0);
   const hn::CappedTag<T, 1> single;
-  auto bad_single = hn::Zero(single);
+  auto seen_single = Search::NothingSeen(single);
   const auto factor_single = hn::Set(single, static_cast<T>(factor32));
-  for (; i < count; ++i) bad_single = One<S, kStore>(single, data, i, factor_single, bad_single);
-  return !hn::AllFalse(d, hn::IsNaN(bad)) || !hn::AllFalse(single, hn::IsNaN(bad_single));
+  for (; i < count; ++i) seen_single = One<S, kStore>(single, data, i, factor_single, seen_single);
+  return Search::AnyNonfinite(d, seen0) || Search::AnyNonfinite(d, seen1) || Search::AnyNonfinite(d, seen2) ||
+         Search::AnyNonfinite(d, seen3) || Search::AnyNonfinite(single, seen_single);
 }
 
 template <bool kStore>

@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-// For i < count: data[i] = data[i] * factor. Returns whether any data[i] was an infinity or a NaN before; the product
-// is stored all the same. float64 is multiplied in float64, the others in float32, then rounded once to nearest even.
+// For i < count: data[i] = data[i] * factor. Returns whether any product, as it is stored, is an infinity or a NaN.
+// float64 is multiplied in float64, the others in float32, then rounded once to nearest even.
 // `dtype` is a floating-point type; `data` needs the alignment of an element. The same bits for every vector width,
 // except that a NaN may be any NaN. Thread-safe.
 bool CpuScale(DType dtype, void* data, size_t count, float factor);

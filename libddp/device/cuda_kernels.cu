@@ -32,7 +32,7 @@ struct alignas(sizeof(T) * kCount) Vector {
   T v[kCount];
 };
 
-// The type that is scaled and checked.
+// The type that is scaled.
 template <typename T>
 struct Wide {
   using Type = float;
@@ -75,9 +75,10 @@ struct Convert {
   __device__ Out operator()(In x, bool& bad) const {
     auto wide = Widen(x);
     if (scaled) wide *= scale;
-    if (check) bad |= !isfinite(wide);
     if (factor != nullptr) wide *= __ldg(factor);
-    return Narrow<Out>(wide);
+    const Out out = Narrow<Out>(wide);
+    if (check) bad |= !isfinite(Widen(out));  // rounded to 16 bits, it may have become infinite
+    return out;
   }
 };
 struct Move {

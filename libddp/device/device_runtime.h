@@ -26,18 +26,17 @@ struct TransformPiece {
   size_t count = 0;
 };
 
-// out = convert(scale * in), elementwise. Float32, float16 and bfloat16 convert to each other, by way of float32 with
-// one rounding to nearest even; every other type only to itself. Scaling and the check are for floating-point types
-// only.
+// out = convert(scale * in * *factor), elementwise. Float32, float16 and bfloat16 convert to each other, by way of
+// float32 with one rounding to nearest even; every other type only to itself. Scaling and the check are for
+// floating-point types only.
 struct Transform {
   DType in = DType::kFloat32;
   DType out = DType::kFloat32;
   double scale = 1;
-  // If set, 1 is stored there where scale * in has an infinity or a NaN; otherwise it is left alone. The device must be
-  // able to write there. `out` of the pieces may then be null: nothing is stored but the finding.
+  // If set, 1 is stored there if `out` gets an infinity or a NaN; otherwise it is left alone. The device must be able
+  // to write there. `out` of the pieces may then be null: nothing is stored but the finding.
   uint32_t* nonfinite = nullptr;
-  // If set, what is stored is multiplied by this too; read from the device's memory when the kernel runs. The check
-  // looks at what was there before.
+  // 1 if null; else read from the device's memory when the kernel runs.
   const float* factor = nullptr;
 };
 

@@ -32,9 +32,27 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // A storage type S has: Acc, the type to compute in; Load, Lanes(d) elements as Acc; Narrow, those rounded to S; Store,
 // which takes what Narrow gave. Rounding and storing are apart since one result goes to many outputs.
+//
+// It also searches what Narrow gave for infinities and NaN, in two operations a vector: start with NothingSeen, call
+// See for each vector, and ask AnyNonfinite at the end.
 template <typename T>
 struct Native {
   using Acc = T;
+
+  // x - x is +0 if x is finite and NaN otherwise, so the OR of these is a NaN exactly if one x is not finite.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> NothingSeen(D d) {
+    return hn::Zero(d);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> See(D, hn::Vec<D> seen, hn::Vec<D> v) {
+    return hn::Or(seen, hn::Sub(v, v));
+  }
+  template <class D>
+  static HWY_INLINE bool AnyNonfinite(D d, hn::Vec<D> seen) {
+    return !hn::AllFalse(d, hn::IsNaN(seen));
+  }
+
   template <class D>
   static HWY_INLINE hn::Vec<D> Load(D d, const void* from, size_t i) {
     return hn::LoadU(d, static_cast<const T*>(from) + i);
@@ -58,7 +76,30 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> LowerHalves(D, V bits) {
   return hn::TruncateTo(hn::Rebind<uint16_t, D>(), bits);
 }
 
-struct BFloat16 {
+// The search in 16-bit floats, of which kInfinity is the pattern of infinity: doubled, a pattern loses its sign, and
+// every one that is not finite is at least twice kInfinity.
+template <uint16_t kInfinity>
+struct Search16 {
+  template <class D>
+  using Seen = hn::Vec<hn::Rebind<uint16_t, D>>;
+
+  template <class D>
+  static HWY_INLINE Seen<D> NothingSeen(D) {
+    return hn::Zero(hn::Rebind<uint16_t, D>());
+  }
+  template <class D, class V>
+  static HWY_INLINE Seen<D> See(D, Seen<D> seen, V narrowed) {
+    const auto bits = hn::BitCast(hn::Rebind<uint16_t, D>(), narrowed);
+    return hn::Max(seen, hn::Add(bits, bits));
+  }
+  template <class D>
+  static HWY_INLINE bool AnyNonfinite(D, Seen<D> seen) {
+    const hn::Rebind<uint16_t, D> d16;
+    return !hn::AllFalse(d16, hn::Gt(seen, hn::Set(d16, 2 * kInfinity - 1)));
+  }
+};
+
+struct BFloat16 : Search16<0x7f80> {
   using Acc = float;
 
   template <class D>
@@ -90,7 +131,7 @@ struct BFloat16 {
 
 #if DDP_HAVE_F16C
 
-struct Float16 {
+struct Float16 : Search16<0x7c00> {
   using Acc = float;
 
   template <class D>
@@ -110,7 +151,7 @@ struct Float16 {
 #else
 
 // After Fabian Giesen, "half_to_float" and "float_to_half_fast3_rtne" (public domain).
-struct Float16 {
+struct Float16 : Search16<0x7c00> {
   using Acc = float;
 
   // The exponent's bias is 112 larger in float32. A subnormal has no leading one: given the smallest normal exponent,

@@ -176,7 +176,10 @@ absl::Status Model::CopyGradients(absl::Span<const size_t> indices, bool in, Str
       grads.push_back(trained.parameter.grad);
       slots.push_back(trained.slot);
     }
-    if (absl::Status s = CopyScaled(in ? grads : slots, in ? slots : grads, 1, stream); !s.ok()) return s;
+    // What a slot of float32 holds may be infinite as a gradient of 16 bits; equal types the reduction has checked.
+    const bool narrows = !in && !slots.empty() && slots[0].dtype != dtype;
+    uint32_t* const nonfinite = narrows ? options_.nonfinite : nullptr;
+    if (absl::Status s = CopyScaled(in ? grads : slots, in ? slots : grads, 1, stream, nonfinite); !s.ok()) return s;
   }
   return absl::OkStatus();
 }

@@ -309,6 +309,34 @@ TEST_CASE("infinities and NaNs raise the flag on all ranks") {
   });
 }
 
+// In float32 the sums are finite.
+TEST_CASE("a sum that overflows as it is stored raises the flag on all ranks") {
+  RunOnRanks([](Rank& rank) {
+    const auto sum = [&](DType in, DType out, double mine, bool overflows) {
+      for (const size_t where : {size_t{0}, size_t{5000}, size_t{9999}}) {
+        Memory from(rank, Placement::kAllocated, in, 10'000), to(rank, Placement::kAllocated, out, 10'000);
+        from.Fill(1);
+        from.Set(where, mine);
+        uint32_t flag = 7;
+        ReduceOptions options;
+        options.nonfinite = &flag;
+        const Buffer result = in == out ? from.whole() : to.whole();
+        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({from.whole()}, {result}, options)));
+        RANK_CHECK_EQ(std::isinf(GetElement(out, result.data, where)), overflows);
+        RANK_CHECK_EQ(flag, overflows ? 1u : 7u);
+      }
+    };
+    const bool several = rank.size() > 1;
+    sum(DType::kFloat16, DType::kFloat16, 40'000, several);
+    sum(DType::kFloat16, DType::kFloat16, -40'000, several);
+    sum(DType::kFloat16, DType::kFloat32, 40'000, false);
+    sum(DType::kFloat32, DType::kFloat16, 65'519.0 / rank.size(), false);
+    sum(DType::kFloat32, DType::kFloat16, 65'536.0 / rank.size(), true);
+    sum(DType::kFloat32, DType::kBFloat16, rank.rank() == 0 ? 0x1.ffp127 : 0, true);
+    sum(DType::kBFloat16, DType::kBFloat16, rank.rank() == 0 ? 0x1.fep127 : rank.rank() == 1 ? 0x1p119 : 0, several);
+  });
+}
+
 TEST_CASE("minimum and maximum hand on a NaN") {
   RunOnRanks([](Rank& rank) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {

@@ -302,5 +302,32 @@ TEST_CASE("whether all is finite is told with hooks too") {
   });
 }
 
+TEST_CASE("a sum in float32 that overflows as it becomes a float16 gradient is told") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool copied : {false, true}) {
+      uint32_t nonfinite = 0;
+      DdpOptions options;
+      options.op = ReduceOp::kSum;
+      options.nonfinite = &nonfinite;
+      options.reduce_in_float32 = true;
+      options.copy_gradients = copied;
+      options.hook = CreateCompressionHook(DType::kFloat16);
+      const Model model = Make(rank, MakeParameters({1000}, DType::kFloat16), options);
+      std::vector<uint16_t> own(1000);
+      if (copied) RANK_CHECK_OK(model->SetGrad(0, {own.data(), own.size(), DType::kFloat16, {}}));
+      for (const double mine : {30'000.0 / rank.size(), 40'000.0}) {
+        const bool overflows = mine * rank.size() > 65'504;
+        nonfinite = 0;
+        const Buffer grad = model->grad(0);
+        for (size_t i = 0; i < 1000; ++i) SetElement(DType::kFloat16, grad.data, i, i == 998 ? mine : 1);
+        model->GradReady(0);
+        RANK_CHECK_OK(model->FinishBackward());
+        RANK_CHECK_EQ(std::isinf(GetElement(DType::kFloat16, grad.data, 998)), overflows);
+        RANK_CHECK_EQ(nonfinite, overflows ? 1u : 0u);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

@@ -169,8 +169,41 @@ TEST_CASE("an infinity or a NaN is found wherever it is") {
         RANK_CHECK_OK(gpu.runtime().Copy(base + at * SizeOf(dtype), one, SizeOf(dtype), gpu.stream()));
       }
     }
-    // What is finite before it is rounded counts as finite; what scaling makes of it counts.
-    if (dtype == DType::kFloat32) CHECK(found(std::numeric_limits<float>::infinity()));
+    if (dtype == DType::kFloat32) CHECK(found(std::numeric_limits<float>::infinity()));  // what scaling makes of it
+  }
+}
+
+// 9001 elements are two full tiles and a rest.
+TEST_CASE("what is finite in float32 and infinite as it is stored is found") {
+  Fixture gpu;
+  const size_t n = 9001;
+  const std::shared_ptr<void> word = RANK_VALUE(gpu.runtime().Allocate(kGpu, 4));
+  const std::shared_ptr<void> out = RANK_VALUE(gpu.runtime().Allocate(kGpu, n * 4));
+  const auto found = [&](DType in, DType to, double element, double scale, float factor, size_t at) {
+    std::vector<char> data(n * SizeOf(in));
+    SetElement(in, data.data(), at, element);
+    const std::shared_ptr<void> memory = gpu.Upload(data.data(), data.size()), by = gpu.Upload(&factor, sizeof factor);
+    RANK_CHECK_OK(gpu.runtime().Zero(word.get(), 4, gpu.stream()));
+    const TransformPiece piece{memory.get(), out.get(), n};
+    Transform transform{in, to, scale, static_cast<uint32_t*>(word.get())};
+    if (factor != 1) transform.factor = static_cast<const float*>(by.get());
+    RANK_CHECK_OK(gpu.runtime().Run(transform, {&piece, 1}, gpu.stream()));
+    const bool infinite = std::isinf(GetElement(to, gpu.Download(out.get(), n * SizeOf(to)).data(), at));
+    const bool told = gpu.Word(word) != 0;
+    CHECK(told == infinite);
+    return told;
+  };
+  constexpr DType kF32 = DType::kFloat32, kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
+  for (const size_t at : {size_t{0}, size_t{4095}, size_t{4096}, n - 1}) {
+    CHECK(found(kF32, kF16, 65'520, 1, 1, at));
+    CHECK_FALSE(found(kF32, kF16, 65'519, 1, 1, at));
+    CHECK(found(kF16, kF16, -40'000, 2, 1, at));
+    CHECK_FALSE(found(kF16, kF32, 40'000, 2, 1, at));
+    CHECK(found(kF32, kBF16, 0x1.ffp127, 1, 1, at));
+    CHECK_FALSE(found(kF32, kBF16, 0x1.fep127, 1, 1, at));
+    CHECK(found(kF16, kF16, 40'000, 1, 2, at));          // by the factor
+    CHECK_FALSE(found(kF16, kF16, 40'000, 2, 0.5, at));  // rounded once, in the end
+    CHECK(found(kF32, kF32, 3e38, 1, 2, at));
   }
 }
 

@@ -238,6 +238,23 @@ TEST_CASE("a result that is not finite is told, equally on all ranks") {
   });
 }
 
+TEST_CASE("a sum that overflows as it is stored is told, equally on all ranks") {
+  RunOnGpus([](Rank& rank) {
+    for (DType in : {DType::kFloat16, DType::kFloat32}) {
+      for (double all : {65'536.0, 60'000.0}) {
+        Array a(rank, in, 5000, true), b(rank, DType::kFloat16, 5000, true), word(rank, DType::kInt32, 1, false);
+        a.Fill([&](size_t i) { return i == 4999 ? all / rank.size() : 0; });
+        if (in == DType::kFloat16 && rank.size() == 1) continue;  // 65,536 is no float16 to begin with
+        word.Fill([](size_t) { return 0; });
+        ReduceOptions options;
+        options.nonfinite = reinterpret_cast<uint32_t*>(word.data());
+        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), b.Cut(2), options)));
+        word.Expect([&](size_t) { return all == 65'536 ? 1 : 0; });
+      }
+    }
+  });
+}
+
 TEST_CASE("operations are ordered with the caller's stream") {
   RunOnGpus([](Rank& rank) {
     const CallerStream stream(rank);

@@ -214,8 +214,9 @@ absl::Status FakeDevices::Run(const Transform& transform, absl::Span<const Trans
     for (const TransformPiece& piece : copy) {
       std::vector<char> nowhere(piece.out == nullptr ? piece.count * SizeOf(transform.out) : 0);
       void* const out = piece.out == nullptr ? nowhere.data() : piece.out;
-      if (piece.count > 0 && reduce(&piece.in, 1, &out, 1, piece.count)) *transform.nonfinite = 1;
-      if (transform.factor != nullptr) CpuScale(transform.out, out, piece.count, *transform.factor);
+      bool bad = piece.count > 0 && reduce(&piece.in, 1, &out, 1, piece.count);
+      if (transform.factor != nullptr) bad = CpuScale(transform.out, out, piece.count, *transform.factor);
+      if (bad && transform.nonfinite != nullptr) *transform.nonfinite = 1;
     }
   });
   return absl::OkStatus();

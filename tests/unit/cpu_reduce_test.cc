@@ -385,14 +385,55 @@ TEST_CASE("one non-finite result anywhere is found") {
   });
 }
 
-TEST_CASE("the non-finite check looks at the scaled float32, not at the rounded result") {
+// Two summands of the input type `in` that are finite, as is their sum in float32.
+struct Summands {
+  DType in, out;
+  double a, b;
+  bool overflows;  // the sum, as it is rounded to `out`
+};
+
+// Half a unit in the last place above the largest finite number is the least that becomes infinite.
+TEST_CASE("the non-finite check looks at what is stored") {
+  constexpr double kHalfMax = 65504, kBrainMax = 0x1.fep127, kBrainHalfUlp = 0x1p119;
+  const Summands cases[] = {
+      {DType::kFloat16, DType::kFloat16, 40000, 40000, true},
+      {DType::kFloat16, DType::kFloat16, 32768, 32736, false},
+      {DType::kFloat16, DType::kFloat16, kHalfMax, 16, true},
+      {DType::kFloat16, DType::kFloat16, kHalfMax, 15.9921875, false},
+      {DType::kFloat16, DType::kFloat32, 40000, 40000, false},
+      {DType::kFloat16, DType::kBFloat16, kHalfMax, kHalfMax, false},
+      {DType::kFloat32, DType::kFloat16, kHalfMax, 16, true},
+      {DType::kFloat32, DType::kFloat16, kHalfMax, 15.99609375, false},
+      {DType::kFloat32, DType::kBFloat16, kBrainMax, kBrainHalfUlp, true},
+      {DType::kFloat32, DType::kBFloat16, kBrainMax, kBrainHalfUlp / 2, false},
+      {DType::kBFloat16, DType::kBFloat16, kBrainMax, kBrainHalfUlp, true},
+      {DType::kBFloat16, DType::kBFloat16, kBrainMax, kBrainHalfUlp / 2, false},
+      {DType::kBFloat16, DType::kFloat16, 65536, -1, true},
+      {DType::kBFloat16, DType::kFloat16, 65536, -256, false},
+      {DType::kBFloat16, DType::kFloat32, kBrainMax, kBrainHalfUlp, false},
+  };
+  constexpr size_t kCount = 150;
   ForEachTarget([&] {
-    Arrays in(2, Array(DType::kFloat16, 1));
-    in[0].Set(0, 60000);
-    in[1].Set(0, 60000);
-    Arrays out(1, Array(DType::kFloat16, 1));
-    CHECK_FALSE(Run({.in = DType::kFloat16, .out = DType::kFloat16, .check_nonfinite = true}, in, out, 1));
-    CHECK(out[0].Get(0) == kInf);
+    for (const Summands& c : cases) {
+      for (const size_t ranks : {2, 5}) {
+        Arrays in(ranks, Array(c.in, kCount));
+        for (Array& array : in) {
+          for (size_t i = 0; i < kCount; ++i) array.Set(i, 0);
+        }
+        Arrays out(ranks, Array(c.out, kCount));
+        const CpuReduceSpec spec{.in = c.in, .out = c.out, .check_nonfinite = true};
+        for (size_t i = 0; i < kCount; ++i) {
+          const double sign = i % 2 == 0 ? 1 : -1;
+          in[0].Set(i, sign * c.a);
+          in[1].Set(i, sign * c.b);
+          INFO(Name(c.in) << " into " << Name(c.out) << ": " << c.a << " + " << c.b << " at " << i);
+          REQUIRE(Run(spec, in, out, kCount) == c.overflows);
+          REQUIRE(std::isinf(out[ranks - 1].Get(i)) == c.overflows);
+          in[0].Set(i, 0);
+          in[1].Set(i, 0);
+        }
+      }
+    }
 
     Arrays large(2, Array(DType::kFloat32, 1));
     large[0].Set(0, 3e38);

@@ -43,6 +43,12 @@ std::vector<char> Numbers(DType dtype, size_t count, size_t offset) {
   return bytes;
 }
 
+double Largest(DType dtype) {
+  constexpr double kLargest[] = {std::numeric_limits<double>::max(), std::numeric_limits<float>::max(), 65504,
+                                 0x1.fep127};
+  return kLargest[static_cast<size_t>(dtype)];
+}
+
 }  // namespace
 
 TEST_CASE("each element is multiplied and rounded once, nothing beside them is touched") {
@@ -53,14 +59,16 @@ TEST_CASE("each element is multiplied and rounded once, nothing beside them is t
           std::vector<char> bytes = Numbers(dtype, count, 1), expected = bytes;
           char* data = bytes.data() + SizeOf(dtype);
           char* want = expected.data() + SizeOf(dtype);
+          bool overflows = false;
           for (size_t i = 0; i < count; ++i) {
             const double x = GetElement(dtype, want, i);
             const double product =
                 dtype == DType::kFloat64 ? x * factor : static_cast<double>(static_cast<float>(x) * factor);
             SetElement(dtype, want, i, product);
+            overflows |= std::isinf(GetElement(dtype, want, i));
           }
           REQUIRE_FALSE(CpuHasNonfinite(dtype, data, count));
-          REQUIRE_FALSE(CpuScale(dtype, data, count, factor));
+          REQUIRE(CpuScale(dtype, data, count, factor) == overflows);
           REQUIRE(bytes == expected);
         }
       }
@@ -68,7 +76,7 @@ TEST_CASE("each element is multiplied and rounded once, nothing beside them is t
   });
 }
 
-TEST_CASE("what is not finite is found wherever it is, before it is multiplied") {
+TEST_CASE("what is not finite is found wherever it is, and whatever it is multiplied by") {
   ForEachTarget([] {
     for (const DType dtype : kTypes) {
       for (const size_t count : {1u, 5u, 64u, 131u}) {
@@ -85,12 +93,25 @@ TEST_CASE("what is not finite is found wherever it is, before it is multiplied")
           }
         }
       }
-      // An overflow that the factor makes is not one of the gradient's.
-      std::vector<char> bytes(8);
-      SetElement(dtype, bytes.data(), 0, dtype == DType::kFloat16 ? 60000 : 3e38);
-      if (dtype != DType::kFloat64) {
-        CHECK_FALSE(CpuScale(dtype, bytes.data(), 1, 4));
-        CHECK(std::isinf(GetElement(dtype, bytes.data(), 0)));
+    }
+  });
+}
+
+TEST_CASE("an overflow is found as the product is stored") {
+  ForEachTarget([] {
+    for (const DType dtype : kTypes) {
+      const double largest = Largest(dtype);
+      const float little = std::nextafter(1.0f, 2.0f);  // 16-bit floats are rounded back to the largest
+      for (const size_t count : {1u, 5u, 64u, 131u}) {
+        for (size_t at = 0; at < count; ++at) {
+          for (const float factor : {2.0f, little, 1.0f, -2.0f}) {
+            std::vector<char> bytes = Numbers(dtype, count, 0);
+            SetElement(dtype, bytes.data(), at, at % 2 == 0 ? largest : -largest);
+            const bool overflows = std::abs(factor) == 2 || (factor == little && SizeOf(dtype) > 2);
+            REQUIRE(CpuScale(dtype, bytes.data(), count, factor) == overflows);
+            REQUIRE(std::isinf(GetElement(dtype, bytes.data(), at)) == overflows);
+          }
+        }
       }
     }
   });
@@ -100,10 +121,8 @@ TEST_CASE("the largest and the smallest numbers are finite") {
   ForEachTarget([] {
     for (const DType dtype : kTypes) {
       std::vector<char> bytes(64 * 8);
-      const double largest[] = {std::numeric_limits<double>::max(), std::numeric_limits<float>::max(), 65504,
-                                3.3895313892515355e38};
       for (size_t i = 0; i < 64; ++i) {
-        const double big = largest[static_cast<size_t>(dtype)];
+        const double big = Largest(dtype);
         SetElement(dtype, bytes.data(), i, i % 3 == 0 ? big : i % 3 == 1 ? -big : 0);
       }
       CHECK_FALSE(CpuHasNonfinite(dtype, bytes.data(), 64));

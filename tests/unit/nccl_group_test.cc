@@ -83,6 +83,25 @@ TEST_CASE("a result that is not finite is told, and only then") {
   });
 }
 
+TEST_CASE("a sum that overflows as it is stored is told") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    for (DType in : {DType::kFloat16, DType::kFloat32}) {
+      for (double mine : {40'000.0, 30'000.0}) {
+        Array a(rank, group, in, 50, true), b(rank, group, DType::kFloat16, 50, true),
+            word(rank, group, DType::kInt32, 1, false);
+        for (size_t i = 0; i < 50; ++i) a.Set(i, i == 49 ? mine : 1);
+        ReduceOptions options;
+        options.nonfinite = static_cast<uint32_t*>(word.whole().data);
+        const Buffer from = a.whole(), to = b.whole();
+        RANK_CHECK_OK(Finish(group.AllReduce({&from, 1}, {&to, 1}, options)));
+        RANK_CHECK_EQ(std::isinf(b.Get(49)), mine == 40'000);
+        RANK_CHECK_EQ(word.Get(0), mine == 40'000 ? 1 : 0);
+      }
+    }
+  });
+}
+
 TEST_CASE("data moves where it belongs, from and to any ranges") {
   Job job(3);
   job.Run([](Rank& rank, ProcessGroup& group) {

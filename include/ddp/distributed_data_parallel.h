@@ -84,9 +84,10 @@ struct DdpOptions {
   // copies the gradients to float32 and back.
   bool reduce_in_float32 = false;
 
-  // If set, 1 is stored there in a step, before FinishBackward returns, if a reduced gradient, in its own type, has an
-  // infinity or a NaN; otherwise it is left alone. Equal on all ranks. The check rides on the reduction. Set on all
-  // ranks or on none. On a GPU: memory that it can write, and in the order of FinishBackward's stream.
+  // If set, the step stores 1 there, before FinishBackward returns, if a reduced gradient in its own type contains an
+  // infinity or a NaN. Otherwise the word does not change. Equal on all ranks. The reduction does the check, so it
+  // needs no separate pass. Set it on all ranks or on none. On a GPU: memory that the GPU can write; it is written in
+  // the order of FinishBackward's stream.
   uint32_t* nonfinite = nullptr;
 
   UnusedParameters unused = UnusedParameters::kError;

@@ -87,8 +87,8 @@ class DDP_EXPORT GradScaler {
   virtual absl::Status Scale(Buffers values, Stream stream = {}) = 0;
 
   // Divides the optimizer's gradients by the scale and records whether one of them is then an infinity or a NaN, in one
-  // pass. Call it at most once between two Updates, and before Step. float16 gradients are an error: divided, they would
-  // underflow.
+  // pass. Call it at most once between two Updates, and before Step. float16 gradients are an error: divided, they
+  // would underflow.
   virtual absl::Status Unscale(Optimizer& optimizer, Stream stream = {}) = 0;
 
   // Unscales the gradients if that is not yet done, and steps unless a gradient is not finite. Call it at most once per
@@ -109,8 +109,9 @@ class DDP_EXPORT GradScaler {
   // Sets the scale instead. It must be finite and at least min_scale. The count of good steps does not change.
   virtual absl::Status Update(float new_scale, Stream stream = {}) = 0;
 
-  // A word on the device for DdpOptions::nonfinite (or ReduceOptions's), zeroed by Update; good for the scaler's life.
-  // The check then rides on the reduction. ResourceExhausted after some dozen words and optimizers.
+  // Returns a word on the device for DdpOptions::nonfinite or ReduceOptions::nonfinite, so that the reduction does the
+  // check. Update zeroes it. It is valid for the scaler's life. ResourceExhausted if there are more than 60 words and
+  // optimizers together.
   virtual absl::StatusOr<uint32_t*> AddFoundInf() = 0;
 
   // For checkpoints. Both wait for the device. An enabled scaler cannot load the state of a scaler that was not

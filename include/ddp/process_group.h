@@ -100,9 +100,9 @@ struct ReduceOptions {
   // result = postscale * reduce(prescale * input). Floating-point types only. kAvg multiplies postscale by 1 / size().
   double prescale = 1;
   double postscale = 1;
-  // If set, 1 is stored there before the Work is done if the result, as it is stored in `out`, has an infinity or a
-  // NaN; otherwise it is left alone. So a float16 sum above 65504 counts, though it was finite while it was added up in
-  // float32. Equal on all ranks for AllReduce. Floating-point types only.
+  // If set, 1 is stored there before the Work is done if the result, as stored in `out`, contains an infinity or a NaN.
+  // Otherwise the word does not change. A float16 sum above 65504 counts, although the sum in float32 was finite. Equal
+  // on all ranks for AllReduce. Floating-point types only.
   uint32_t* nonfinite = nullptr;
   // The bucket of gradients that the operation reduces. It identifies the operation in errors, in the flight recorder
   // and in the timeline. -1: none.

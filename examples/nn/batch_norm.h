@@ -11,10 +11,11 @@
 
 namespace nn {
 
-// torch.nn.BatchNorm2d with its defaults, with the activation fused: y = activation((x - mean) / sqrt(variance + 1e-5)
-// * weight + bias), for each channel. In training mean and variance are the batch's own, and the buffers
-// "running_mean" and "running_var" (unbiased) follow them by a tenth of the difference; in evaluation they are those
-// buffers. Native images in and out.
+// torch.nn.BatchNorm2d with its defaults and a fused activation. For each channel:
+//   y = activation((x - mean) / sqrt(variance + 1e-5) * weight + bias)
+// In training, mean and variance are those of the batch, and the buffers "running_mean" and "running_var" (unbiased)
+// move a tenth of the difference towards them. In evaluation, mean and variance are these buffers. Native images in and
+// out.
 class BatchNorm2d final : public WeightedLayer {
  public:
   BatchNorm2d(onednn::SessionPtr session, const ImageShape& shape, Activation activation, int max_batch);
@@ -24,7 +25,7 @@ class BatchNorm2d final : public WeightedLayer {
   std::vector<LayerBuffer> buffers() override;
   void SetTraining(bool training) override { training_ = training; }
   void Forward(const float* x, float* y, int rows) override;
-  // dx may be dy. Null: only the parameters' gradients are of use to the caller.
+  // dx may be dy. If dx is null, only the parameters' gradients are computed.
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
 

@@ -1,5 +1,5 @@
-// Contracts of the example layers: a caller's mistake ends the program with a line that says which condition failed and
-// where.
+// Checks in the example layers: a mistake of the caller ends the program with a line that names the failed condition
+// and its place.
 #ifndef EXAMPLES_NN_CHECK_H_
 #define EXAMPLES_NN_CHECK_H_
 

@@ -10,9 +10,9 @@
 namespace nn {
 
 // y = activation(x * W + b), with W "weight" [outputs, channels, kernel, kernel] and b "bias" [outputs]:
-// torch.nn.Conv2d on the CPU, with the activation fused into its last store. Parameters and activations are float32.
-// Within a scope of ddp::Autocast for bfloat16 what is multiplied is rounded to that, in forward and in its backward;
-// it needs onednn::HasBfloat16().
+// torch.nn.Conv2d on the CPU, with the activation fused into its last store. Parameters and activations are float32. In
+// a ddp::Autocast scope for bfloat16, the factors of products are rounded to bfloat16, in Forward and in its Backward.
+// This needs onednn::HasBfloat16().
 class Conv2d final : public WeightedLayer {
  public:
   Conv2d(onednn::SessionPtr session, const Conv2dOptions& options, int max_batch);
@@ -32,7 +32,7 @@ class Conv2d final : public WeightedLayer {
   Activation activation_;
   int max_batch_;
   PerRows<onednn::Convolution> convolutions_, bfloat16_convolutions_;
-  bool bfloat16_ = false;  // the last Forward
+  bool bfloat16_ = false;  // the last Forward used bfloat16
 };
 
 }  // namespace nn

@@ -1,4 +1,4 @@
-// The CPU's layers of convolutional models, over oneDNN.
+// The layers of convolutional models on the CPU, based on oneDNN.
 #ifndef EXAMPLES_NN_CPU_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_CPU_IMAGE_LAYERS_H_
 

@@ -1,5 +1,5 @@
-// cuBLASLt, loaded when the first GPU is opened: a program that was built with it starts, and computes on the CPU,
-// where it is missing, and no CPU run maps its half a gigabyte.
+// cuBLASLt, loaded when the first GPU is opened. So a program that was built with it also runs on the CPU without it,
+// and a run on the CPU does not map its half a gigabyte.
 #ifndef EXAMPLES_NN_CUBLAS_H_
 #define EXAMPLES_NN_CUBLAS_H_
 
@@ -22,7 +22,7 @@ struct Api {
   decltype(&cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute;
 };
 
-// Throws DeviceError where it cannot be loaded.
+// Throws DeviceError if it cannot be loaded.
 const Api& Load();
 
 }  // namespace nn::cublas

@@ -1,4 +1,4 @@
-// cuDNN's graph API, loaded when the first convolution on a GPU is made, as cublas.h has it.
+// cuDNN's graph API, loaded when the first convolution on a GPU is created (see cublas.h for the reason).
 #ifndef EXAMPLES_NN_CUDNN_H_
 #define EXAMPLES_NN_CUDNN_H_
 
@@ -19,7 +19,7 @@ struct Api {
   decltype(&cudnnBackendExecute) Execute;
 };
 
-// Throws DeviceError where it cannot be loaded.
+// Throws DeviceError if it cannot be loaded.
 const Api& Load();
 
 }  // namespace nn::cudnn

@@ -1,4 +1,4 @@
-// Which elements dropout leaves out, the same on every device.
+// Chooses the elements that dropout sets to 0, equally on all devices.
 #ifndef EXAMPLES_NN_DROPOUT_HASH_H_
 #define EXAMPLES_NN_DROPOUT_HASH_H_
 
@@ -8,7 +8,7 @@
 
 namespace nn {
 
-// SplitMix64's mixing (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) of a counter.
+// The mixing function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 NN_HOST_DEVICE inline uint64_t Mix(uint64_t z) {
   z += 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -16,17 +16,17 @@ NN_HOST_DEVICE inline uint64_t Mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// One pass's choice.
+// The choice of one forward pass.
 struct DropoutChoice {
   DropoutChoice(double p, uint64_t seed, uint64_t pass)
       : stream(Mix(seed ^ Mix(pass))),
         limit(static_cast<uint64_t>(p * 0x1p32)),
         scale(static_cast<float>(1 / (1 - p))) {}
 
-  // What element i is multiplied by.
+  // Returns the factor of element i.
   NN_HOST_DEVICE float Factor(uint64_t i) const { return Mix(stream + i) >> 32 < limit ? 0.0f : scale; }
 
-  uint64_t stream, limit;  // of 32 random bits
+  uint64_t stream, limit;  // limit: compared with 32 random bits
   float scale;
 };
 

@@ -1,4 +1,4 @@
-// The types that activations may have.
+// The element types of activations.
 #ifndef EXAMPLES_NN_ELEMENT_H_
 #define EXAMPLES_NN_ELEMENT_H_
 
@@ -8,7 +8,7 @@ namespace nn {
 
 enum class Element { kFloat32, kFloat16, kBFloat16 };
 
-// What `element` is called elsewhere.
+// Returns the name of `element` in another library, given the three names.
 template <class T>
 constexpr T NameOf(Element element, T float32, T float16, T bfloat16) {
   return element == Element::kFloat32 ? float32 : element == Element::kFloat16 ? float16 : bfloat16;

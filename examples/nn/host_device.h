@@ -1,4 +1,4 @@
-// Functions that GPUs run as well as the host does.
+// Marks functions that run on the host and on GPUs.
 #ifndef EXAMPLES_NN_HOST_DEVICE_H_
 #define EXAMPLES_NN_HOST_DEVICE_H_
 

@@ -1,4 +1,4 @@
-// How activations that are images lie in memory.
+// The memory layout of activations that are images.
 #ifndef EXAMPLES_NN_IMAGE_H_
 #define EXAMPLES_NN_IMAGE_H_
 
@@ -6,13 +6,13 @@
 
 namespace nn {
 
-// One sample of an activation.
+// The shape of one sample of an activation.
 struct ImageShape {
   int channels = 1;
   int height = 1;
   int width = 1;
 
-  // Not defaulted: nvcc reads it as C++17.
+  // Not defaulted, because nvcc compiles this as C++17.
   friend bool operator==(const ImageShape& a, const ImageShape& b) {
     return a.channels == b.channels && a.height == b.height && a.width == b.width;
   }
@@ -23,8 +23,8 @@ inline size_t Pixels(int rows, const ImageShape& shape) {
 }
 
 enum class Layout {
-  kPlain,   // channels, rows, columns: as PyTorch's contiguous tensors; float32
-  kNative,  // as the device convolves fastest. CPU: in blocks of channels, padded with zeros to whole blocks. GPU:
+  kPlain,   // channels, rows, columns, like PyTorch's contiguous tensors; float32
+  kNative,  // the fastest layout for convolutions. CPU: blocks of channels, padded with zeros to whole blocks. GPU:
             // rows, columns, channels
 };
 

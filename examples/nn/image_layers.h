@@ -1,4 +1,4 @@
-// What the layers of convolutional models are made from, on any device.
+// Creates the layers of convolutional models on any device.
 #ifndef EXAMPLES_NN_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_IMAGE_LAYERS_H_
 
@@ -29,13 +29,13 @@ struct Conv2dOptions {
 struct Pool2dOptions {
   PoolKind kind = PoolKind::kMax;
   ImageShape in;
-  int height = 2, width = 2;  // of a window
+  int height = 2, width = 2;  // size of a window
   Activation activation = Activation::kNone;
 
   ImageShape out() const { return {in.channels, in.height / height, in.width / width}; }
 };
 
-// Batch normalisation's, as in PyTorch: what is added to the variance, and how far the running statistics move.
+// Constants of batch normalisation, as in PyTorch: added to the variance; share by which running statistics move.
 constexpr float kBatchNormEpsilon = 1e-5f;
 constexpr float kBatchNormMomentum = 0.1f;
 
@@ -47,8 +47,9 @@ struct BasicBlockOptions {
   ImageShape out() const { return {outputs, (in.height - 1) / stride + 1, (in.width - 1) / stride + 1}; }
 };
 
-// Makes the layers of one model for batches of one size. What each computes is told where the CPU's class of that name
-// is; images are native to the device between them. It is needed no more when the model has been made.
+// Creates the layers of one model for batches of one size. The comments of the CPU classes with the same names say what
+// each layer computes. Between layers, images have the device's native layout. The object may be destroyed when the
+// model has been created.
 class ImageLayers {
  public:
   virtual ~ImageLayers() = default;
@@ -58,7 +59,7 @@ class ImageLayers {
   virtual std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) = 0;
   virtual std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) = 0;
   virtual std::unique_ptr<Layer> MakeFlatten(const ImageShape& shape) = 0;
-  // Of `size` elements a sample.
+  // `size`: elements per sample.
   virtual std::unique_ptr<Layer> MakeDropout(int size, double p, uint64_t seed) = 0;
 };
 

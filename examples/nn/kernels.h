@@ -1,4 +1,4 @@
-// The element-wise passes of the CPU layers and optimizers, for the widest vectors that the processor has.
+// Element-wise passes of the CPU layers and optimizers, for the widest vectors of the processor.
 #ifndef EXAMPLES_NN_KERNELS_H_
 #define EXAMPLES_NN_KERNELS_H_
 
@@ -13,7 +13,7 @@ namespace nn {
 // sums[j] += dy[i][j] over all rows i of the row-major dy [rows, width].
 void SumRows(const float* dy, size_t rows, size_t width, float* sums);
 
-// The same after dy[i][j] = y[i][j] > 0 ? dy[i][j] : 0, in the same pass. y has dy's shape.
+// First sets dy[i][j] = y[i][j] > 0 ? dy[i][j] : 0, then does the same as SumRows, in one pass. y has dy's shape.
 void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float* sums);
 
 // y = max(0, y).
@@ -28,31 +28,31 @@ void MaskPositive(const float* y, float* dy, size_t count);
 // y += x.
 void Add(const float* x, float* y, size_t count);
 
-// The sum of the squares of x, in float64: the same bits whatever the width of the vectors.
+// Returns the sum of the squares of x, computed in float64. It has the same bits for every vector width.
 double SumSquares(const float* x, size_t count);
 
-// What gradients of this norm are multiplied by for a norm of at most `clip_norm`.
+// Returns the factor that scales gradients with this norm to a norm of at most `clip_norm`.
 NN_HOST_DEVICE inline double ClipFactor(double clip_norm, double norm) {
   const double factor = clip_norm / (norm + 1e-6);
   return norm <= DBL_MAX && factor < 1 ? factor : 1;  // a NaN is not below 1
 }
 
-// What a step on a GPU finds when it gets there, in the GPU's memory. Each may be null.
+// Words in the GPU's memory that a step reads when it runs. Each may be null.
 struct StepWords {
-  // Which each gradient is multiplied by: what undoes the loss's scale, and what clips.
+  // Factors of each gradient: the inverse of the loss scale, and the clipping factor.
   const float* inv_scale = nullptr;
   const float* clip = nullptr;
-  // Where one is not 0, the step changes nothing: of a gradient scaler, and of the reduction.
+  // If one of them is not 0, the step changes nothing. One is a gradient scaler's, the other the reduction's.
   const uint32_t* found_inf = nullptr;
   const uint32_t* skip_step = nullptr;
 };
 
 struct SgdCoefficients {
   float lr, momentum, weight_decay;
-  float grad_scale;  // which each gradient is multiplied by first
+  float grad_scale;  // each gradient is first multiplied by it
 };
 
-// value -= lr * (grad + weight_decay * value). `momentum` is not read.
+// value -= lr * (grad + weight_decay * value). Does not use `momentum`.
 void SgdPass(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value);
 
 // m = momentum * m + grad + weight_decay * value;  value -= lr * m.
@@ -65,7 +65,7 @@ struct AdamCoefficients {
   float beta2, one_minus_beta2;
   float eps, weight_decay;
   float grad_scale;
-  float keep;  // what each value is multiplied by first: 1, or less for decoupled weight decay
+  float keep;  // each value is first multiplied by it: 1, or less for decoupled weight decay
 };
 
 // value *= keep;  g = grad + weight_decay * value;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) *

@@ -1,4 +1,4 @@
-// A layer that consists of others.
+// Helper for layers that consist of other layers.
 #ifndef EXAMPLES_NN_LAYER_PARTS_H_
 #define EXAMPLES_NN_LAYER_PARTS_H_
 
@@ -14,7 +14,7 @@
 
 namespace nn {
 
-// The parameters and buffers of several layers, each called "PART.NAME". The layers outlive it.
+// The parameters and buffers of several layers, with names "PART.NAME". The layers must outlive it.
 class LayerParts {
  public:
   LayerParts(std::initializer_list<std::pair<const char*, Layer*>> parts) {
@@ -48,7 +48,7 @@ class LayerParts {
     for (const Part& part : parts_) part.layer->SetTraining(training);
   }
 
-  // The index among all parameters of the first one of part `i`.
+  // Returns the index of the first parameter of part `i` among all parameters.
   size_t first(size_t i) const { return parts_[i].first; }
 
  private:

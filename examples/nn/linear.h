@@ -10,14 +10,14 @@
 
 namespace nn {
 
-// What is applied to each output of a layer. It belongs to the layer, and is not one of its own, because its forward
-// rides on the product's last store, and its backward on the pass that sums the bias gradient: neither reads the
-// activations once more.
+// The function that is applied to each output of a layer. It is part of the layer instead of a separate layer, because
+// it then needs no further pass over the activations: Forward applies it in the last store of the product, Backward in
+// the pass that sums the bias gradient.
 enum class Activation { kNone, kRelu };
 
 // y = activation(x W^T + b), with W "weight" [outputs, inputs] and b "bias" [outputs], on the CPU. Parameters and
-// activations are float32. Within a scope of ddp::Autocast for bfloat16 what is multiplied is rounded to that, in
-// forward and in its backward; it needs onednn::HasBfloat16().
+// activations are float32. In a ddp::Autocast scope for bfloat16, the factors of products are rounded to bfloat16, in
+// Forward and in its Backward. This needs onednn::HasBfloat16().
 class Linear final : public WeightedLayer {
  public:
   Linear(int inputs, int outputs, Activation activation, int max_batch);
@@ -38,8 +38,8 @@ class Linear final : public WeightedLayer {
   Activation activation_;
   int max_batch_;
   PerRows<Products> products_, bfloat16_products_;
-  bool bfloat16_ = false;            // the last Forward
-  ddp::Allocation bfloat16_weight_;  // which it took, until its backward is done
+  bool bfloat16_ = false;            // the last Forward used bfloat16
+  ddp::Allocation bfloat16_weight_;  // the weight that it used, kept until its Backward is done
 };
 
 }  // namespace nn

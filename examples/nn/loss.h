@@ -1,4 +1,4 @@
-// The loss of a classifier, and how often it is right.
+// The loss and the accuracy of a classifier.
 #ifndef EXAMPLES_NN_LOSS_H_
 #define EXAMPLES_NN_LOSS_H_
 
@@ -9,14 +9,15 @@
 
 namespace nn {
 
-// The mean over the rows of sum_j -target[j] log softmax(row)[j], where the target is 1 for the label and 0 elsewhere,
-// or smoothed. Also writes the gradient of that mean with respect to the logits: (softmax - target) / rows. `logits`
-// and `dlogits` (which may have room for more) are row-major [labels.size(), classes]; every label is in 0 .. classes
-// - 1. Finite for every finite input: each row's largest logit is subtracted before exponentials are taken.
+// Returns the mean over the rows of sum_j -target[j] log softmax(row)[j], where the target is 1 for the label and 0
+// otherwise, or smoothed. Also writes the gradient of this mean with respect to the logits: (softmax - target) / rows.
+// `logits` and `dlogits` are row-major [labels.size(), classes]; `dlogits` may be larger. Labels are from 0 to
+// classes - 1. The result is finite for every finite input, because the largest logit of each row is subtracted before
+// exp.
 double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int32_t> labels, absl::Span<float> dlogits,
                            const LossOptions& options = {});
 
-// In how many rows the largest logit (the first of equals) is the label's.
+// Returns the number of rows whose largest logit (the first of equal ones) is that of the label.
 int64_t CountCorrect(absl::Span<const float> logits, absl::Span<const int32_t> labels);
 
 }  // namespace nn

@@ -1,17 +1,17 @@
-// What a loss is told beside logits and labels.
+// Options of a loss.
 #ifndef EXAMPLES_NN_LOSS_OPTIONS_H_
 #define EXAMPLES_NN_LOSS_OPTIONS_H_
 
 namespace nn {
 
 struct LossOptions {
-  // What the label's share of 1 loses, spread evenly over all classes: 0 to 1. (Szegedy et al., "Rethinking the
-  // Inception Architecture for Computer Vision", 2016; torch's cross_entropy has the same.)
+  // The part of the target (0 to 1) that is taken from the label and spread evenly over all classes. (Szegedy et al.,
+  // "Rethinking the Inception Architecture for Computer Vision", 2016; the same as in torch's cross_entropy.)
   float label_smoothing = 0;
-  // The gradient is multiplied by it: 1 / k where k batches are accumulated to one.
+  // Factor of the gradient: 1 / k if k batches are accumulated into one.
   float grad_scale = 1;
-  // And by what is there, unless it is null: a gradient scaler's scale, on the device that computes. So small gradients
-  // are large before they are rounded to 16 bits.
+  // Unless null, another factor of the gradient: a gradient scaler's scale, on the device that computes. It makes small
+  // gradients large before they are rounded to 16 bits.
   const float* loss_scale = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// What is planned for one number of rows, made when that number is first met: full batches and a smaller last one.
+// Plans for each number of rows, created at the first use: for full batches and a smaller last one.
 #ifndef EXAMPLES_NN_PER_ROWS_H_
 #define EXAMPLES_NN_PER_ROWS_H_
 

@@ -1,4 +1,4 @@
-// Layers that learn nothing: pooling, flattening, dropout.
+// Layers without parameters: pooling, flattening, dropout.
 #ifndef EXAMPLES_NN_POOLING_H_
 #define EXAMPLES_NN_POOLING_H_
 
@@ -11,9 +11,9 @@
 
 namespace nn {
 
-// The largest, or the mean, of each window of pixels, side by side: torch.nn.MaxPool2d and AvgPool2d, or, of one window
-// as large as the image, AdaptiveAvgPool2d(1). With an activation behind it: put there, a ReLU yields what it does
-// before a pooling for the largest, from a fourth of the pixels. Native images in and out.
+// The maximum or the mean of adjacent windows of pixels: torch.nn.MaxPool2d and AvgPool2d, or, with one window as large
+// as the image, AdaptiveAvgPool2d(1). An activation follows the pooling: a ReLU gives the same result after maximum
+// pooling as before it, but from a quarter of the pixels. Native images in and out.
 class Pool2d final : public Layer {
  public:
   Pool2d(onednn::SessionPtr session, const Pool2dOptions& options, int max_batch);
@@ -35,7 +35,7 @@ class Pool2d final : public Layer {
   PerRows<onednn::Pooling> poolings_;
 };
 
-// From native images to plain rows: torch.nn.Flatten.
+// Converts native images to plain rows: torch.nn.Flatten.
 class Flatten final : public Layer {
  public:
   Flatten(onednn::SessionPtr session, const ImageShape& shape, int max_batch);
@@ -55,8 +55,8 @@ class Flatten final : public Layer {
   PerRows<onednn::Relayout> forward_, backward_;
 };
 
-// In training each float is dropped (0) with probability p, and what is kept divided by 1 - p; in evaluation nothing
-// happens: torch.nn.Dropout. What is dropped follows from the seed and the number of forward passes of training so far.
+// torch.nn.Dropout. In training each float is set to 0 with probability p, and the others are divided by 1 - p. In
+// evaluation nothing changes. The seed and the number of training forward passes so far determine which floats are 0.
 class Dropout final : public Layer {
  public:
   Dropout(int size, double p, uint64_t seed);

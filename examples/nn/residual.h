@@ -13,10 +13,10 @@
 
 namespace nn {
 
-// y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), of 3x3 convolutions without bias, the first one with
+// y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), with 3x3 convolutions without bias; the first one has
 // `stride`. The shortcut is the paper's option A: every stride-th pixel of each row and column, and zeros for the
-// channels that x lacks. Parameters and buffers are called "conv1.weight", "bn1.weight", "bn1.running_mean", ... Native
-// images in and out.
+// channels that x does not have. Parameters and buffers have names such as "conv1.weight", "bn1.weight",
+// "bn1.running_mean". Native images in and out.
 class BasicBlock final : public Layer {
  public:
   BasicBlock(onednn::SessionPtr session, const ImageShape& in, int outputs, int stride, int max_batch);
@@ -33,7 +33,7 @@ class BasicBlock final : public Layer {
                 GradReadyFn grad_ready) override;
 
  private:
-  // fn(floats of the image in, floats of the image out, count) for each stretch of channels that the shortcut joins.
+  // Calls fn(floats of the input image, floats of the output image, count) for each range of channels of the shortcut.
   template <class Fn>
   void ForEachStretch(int rows, const Fn& fn) const;
 
@@ -45,7 +45,7 @@ class BasicBlock final : public Layer {
   Conv2d conv2_;
   BatchNorm2d bn2_;
   LayerParts parts_;
-  hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // of all but bn2
+  hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // outputs of all layers but bn2
 };
 
 }  // namespace nn

@@ -1,5 +1,5 @@
-// A library that is loaded while the program runs, if it is needed at all: a program that was built with it starts, and
-// computes on the CPU, where it is missing.
+// A library that is loaded at run time, only if it is needed. So a program that was built with it also runs on the CPU
+// without it.
 #ifndef EXAMPLES_NN_SHARED_LIBRARY_H_
 #define EXAMPLES_NN_SHARED_LIBRARY_H_
 
@@ -13,7 +13,7 @@
 
 namespace nn {
 
-// Stays loaded. Throws DeviceError where it, or a function, is not to be had.
+// The library is never unloaded. Throws DeviceError if the library or a function is missing.
 class SharedLibrary {
  public:
   // `file`: "libcudnn.so.9"; `name`: "cuDNN"; `remedy`: "install ..."

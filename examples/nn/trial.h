@@ -1,4 +1,4 @@
-// Which of several ways to do the same is the fastest.
+// Finds the fastest of several alternatives.
 #ifndef EXAMPLES_NN_TRIAL_H_
 #define EXAMPLES_NN_TRIAL_H_
 
@@ -12,12 +12,12 @@
 
 namespace nn {
 
-// The index of the fastest of `count` ways, where time(i) tries way i and says how long that took, or nothing where the
-// way fails; none where all do.
+// Returns the index of the fastest of `count` alternatives; nothing if all fail. time(i) tries alternative i and
+// returns its time, or nothing if it fails.
 //
-// One way is tried after the other, in several rounds, and the shortest of a way's times counts: neither a clock that
-// still rises nor a disturbance is to the disadvantage of the way that just had its turn. One that has taken several
-// times as long as the best, more than clocks differ by, is not tried again.
+// Alternatives take turns, in several rounds, and the shortest time of each counts. So a rising clock frequency or a
+// disturbance does not favour any of them. An alternative that took several times as long as the best, which is more
+// than clock frequencies differ, is not tried again.
 inline std::optional<size_t> FastestOf(size_t count, absl::FunctionRef<std::optional<float>(size_t)> time) {
   constexpr int kRounds = 5;
   constexpr float kHopeless = 4, kNever = std::numeric_limits<float>::infinity();
@@ -27,7 +27,7 @@ inline std::optional<size_t> FastestOf(size_t count, absl::FunctionRef<std::opti
     for (size_t i = 0; i < count; ++i) {
       const bool hopeless = shortest[i] == kNever || shortest[i] > kHopeless * best;
       if (round > 0 && hopeless) continue;
-      // One that fails, if only now, is out.
+      // An alternative that fails in any round is excluded.
       const std::optional<float> now = time(i);
       shortest[i] = now.has_value() ? std::min(shortest[i], *now) : kNever;
       best = *std::min_element(shortest.begin(), shortest.end());

@@ -1,4 +1,4 @@
-// A layer that multiplies by a weight.
+// Base class of layers with a weight.
 #ifndef EXAMPLES_NN_WEIGHTED_LAYER_H_
 #define EXAMPLES_NN_WEIGHTED_LAYER_H_
 
@@ -12,7 +12,7 @@
 
 namespace nn {
 
-// Its parameters are "weight" and, or not, "bias".
+// Its parameters are "weight" and optionally "bias".
 class WeightedLayer : public Layer {
  public:
   absl::Span<const ParameterSpec> parameters() const final { return parameters_; }
@@ -26,20 +26,20 @@ class WeightedLayer : public Layer {
   }
 
  protected:
-  // Of a product of `fan_in` numbers for each output, which have both the same range of initial values.
+  // For a layer whose outputs are sums of `fan_in` products. Weight and bias have the same range of initial values.
   WeightedLayer(std::vector<int64_t> weight_shape, int64_t fan_in, bool bias) {
     const int64_t outputs = weight_shape[0];
     parameters_ = {{"weight", std::move(weight_shape), fan_in}};
     if (bias) parameters_.push_back({"bias", {outputs}, fan_in});
   }
-  // That scales and shifts each of `channels`.
+  // For a layer that scales and shifts each of `channels` channels.
   explicit WeightedLayer(int channels)
       : parameters_({{.name = "weight", .shape = {channels}, .initial = 1},
                      {.name = "bias", .shape = {channels}, .initial = 0}}) {}
 
   bool has_bias() const { return parameters_.size() > 1; }
 
-  // Null before Bind; those of the bias also without one.
+  // Null before Bind. The bias pointers are also null if there is no bias.
   const float* weight_ = nullptr;
   const float* bias_ = nullptr;
   float* weight_grad_ = nullptr;

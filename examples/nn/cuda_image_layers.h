@@ -1,4 +1,4 @@
-// The GPU's layers of convolutional models: convolutions by cuDNN, the rest by kernels of our own.
+// The layers of convolutional models on a GPU: convolutions by cuDNN, the rest by the kernels of the examples.
 #ifndef EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_
 
@@ -9,7 +9,7 @@
 
 namespace nn::cuda {
 
-// `context` outlives the layers.
+// `context` must outlive the layers.
 std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int max_batch);
 
 }  // namespace nn::cuda

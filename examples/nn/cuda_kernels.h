@@ -1,4 +1,4 @@
-// The element-wise passes of the GPU's layers and optimizers, launched. All are asynchronous on `stream`.
+// Launches the element-wise passes of the GPU's layers and optimizers. All are asynchronous on `stream`.
 #ifndef EXAMPLES_NN_CUDA_KERNELS_H_
 #define EXAMPLES_NN_CUDA_KERNELS_H_
 
@@ -13,7 +13,7 @@
 
 namespace nn::cuda {
 
-// Row-major [rows, classes] of `element`, computed in float32. See nn::SoftmaxCrossEntropy.
+// `logits` are row-major [rows, classes] of type `element`; computed in float32. See nn::SoftmaxCrossEntropy.
 cudaError_t CrossEntropy(Element element, const void* logits, const int32_t* labels, int rows, int classes,
                          const LossOptions& options, void* dlogits, double* loss, cudaStream_t stream);
 cudaError_t CountHits(Element element, const void* logits, const int32_t* labels, int rows, int classes, int64_t* hits,
@@ -25,7 +25,7 @@ cudaError_t SumRows(Element element, const void* dy, int rows, int width, bool a
 // dy[i] = y[i] > 0 ? dy[i] : 0.
 cudaError_t Mask(Element element, const void* y, void* dy, size_t count, cudaStream_t stream);
 
-// y = x in another type, of two ranges; the second may be empty.
+// y = x, converted to another type, for two ranges; the second may be empty.
 struct CastRange {
   const float* x;
   void* y;
@@ -33,29 +33,29 @@ struct CastRange {
 };
 cudaError_t Cast(Element element, const CastRange& first, const CastRange& second, cudaStream_t stream);
 
-// What an optimizer keeps between steps beside its moments, in the GPU's memory.
+// The state of an optimizer in the GPU's memory, besides its moments.
 struct OptimizerState {
-  double steps;                       // those that were not skipped
-  float step_size, rsqrt_correction;  // Adam's, of the step that runs
-  // What clips its gradients, and of those that compute it the sums of squares and how many of them are done.
+  double steps;                       // steps that were not skipped
+  float step_size, rsqrt_correction;  // Adam's, for the running step
+  // The clipping factor; while it is computed, the partial sums of squares and how many blocks are done.
   static constexpr unsigned kClipBlocks = 256;
   float clip;
   unsigned clip_blocks_done;
   double squares[kClipBlocks];
 };
 
-// state->clip = what scales the gradients down to a norm of at most clip_norm, after grad_scale and inv_scale.
+// state->clip = the factor that, after grad_scale and inv_scale, scales the gradients to a norm of at most clip_norm.
 cudaError_t Clip(double clip_norm, float grad_scale, size_t count, const float* grad, OptimizerState* state,
                  const StepWords& words, cudaStream_t stream);
 
-// See nn::SgdPass and MomentumPass; m null: without momentum. Counts the step.
+// See nn::SgdPass and MomentumPass. Without momentum if m is null. Counts the step.
 cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value, float* m,
                 OptimizerState* state, const StepWords& words, cudaStream_t stream);
 
 struct AdamRates {
   double lr, beta1, beta2;
 };
-// Counts the step, and computes what depends on the count; then nn::AdamPass with that.
+// Counts the step, computes the coefficients that depend on the count, and runs nn::AdamPass with them.
 cudaError_t Adam(const AdamRates& rates, const AdamCoefficients& coefficients, size_t count, const float* grad,
                  float* value, float* m, float* v, OptimizerState* state, const StepWords& words, cudaStream_t stream);
 

@@ -11,10 +11,10 @@
 
 namespace nn::cuda {
 
-// As nn::Linear, with activations of the context's type. A step of it takes three launches: y with bias and ReLU; the
-// weight's gradient with the bias's; and the input's gradient, in which what the ReLU of the layer below had cut off is
-// 0 already. What of the backward pass cuBLASLt cannot do in one on some GPU gets a kernel of its own. Where
-// activations have 16 bits a launch before these rounds weight and bias to them.
+// Like nn::Linear, with activations of the context's type. A step takes three launches: y with bias and ReLU; the
+// gradients of weight and bias; and the gradient of the input, which already includes the ReLU of the layer below.
+// Parts of the backward pass that cuBLASLt cannot combine on some GPU use a separate kernel. With 16-bit activations,
+// another launch first rounds weight and bias to 16 bits.
 class GpuLinear final : public WeightedLayer {
  public:
   // `below`: see Device::MakeLinear.
@@ -39,11 +39,11 @@ class GpuLinear final : public WeightedLayer {
   const int inputs_, outputs_;
   const Activation activation_;
   const int max_batch_;
-  GpuLinear* const below_;     // null also if it is another layer
-  bool masked_above_ = false;  // dy comes with the mask of this layer's ReLU applied
+  GpuLinear* const below_;     // null also if the layer below is of another kind
+  bool masked_above_ = false;  // dy already includes the mask of this layer's ReLU
   std::shared_ptr<void> mask_;
-  // With activations of 16 bits: weight and bias rounded to them. And a model's input, rounded, or where cuBLASLt finds
-  // it aligned.
+  // With 16-bit activations: rounded copies of weight and bias. Also a copy of the model's input, rounded, or aligned
+  // for cuBLASLt.
   std::shared_ptr<void> short_weight_, short_bias_, input_;
   PerRows<Products> products_;
 };

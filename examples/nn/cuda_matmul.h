@@ -1,4 +1,4 @@
-// Matrix products of the GPU's layers, with what cuBLASLt can do in the same pass.
+// Matrix products of the GPU's layers, with the further operations that cuBLASLt can do in the same pass.
 #ifndef EXAMPLES_NN_CUDA_MATMUL_H_
 #define EXAMPLES_NN_CUDA_MATMUL_H_
 
@@ -14,11 +14,11 @@
 
 namespace nn::cuda {
 
-// Throws DeviceError unless it is success.
+// Throws DeviceError if the call has failed.
 void Check(cudaError_t error, const char* call);
 void Check(cublasStatus_t status, const char* call);
 
-// What the products of one GPU share. Not thread-safe.
+// The state that all products of one GPU share. Not thread-safe.
 struct MatmulContext {
   MatmulContext(cudaStream_t stream_, Element element_, bool tf32_);
   ~MatmulContext();
@@ -28,24 +28,24 @@ struct MatmulContext {
   const cublas::Api& api;
   cublasLtHandle_t handle = nullptr;
   cudaStream_t stream;
-  Element element;  // of factors
+  Element element;  // type of factors
   bool tf32;
   void* workspace = nullptr;
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 };
 
-// A matrix in column-major order: `rows` by `columns`, a column every `rows` elements.
+// A matrix in column-major order: `rows` by `columns`; a column starts every `rows` elements.
 struct Operand {
   int rows, columns;
-  bool transposed = false;  // used as its transpose
+  bool transposed = false;  // the product uses its transpose
 };
 
-// d = epilogue(a b) (or, with `accumulate`, d + a b), summed in float32, planned once. The factors have the context's
-// type; d, with whatever vector belongs to it, has its own. The epilogues are cuBLASLt's:
-//   BIAS           a vector is added to every column of d
-//   RELU_AUX_BIAS  and then max(0, .) is taken; which elements were above 0 is kept as a mask of bits
-//   DRELU          elements of d whose bit in such a mask is 0 become 0
-//   BGRADB         the sums of b's columns (as it is in memory, of its rows if transposed) are stored beside
+// Computes d = epilogue(a b), or d + a b with `accumulate`. Sums are float32. Planned once. The factors have the
+// context's type; d and its vector have the type of d. The epilogues are those of cuBLASLt:
+//   BIAS           adds a vector to every column of d
+//   RELU_AUX_BIAS  adds the vector and applies max(0, .); stores a bit mask of the elements above 0
+//   DRELU          sets elements of d to 0 if their bit in such a mask is 0
+//   BGRADB         also stores the sums of the columns of b as it is in memory (of its rows if transposed)
 class Matmul {
  public:
   Matmul(MatmulContext& context, const Operand& a, const Operand& b, Element d, cublasLtEpilogue_t epilogue,
@@ -54,13 +54,13 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
 
-  // Whether this GPU's cuBLASLt can do it. If not, Run may not be called.
+  // True if cuBLASLt supports it on this GPU. If false, do not call Run.
   bool supported() const { return supported_; }
 
-  // `vector`: the bias, read or written; `mask`: written or read. Null where the epilogue has none.
+  // `vector`: the bias, which is read or written. `mask`: written or read. Null if the epilogue has none.
   void Run(const void* a, const void* b, void* d, const void* vector, const void* mask);
 
-  // Bytes of a mask for a d of so many rows and columns; a row's bits begin at a multiple of 16 bytes.
+  // Returns the bytes of a mask for a d of this size. The bits of a row start at a multiple of 16 bytes.
   static size_t MaskBytes(int rows, int columns);
 
  private:
@@ -70,7 +70,7 @@ class Matmul {
   cublasLtMatmulAlgo_t algorithm_ = {};
   bool supported_ = false;
   float beta_;
-  const void* vector_ = nullptr;  // as the description has it
+  const void* vector_ = nullptr;  // the one that is set in the description
   const void* mask_ = nullptr;
 };
 

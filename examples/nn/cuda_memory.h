@@ -1,4 +1,4 @@
-// Memory on the GPU.
+// GPU memory.
 #ifndef EXAMPLES_NN_CUDA_MEMORY_H_
 #define EXAMPLES_NN_CUDA_MEMORY_H_
 
@@ -12,7 +12,7 @@
 
 namespace nn::cuda {
 
-// Zeroed, in the order of `stream`. Throws DeviceError.
+// Allocates memory that is zeroed in the order of `stream`. Throws DeviceError.
 template <class T = void>
 std::shared_ptr<T> AllocateBytes(size_t bytes, cudaStream_t stream) {
   void* data = nullptr;

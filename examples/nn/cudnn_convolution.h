@@ -13,10 +13,11 @@
 
 namespace nn::cudnn {
 
-// Throws DeviceError unless it is success.
+// Throws DeviceError if the call has failed.
 void Check(cudnnStatus_t status, const char* call);
 
-// Of images x [rows, in_height, in_width, channels] with weights [outputs, kernel, kernel, channels].
+// The shape of a convolution: images x [rows, in_height, in_width, channels], weights [outputs, kernel, kernel,
+// channels].
 struct ConvolutionShape {
   int rows, channels, in_height, in_width, outputs, kernel, stride, padding;
 
@@ -27,13 +28,13 @@ struct ConvolutionShape {
 
 enum class Pass {
   kForward,          // y = x * w
-  kForwardBias,      // y = x * w + bias, of one float32 for each output
+  kForwardBias,      // y = x * w + bias; bias has one float32 per output
   kForwardBiasRelu,  // y = max(0, x * w + bias)
   kInputGrad,        // dx from dy and w
   kWeightGrad,       // dw from x and dy
 };
 
-// Images and weights, or their gradients, as the pass reads and writes them.
+// The images and weights, or their gradients, that a pass reads and writes.
 struct Tensors {
   const void* x;
   const void* w;
@@ -43,9 +44,9 @@ struct Tensors {
   friend bool operator==(const Tensors&, const Tensors&) = default;
 };
 
-class Plan;  // how one pass of one shape is computed
+class Plan;  // the way to compute one pass of one shape
 
-// What the convolutions of one GPU share. Not thread-safe.
+// The state that all convolutions of one GPU share. Not thread-safe.
 class Context {
  public:
   struct Options {
@@ -57,7 +58,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Null where cuDNN has no plan. Of several the one that is the fastest on these tensors, which it writes to.
+  // Returns the fastest plan on these tensors, to which trials write. Null if cuDNN has no plan.
   const Plan* PlanFor(Pass pass, const ConvolutionShape& shape, const Tensors& tensors);
 
   const Api& api;
@@ -70,13 +71,13 @@ class Context {
   std::map<std::pair<Pass, ConvolutionShape>, std::unique_ptr<Plan>> plans_;
 };
 
-// One pass of one layer, planned when it runs first. cuDNN sees the same tensors again and again.
+// One pass of one layer. It is planned at the first run. Later runs use the same tensors.
 class Convolution {
  public:
   Convolution(Context& context, Pass pass, const ConvolutionShape& shape);
   ~Convolution();
 
-  // False, and nothing is done, where cuDNN does not support it.
+  // Returns false, and does nothing, if cuDNN does not support it.
   bool Run(const Tensors& tensors);
 
  private:

@@ -1,5 +1,5 @@
-// The matrix products of the CPU layers. The only file of the project (with its .cc) that knows oneDNN, and hides what
-// differs between its versions 2 and 3.
+// The matrix products of the CPU layers. Together with onednn_image.h this is the only interface to oneDNN. It hides
+// the differences between oneDNN's versions 2 and 3.
 #ifndef EXAMPLES_NN_ONEDNN_H_
 #define EXAMPLES_NN_ONEDNN_H_
 
@@ -14,30 +14,31 @@ struct Shape {
   int k;
 };
 
-// How a matrix lies in memory. [m, k] by columns is the memory of a [k, m] by rows: its transpose.
+// The memory layout of a matrix. An [m, k] matrix by columns has the same memory as its transpose, [k, m] by rows.
 enum class Order { kByRows, kByColumns };
 
-// What a product multiplies.
+// The type of a product's factors.
 enum class Factors {
   kFloat32,
-  kBFloat16,  // needs HasBfloat16(), see onednn_image.h; the sums are float32 all the same
+  kBFloat16,  // needs HasBfloat16(), see onednn_image.h; sums are still float32
 };
 
-// What is done to a product before it is stored: first bias [n] is added to every row and, with `accumulate`, what c
-// held; then max(0, .) is taken.
+// Operations on a product before it is stored: first bias [n] is added to every row, and with `accumulate` the old
+// contents of c; then max(0, .) is applied.
 struct Epilogue {
   bool bias = false;
   bool accumulate = false;
   bool relu = false;
 };
 
-// c = epilogue(a b) in float32, c by rows, planned once for a shape and for the calling thread's number of threads.
+// Computes c = epilogue(a b) in float32, with c by rows. Planned once for a shape and the calling thread's number of
+// threads.
 class MatMul {
  public:
   MatMul(const Shape& shape, Order a, Order b, const Epilogue& epilogue, Factors factors = Factors::kFloat32);
   ~MatMul();
 
-  // a and b are floats, or of 16 bits. `bias` may be null where the epilogue has none. c overlaps none of the others.
+  // a and b are floats, or 16-bit numbers. `bias` may be null if the epilogue has none. c must not overlap the others.
   void Run(const void* a, const void* b, const float* bias, float* c);
 
  private:
@@ -45,7 +46,7 @@ class MatMul {
   std::unique_ptr<Plan> plan_;
 };
 
-// A matrix of floats rounded to bfloat16, in memory of its own. Planned as MatMul is.
+// A copy of a float matrix, rounded to bfloat16. Planned like MatMul.
 class Rounded {
  public:
   Rounded(int rows, int columns);
@@ -59,14 +60,14 @@ class Rounded {
   std::unique_ptr<Plan> plan_;
 };
 
-// c = a b, all by rows: up to a tenth faster than MatMul when m is small. The first call in a process compiles for 30
-// to 45 ms: see WarmUp.
+// Computes c = a b, all by rows. Up to a tenth faster than MatMul if m is small. The first call in a process compiles
+// for 30 to 45 ms; see WarmUp.
 void Multiply(const Shape& shape, const float* a, const float* b, float* c);
 
-// Compiles what Multiply needs.
+// Compiles the code for Multiply in advance.
 void WarmUp();
 
-// For products planned and run by the calling thread from now on.
+// Sets the number of threads for products that the calling thread plans and runs from now on.
 void SetThreads(int threads);
 
 }  // namespace nn::onednn

@@ -1,5 +1,4 @@
-// What the operations on images have in common, beneath onednn_image.h: for the files that implement that, and no
-// others.
+// Shared implementation of the operations in onednn_image.h. Only the files that implement these include it.
 #ifndef EXAMPLES_NN_ONEDNN_SESSION_H_
 #define EXAMPLES_NN_ONEDNN_SESSION_H_
 
@@ -39,7 +38,7 @@ struct Session::Impl {
   dnnl::stream stream{engine};
   memory::format_tag native = memory::format_tag::nchw;
   int block = 1;  // 0: all channels
-  // What outgrows them is replaced; scratchpads come last.
+  // Memory that is too small is replaced. Scratchpads come last.
   FloatArray memory_of[3];
   size_t floats_of[3] = {};
 
@@ -60,7 +59,7 @@ struct Session::Impl {
 
 constexpr int kScratchpad = 2;
 
-// A primitive with its operands, whose addresses change from call to call.
+// A oneDNN primitive with its operands, whose addresses change between calls.
 class Operation {
  public:
   Operation() = default;

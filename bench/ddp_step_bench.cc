@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -96,6 +97,9 @@ class DelayedGroup final : public ddp::ProcessGroup {
     return group_.Split(color, key);
   }
   absl::Status Register(const ddp::Allocation& memory) override { return group_.Register(memory); }
+  std::optional<ddp::AllocatedRange> Find(const void* data, size_t bytes) const override {
+    return group_.Find(data, bytes);
+  }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }

@@ -25,8 +25,10 @@ class GradScaler;
 //   value.data null: the library owns the memory (see DistributedDataParallel::value).
 //   grad.data null:  the library owns the gradient, in memory that the group reduces in place (fastest; the usual
 //                    case). Its count, dtype and device are value's. (Not so with DdpOptions::copy_gradients.)
-//   grad.data set:   the gradient lives in the caller's memory and has value's count; its dtype may differ. It is
-//                    copied for the reduction, and back.
+//   grad.data set:   the gradient lives in the caller's memory and has value's count; its dtype may differ. Inside an
+//                    allocation of the group's (ProcessGroup::Allocate or Register), at the same place on every rank,
+//                    it is reduced where it lies, whatever lies around it; the model then keeps the allocation alive.
+//                    Other memory is copied for the reduction, and back.
 //   frozen:          not trained at present: it has a value, but no gradient is announced or reduced.
 struct Parameter {
   std::string name;
@@ -216,7 +218,7 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Tells where gradient `index` of the caller's lives from now on: before its GradReady, for frameworks that allocate
   // gradients anew in each step. Count, dtype and device as before (InvalidArgument names the parameter and the rank).
-  // FailedPrecondition for a gradient that the library owns.
+  // FailedPrecondition for a gradient that the library owns, or reduces in place in an allocation.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
   // Ends the step: waits for all reductions. On a GPU with a `stream`, only the stream waits, and the host continues; a

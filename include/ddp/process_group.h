@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,13 @@ class DDP_EXPORT Allocation {
   std::shared_ptr<void> data_;
   size_t bytes_ = 0;
   Device device_;
+};
+
+// A place inside an allocation of a group.
+struct AllocatedRange {
+  Allocation memory;
+  uint64_t number = 0;  // of the allocation in its group; the same on all ranks
+  size_t offset = 0;    // bytes from the beginning of the memory
 };
 
 struct ReduceOptions {
@@ -225,6 +233,10 @@ class DDP_EXPORT ProcessGroup {
   // enough memory (the contents are kept); FailedPrecondition if sizes differ; InvalidArgument for memory that is not
   // from Allocate.
   virtual absl::Status Register(const Allocation& memory) = 0;
+
+  // Returns the allocation that contains all of [data, data + bytes), if it is from this group's Allocate or was passed
+  // to its Register, and still has an owner.
+  virtual std::optional<AllocatedRange> Find(const void* data, size_t bytes) const = 0;
 
   // Fails the group on all ranks: every unfinished Work, on this rank and on its peers, ends with Aborted and the text
   // of `why`. Any thread may call it at any time. Only the first cause counts.

@@ -12,6 +12,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/agreement.h"
+#include "libddp/comm/allocation_list.h"
 #include "libddp/comm/device_engine.h"
 #include "libddp/comm/device_moves.h"
 #include "libddp/comm/nccl_communicator.h"
@@ -126,7 +127,15 @@ class DeviceGroup final : public ProcessGroup {
     if (absl::Status s = Check("register").AllocationOf(memory.bytes(), memory.device()); !s.ok()) return s;
     if (absl::Status s = status(); !s.ok()) return s;
     const std::lock_guard<std::mutex> lock(allocate_mutex_);
-    return memory_ == nullptr ? absl::OkStatus() : memory_->Adopt(memory);
+    if (memory_ != nullptr) {
+      if (absl::Status s = memory_->Adopt(memory); !s.ok()) return s;
+    }
+    list_.Add(memory);
+    return absl::OkStatus();
+  }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    std::optional<AllocatedRange> found = list_.Find(data, bytes);
+    return found.has_value() ? found : control_->Find(data, bytes);
   }
   void Abort(absl::Status why) override {
     engine_->Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
@@ -176,6 +185,7 @@ class DeviceGroup final : public ProcessGroup {
   const std::shared_ptr<DeviceEngine> engine_;
   DeviceMoves moves_;
   std::mutex allocate_mutex_;
+  AllocationList list_;  // of the GPU's memory
 };
 
 absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
@@ -238,9 +248,12 @@ absl::StatusOr<Allocation> DeviceGroup::Allocate(size_t bytes, Device device) {
   if (memory_ == nullptr) {
     absl::StatusOr<std::shared_ptr<void>> data = options_.runtime->Allocate(device, bytes);
     if (!data.ok()) return data.status();
-    return Allocation(*std::move(data), bytes, device);
+    const Allocation allocation(*std::move(data), bytes, device);
+    list_.Add(allocation);
+    return allocation;
   }
   absl::StatusOr<Allocation> allocation = memory_->Allocate(bytes);
+  if (allocation.ok()) list_.Add(*allocation);
   const absl::StatusCode code = allocation.status().code();
   // All ranks were told of these; anything else leaves them apart.
   if (!allocation.ok() && code != absl::StatusCode::kResourceExhausted &&

@@ -90,6 +90,7 @@ absl::StatusOr<Allocation> GroupMemory::Allocate(size_t bytes) {
   char* const own = segment->data() + parts->offsets[OwnPlace()];
   Allocation allocation = Backing::Make(own, bytes, segment, segment);
   Add(*parts, Backing::Of(allocation), bytes);
+  list_.Add(allocation);
   return allocation;
 }
 
@@ -105,6 +106,7 @@ absl::Status GroupMemory::Register(const Allocation& memory) {
   if (absl::Status s = Agree(group_, moved); !s.ok()) return s;
   parts->segment->Prepare(0, parts->segment->bytes());
   Add(*parts, backing, memory.bytes());
+  list_.Add(memory);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/allocation_list.h"
 #include "libddp/comm/backing.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/shared_segment.h"
@@ -29,6 +31,8 @@ class GroupMemory {
 
   absl::StatusOr<Allocation> Allocate(size_t bytes);
   absl::Status Register(const Allocation& memory);
+  // Any thread.
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const { return list_.Find(data, bytes); }
 
  private:
   // One segment with a part for every rank of the node.
@@ -48,6 +52,7 @@ class GroupMemory {
   const std::vector<Engine*> engines_;
   const bool viewed_;
   uint64_t next_id_ = 0;
+  AllocationList list_;
 };
 
 }  // namespace ddp

@@ -117,6 +117,9 @@ class HierarchicalGroup final : public ProcessGroup {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
     return memory_.Register(memory);
   }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    return memory_.Find(data, bytes);
+  }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {

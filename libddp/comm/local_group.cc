@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/allocation_list.h"
 #include "libddp/comm/backing.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/comm/validate.h"
@@ -74,7 +75,9 @@ class LocalGroup final : public ProcessGroup {
     absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
     if (!data.ok()) return data.status();
     char* const begin = static_cast<char*>(data->get());
-    return Backing::Make(begin, bytes, *std::move(data), nullptr);
+    Allocation memory = Backing::Make(begin, bytes, *std::move(data), nullptr);
+    list_.Add(memory);
+    return memory;
   }
 
   absl::Status Register(const Allocation& memory) override {
@@ -85,8 +88,11 @@ class LocalGroup final : public ProcessGroup {
     if (!segment.ok()) return segment.status();
     if (absl::Status s = (*segment)->Reserve(0, memory.bytes()); !s.ok()) return s;
     (*segment)->Seal();
-    return backing->MoveTo(*std::move(segment), 0);
+    if (absl::Status s = backing->MoveTo(*std::move(segment), 0); !s.ok()) return s;
+    list_.Add(memory);
+    return absl::OkStatus();
   }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override { return list_.Find(data, bytes); }
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
     if (absl::Status s = status(); !s.ok()) return s;
@@ -155,6 +161,7 @@ class LocalGroup final : public ProcessGroup {
   }
 
   Observer* const observer_;
+  AllocationList list_;
   mutable std::mutex mutex_;
   absl::Status failure_;
 };

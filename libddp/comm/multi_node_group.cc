@@ -89,6 +89,9 @@ class MultiNodeGroup final : public ProcessGroup {
   absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream) override;
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   absl::Status Register(const Allocation& memory) override;
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    return memory_.Find(data, bytes);
+  }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {

@@ -213,7 +213,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
     if (t.owned) given.back().grad = Buffer{};
   }
   if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
-  if (absl::Status s = memory_.Register(group); !s.ok()) return s;
+  if (absl::Status s = memory_.Register(group, all_); !s.ok()) return s;
   // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
   int64_t steps = statistics_.steps();
   if (absl::Status s = BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;

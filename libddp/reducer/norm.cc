@@ -10,13 +10,13 @@ namespace ddp {
 
 // Long ranges: gradients that lie side by side are one. The order is the same on all ranks.
 std::vector<Buffer> Model::Gradients() const {
-  std::vector<Buffer> owned, others;
+  std::vector<Buffer> together, others;
   for (size_t i = all_.size(); i-- > 0;) {
     const Buffer& grad = all_[i].parameter.grad;
     if (all_[i].parameter.frozen || grad.data == nullptr || grad.count == 0) continue;
-    (all_[i].owned ? owned : others).push_back(grad);
+    (all_[i].owned || all_[i].in_place ? together : others).push_back(grad);
   }
-  std::vector<Buffer> all = memory_.Merge(owned);
+  std::vector<Buffer> all = memory_.Merge(together);
   all.insert(all.end(), others.begin(), others.end());
   return all;
 }

@@ -133,6 +133,10 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
   }
   Trained& trained = all_[index];
   const Buffer& before = trained.parameter.grad;
+  if (trained.in_place && !trained.owned && grad.data != before.data) {
+    return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
+                  "' lies in an allocation and is reduced there, so it cannot move; set DdpOptions::copy_gradients");
+  }
   if (trained.owned) {
     return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
                   "' is the library's; give Parameter::grad, or set DdpOptions::copy_gradients");
@@ -327,11 +331,13 @@ void Model::EndStep() {
 }
 
 void Model::ZeroGrad(Stream stream) {
-  // What the library owns lies together.
-  std::vector<Buffer> all = memory_.grad_spans();
+  // What the library owns lies together, and what is reduced in place may.
+  std::vector<Buffer> all = memory_.grad_spans(), in_place;
   for (const Trained& t : all_) {
-    if (!t.owned && t.parameter.grad.data != nullptr) all.push_back(t.parameter.grad);
+    if (!t.owned && t.parameter.grad.data != nullptr) (t.in_place ? in_place : all).push_back(t.parameter.grad);
   }
+  in_place = memory_.Merge(in_place);
+  all.insert(all.end(), in_place.begin(), in_place.end());
   const absl::Status status = Zero(all, IsGpu(stream.device) ? stream : streams_.own());
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);

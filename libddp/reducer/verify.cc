@@ -36,6 +36,9 @@ std::string CheckParameter(const ProcessGroup& group, const Parameter& p, Device
     if (b->device == device || (b == &p.grad && b->data == nullptr)) continue;
     return "lies on another device than the first parameter; a model lies on one device";
   }
+  if (reinterpret_cast<uintptr_t>(p.grad.data) % SizeOf(GradType(p)) != 0) {
+    return absl::StrCat("the gradient's address is not a multiple of ", SizeOf(GradType(p)), ", its elements' size");
+  }
   if (p.grad.data != nullptr && p.grad.count != p.value.count) {
     return absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count);
   }

@@ -17,123 +17,13 @@
 #include "libddp/comm/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "tests/support/check.h"
+#include "tests/support/ddp_gpu_steps.h"
 #include "tests/support/numbers.h"
 
 // g++ takes members of class type that are left out of designated initializers for forgotten.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 namespace ddp::testing::gpu_cases {
-namespace {
-
-using absl::StatusCode;
-using Model = std::unique_ptr<DistributedDataParallel>;
-
-const std::vector<size_t> kCounts = {1, 1000, 3, 0, 40'001, 64, 7, 256};
-
-// A stream of the program's.
-class TestStream {
- public:
-  explicit TestStream(const GpuRank& rank) : guard_(Devices(), rank.device()) {
-    owned_ = RANK_VALUE(MakeStream(Devices()));
-    stream_ = {rank.device(), owned_.get()};
-  }
-  Stream get() const { return stream_; }
-  void Wait() const { RANK_CHECK_OK(Synchronize(stream_)); }
-
- private:
-  DeviceGuard guard_;
-  OwnedStream owned_;
-  Stream stream_;
-};
-
-// Memory of a GPU, written and read element by element on the host.
-void Write(const Buffer& to, const std::function<double(size_t)>& value, Stream stream) {
-  if (to.count == 0) return;
-  std::vector<char> host(to.count * SizeOf(to.dtype));
-  for (size_t i = 0; i < to.count; ++i) SetElement(to.dtype, host.data(), i, value(i));
-  const Buffer from{host.data(), to.count, to.dtype, {}};
-  RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
-}
-std::vector<double> Read(const Buffer& from, Stream stream) {
-  std::vector<char> host(std::max<size_t>(1, from.count) * SizeOf(from.dtype));
-  const Buffer to{host.data(), from.count, from.dtype, {}};
-  if (from.count > 0) RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
-  std::vector<double> values(from.count);
-  for (size_t i = 0; i < from.count; ++i) values[i] = GetElement(from.dtype, host.data(), i);
-  return values;
-}
-uint32_t ReadWord(const uint32_t* word, Stream stream) {
-  return static_cast<uint32_t>(Read({const_cast<uint32_t*>(word), 1, DType::kInt32, stream.device}, stream)[0]);
-}
-
-double Gradient(DType dtype, int rank, size_t p, size_t i, int step) {
-  return WholeNumber(dtype, ReduceOp::kAvg, (rank + step) % 4, i + 3 * p);
-}
-double Average(DType dtype, int size, size_t p, size_t i, int step) {
-  double sum = 0;
-  for (int r = 0; r < size; ++r) sum += Gradient(dtype, r, p, i, step);
-  return sum / size;
-}
-
-std::vector<Parameter> MakeParameters(const GpuRank& rank, DType dtype) {
-  std::vector<Parameter> parameters;
-  for (size_t i = 0; i < kCounts.size(); ++i) {
-    parameters.push_back(
-        {absl::StrCat("layer", i, ".weight"), {}, Buffer{nullptr, kCounts[i], dtype, rank.device()}, {}});
-  }
-  return parameters;
-}
-
-Model Make(const GpuRank& rank, DType dtype, const DdpOptions& options) {
-  return RANK_VALUE(DistributedDataParallel::Create(rank.group, MakeParameters(rank, dtype), options));
-}
-
-struct Step {
-  DType dtype = DType::kFloat32;
-  int number = 0;
-  double tolerance = 0;
-  std::function<bool(size_t p)> used = [](size_t) { return true; };
-  std::function<double(size_t p, size_t i)> expected = nullptr;  // null: the average
-};
-
-void CheckGradients(const GpuRank& rank, DistributedDataParallel& model, const Step& step, Stream stream) {
-  for (size_t p = 0; p < model.size(); ++p) {
-    const std::vector<double> got = Read(model.grad(p), stream);
-    for (size_t i = 0; i < got.size(); ++i) {
-      const double want =
-          step.expected != nullptr ? step.expected(p, i) : Average(step.dtype, rank.size(), p, i, step.number);
-      const double tolerance = rank.size() == 3 ? std::max(1e-6, step.tolerance) : step.tolerance;
-      RANK_CHECK(std::fabs(got[i] - want) <= tolerance * std::max(1.0, std::fabs(want)), "rank ", rank.rank(), " step ",
-                 step.number, " parameter ", p, " at ", i, ": ", got[i], " not ", want);
-    }
-  }
-}
-
-// Announces all gradients in reverse order, each written on one of `streams`.
-void Backward(const GpuRank& rank, DistributedDataParallel& model, const Step& step,
-              const std::vector<const TestStream*>& streams) {
-  for (size_t p = model.size(); p-- > 0;) {
-    if (!step.used(p)) continue;
-    const Stream stream = streams[p % streams.size()]->get();
-    Write(
-        model.grad(p), [&](size_t i) { return Gradient(step.dtype, rank.rank(), p, i, step.number); }, stream);
-    model.GradReady(p, stream);
-  }
-}
-
-// Gradients of the program's own, anew in each step.
-struct OwnGradients {
-  std::vector<std::shared_ptr<void>> memory;
-  void Give(const GpuRank& rank, DistributedDataParallel& model, DType dtype) {
-    memory.clear();
-    for (size_t p = 0; p < model.size(); ++p) {
-      memory.push_back(RANK_VALUE(AllocateOn(rank.device(), std::max<size_t>(1, kCounts[p]) * SizeOf(dtype))));
-      RANK_CHECK_OK(model.SetGrad(p, {memory.back().get(), kCounts[p], dtype, rank.device()}));
-    }
-  }
-};
-
-}  // namespace
 
 void Averages(GpuRank& rank) {
   const TestStream a(rank), b(rank);

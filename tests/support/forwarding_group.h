@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "ddp/process_group.h"
@@ -47,6 +48,7 @@ class ForwardingGroup : public ProcessGroup {
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override { return group_.Allocate(bytes, device); }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override { return group_.Split(color, key); }
   absl::Status Register(const Allocation& memory) override { return group_.Register(memory); }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override { return group_.Find(data, bytes); }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }

@@ -163,6 +163,7 @@ std::vector<Variant> Variants(size_t bytes) {
   add("weighted").weighted = true;
   add("unused=kDetect").unused = ddp::UnusedParameters::kDetect;
   add("hook=bfloat16").hook = ddp::CreateCompressionHook(ddp::DType::kBFloat16);
+  add("check_replicas=1").check_replicas = 1;
   return variants;
 }
 

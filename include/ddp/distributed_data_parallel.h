@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ struct Parameter {
 struct ModelBuffer {
   std::string name;
   Buffer data;
+  // Equal on all ranks at the end of every backward pass (a table, a counter, synchronised statistics).
+  // DdpOptions::check_replicas then compares it. Leave it false for running statistics of each rank's own batch.
+  bool replicated = false;
 };
 
 // The meaning of a parameter without a gradient in a reduced step.
@@ -108,6 +112,14 @@ struct DdpOptions {
   // Buffers to copy from rank 0 to all ranks in Create and, if broadcast_buffers, in every BeginForward.
   std::vector<ModelBuffer> buffers;
   bool broadcast_buffers = true;
+
+  // Compares the values of all ranks, frozen ones included, and the buffers that are `replicated`: in the first reduced
+  // step and in every check_replicas-th step after it. If they differ, the next FinishBackward returns
+  // FailedPrecondition on every rank. The error names the first parameter that differs, the step and the ranks. The
+  // group still works. Do not write values between the first GradReady of a step and the end of its FinishBackward (on
+  // a GPU: its end in the order of the stream). In a Join, ranks that have finished are not compared. 0: never. Unset:
+  // DDP_CHECK_REPLICAS, or never. The same on all ranks.
+  std::optional<int64_t> check_replicas;
 
   // Replaces the all-reduce of each bucket. Null: an all-reduce.
   std::shared_ptr<CommHook> hook;
@@ -250,6 +262,12 @@ class DDP_EXPORT DistributedDataParallel {
   // Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1, and returns the norm before scaling. If
   // the norm is not finite, the gradients do not change.
   virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2, Stream stream = {}) = 0;
+
+  // Copies the values of rank `root`, frozen ones included, and its buffers to all ranks. Collective, between steps.
+  // Call it when values have been written after Create; values that the library owns can only be written then. On a GPU
+  // the copy follows the work submitted to `stream`, which then waits for it; without a stream the host waits.
+  // FailedPrecondition in the middle of a step or inside a Join.
+  virtual absl::Status BroadcastValues(int root = 0, Stream stream = {}) = 0;
 
   // Collective, between steps. Replaces the list of parameters, for example to freeze or add some. Names identify
   // parameters. Parameters that the model already has keep their memory and addresses; pointers passed for them are

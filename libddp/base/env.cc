@@ -39,6 +39,10 @@ constexpr EnvInfo kTable[] = {
     {Env::kTrace, "DDP_TRACE", "",
      "File to write a timeline of all ranks to at the end, for Perfetto or chrome://tracing; set on all ranks or on "
      "none."},
+    {Env::kCheckReplicas, "DDP_CHECK_REPLICAS", "0",
+     "Every how many steps, from the first on, the ranks of a DistributedDataParallel compare their parameters and "
+     "stop if "
+     "they differ; 0: never. The same on all ranks."},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", "",
      "This process's rank, 0 to size - 1; set by Open MPI's mpirun together with the three below."},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "The number of ranks; set by Open MPI's mpirun."},

@@ -24,6 +24,7 @@ enum class Env {
   kStallWarning,           // DDP_STALL_WARNING
   kFlightRecorder,         // DDP_FLIGHT_RECORDER
   kTrace,                  // DDP_TRACE
+  kCheckReplicas,          // DDP_CHECK_REPLICAS
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK

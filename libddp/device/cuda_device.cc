@@ -274,6 +274,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return status;
   }
 
+  absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override {
+    return ToStatus(cuda::LaunchHash(AsPieces(pieces), pieces.size(), results, AsStream(stream)), "the hash kernel");
+  }
+
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override {
     return ToStatus(cuda::LaunchUpdateScale(rule, numbers, AsStream(stream)), "the kernel that updates the scale");
   }

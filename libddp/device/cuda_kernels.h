@@ -37,6 +37,9 @@ size_t NormPartials(const Piece* pieces, size_t count);
 cudaError_t LaunchNorm(Type type, Norm kind, const Piece* pieces, size_t count, double* partials, double* result,
                        cudaStream_t stream);
 
+// See ddp::DeviceRuntime::Hash.
+cudaError_t LaunchHash(const Piece* pieces, size_t count, uint64_t* results, cudaStream_t stream);
+
 cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream);
 
 // Whether the current device can run these kernels: cudaErrorNoKernelImageForDevice if they were built for none like

@@ -128,7 +128,8 @@ absl::Status Model::ShadowStep() {
     if (!streams_.on_gpu()) Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - begin_ns_);
     status = EndReduction();
   }
-  if (!status.ok()) GiveUp(status);
+  if (status.ok()) status = TellDivergence();
+  if (!status.ok() && !agreed_failure_) GiveUp(status);
   shadowing_ = false;
   EndStep();
   return status;

@@ -6,7 +6,9 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/exchange.h"
 #include "libddp/device/buffer_ops.h"
@@ -24,6 +26,18 @@ bool NeedsFloat32Slots(const ProcessGroup& group, const DdpOptions& options) {
   return options.reduce_in_float32 && !(one_host && options.hook == nullptr);
 }
 
+// What the options leave to the environment.
+absl::Status ReadVariables(DdpOptions* options) {
+  if (options->check_replicas.has_value()) return absl::OkStatus();
+  int64_t every = 0;
+  const std::optional<std::string> text = ReadEnv(Env::kCheckReplicas);
+  const bool good = !text.has_value() || (absl::SimpleAtoi(*text, &every) && every >= 0);
+  options->check_replicas = good ? every : 0;
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("DDP_CHECK_REPLICAS is '", *text, "'; it must be a number of steps, or 0 for never"));
+}
+
 Buffer AsBytes(const Buffer& b) { return {b.data, b.count * SizeOf(b.dtype), DType::kUInt8, b.device}; }
 
 }  // namespace
@@ -35,6 +49,7 @@ Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
       memory_(device, options.copy_gradients, NeedsFloat32Slots(group, options)),
       reducer_(&group, options.hook, options.nonfinite, &streams_,
                [this](const Bucket& bucket, Stream stream) { return CopyInBucket(bucket, stream); }),
+      replicas_(options.check_replicas.value_or(0)),
       notes_(static_cast<size_t>(group.size())) {}
 
 absl::Status Model::Build(std::vector<Parameter> parameters) {
@@ -130,7 +145,9 @@ Model::~Model() {
   if (!in_step_) {
     reducer_.Drain().IgnoreError();
     if (streams_.on_gpu()) Synchronize(streams_.own()).IgnoreError();
+    FinishReplicaCheck().IgnoreError();  // it logs what it has found
   }
+  if (!in_step_ || !reducing_) WarnOfLostGradients();
   if (!reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
   group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
   Abandon();
@@ -139,6 +156,7 @@ Model::~Model() {
 // Waits for what is under way, whatever becomes of it: then no operation has our memory any more.
 void Model::Abandon() {
   reducer_.Abandon().IgnoreError();
+  replicas_.Drop();
   meeting_work_.Wait().IgnoreError();
   used_work_.Wait().IgnoreError();
 }
@@ -177,6 +195,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
     p.grad = old.owned ? Buffer{} : old.parameter.grad;
   }
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
+  if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
 
   for (size_t i = 0; i < all_.size(); ++i) {
     if (!all_[i].owned || trains_on[i]) continue;
@@ -203,6 +222,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
   }
+  replicas_.Reset();
   reducer_.Rebind(&group);
   group_ = &group;
   notes_.resize(static_cast<size_t>(group.size()));
@@ -216,7 +236,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   if (absl::Status s = memory_.Register(group, all_); !s.ok()) return s;
   // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
   int64_t steps = statistics_.steps();
-  if (absl::Status s = BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;
+  if (absl::Status s = ddp::BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;
   statistics_.SetSteps(steps);
   last_was_reduced_ = true;
   if (absl::Status s = PlanAfresh(); !s.ok()) return s;
@@ -226,8 +246,10 @@ absl::Status Model::Rebind(ProcessGroup& group) {
 
 absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::Create(
     ProcessGroup& group, std::vector<Parameter> parameters, const DdpOptions& options) {
-  if (absl::Status s = VerifyModel(group, parameters, options); !s.ok()) return s;
-  auto model = std::make_unique<Model>(group, parameters[0].value.device, options);
+  DdpOptions complete = options;
+  const absl::Status read = ReadVariables(&complete);
+  if (absl::Status s = VerifyModel(group, parameters, complete, read); !s.ok()) return s;
+  auto model = std::make_unique<Model>(group, parameters[0].value.device, complete);
   if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return s;
   return std::unique_ptr<DistributedDataParallel>(std::move(model));
 }

@@ -1,6 +1,6 @@
 // DistributedDataParallel as it is: announcements, and what a step consists of beside its buckets. The parts are in
-// model.cc (creation, parameters), step.cc (a step), unused.cc (parameters without gradients), join.cc (unequal ranks)
-// and norm.cc.
+// model.cc (creation, parameters), step.cc (a step), unused.cc (parameters without gradients), replicas.cc (equal
+// values), join.cc (unequal ranks) and norm.cc.
 #ifndef LIBDDP_REDUCER_MODEL_H_
 #define LIBDDP_REDUCER_MODEL_H_
 
@@ -17,6 +17,7 @@
 #include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
 #include "libddp/reducer/reducer.h"
+#include "libddp/reducer/replica_check.h"
 #include "libddp/reducer/statistics.h"
 #include "libddp/reducer/step_note.h"
 
@@ -37,6 +38,7 @@ class Model final : public DistributedDataParallel {
   Buffer grad(size_t index) const override { return all_[index].parameter.grad; }
   absl::Span<const Buffer> grad_spans() const override { return memory_.grad_spans(); }
   absl::Span<const Buffer> value_spans() const override { return memory_.value_spans(); }
+  absl::Status BroadcastValues(int root, Stream stream) override;
   absl::Status SetParameters(std::vector<Parameter> parameters) override;
 
   absl::Status BeginForward(Stream stream) override;
@@ -77,6 +79,7 @@ class Model final : public DistributedDataParallel {
   absl::Status Plan(absl::Span<const size_t> order);
   absl::Status Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream = {});
   std::vector<Buffer> ValuesAndBuffers() const;
+  void WarnOfLostGradients() const;
 
   // The step, with the mutex held.
   void BeginStep(Stream stream);
@@ -106,10 +109,17 @@ class Model final : public DistributedDataParallel {
   bool Detecting() const { return MayBeUnused() && !static_known_; }
   absl::Status Settle(Stream stream);
   absl::Status MissingError(absl::Span<const size_t> missing) const;
+  std::string Names(absl::Span<const size_t> parameters) const;
+  void WarnOfUnused() const;
   absl::Status LeaveOut(size_t index, Stream stream);
   absl::Status StartUsedMap();
   absl::Status FinishUsedMap(Stream stream);
   bool RecordStaticGraph();
+
+  // Replicas.
+  absl::Status BeginReplicaCheck(Stream stream);
+  absl::Status TellDivergence();
+  absl::Status FinishReplicaCheck();
 
   // Unequal ranks.
   bool Meets() const { return options_.weighted || join_.has_value(); }
@@ -158,6 +168,10 @@ class Model final : public DistributedDataParallel {
   Work used_work_;
   bool static_known_ = false;       // all ranks know what no rank uses
   bool static_known_here_ = false;  // and this rank what it does not use itself
+
+  // Replicas.
+  ReplicaCheck replicas_;
+  absl::Status divergence_;  // what a check has found that this step will return
 
   // Unequal ranks.
   std::atomic<double> weight_{1};

@@ -118,7 +118,9 @@ void Model::TryAdvance(Stream stream) {
   misuse_.Update(CopyOutDone(stream));
 }
 
+// The program may never ask for the error, so it is logged, too.
 void Model::Misused(absl::string_view what) {
+  if (misuse_.ok()) Log().error("rank {}: {}", group_->rank(), std::string(what));
   misuse_.Update(absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": ", what)));
 }
 
@@ -267,14 +269,17 @@ absl::Status Model::Reduce(Stream stream) {
     statistics_.CountStep();
     Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - entered);
   }
-  return EndReduction();
+  status = EndReduction();
+  return status.ok() ? TellDivergence() : status;
 }
 
 // Every gradient has arrived: launches what has not been, and waits.
 absl::Status Model::Communicate(Stream stream) {
   absl::Status status = reducer_.IssueAll(stream);
   if (status.ok() && Detecting()) status = StartUsedMap();
+  if (status.ok()) status = BeginReplicaCheck(stream);
   if (status.ok()) status = reducer_.WaitAll(stream);
+  if (status.ok()) status = replicas_.Fetch(stream);
   if (status.ok()) status = CopyOutDone(stream);
   if (status.ok() && Detecting()) status = FinishUsedMap(stream);
   return status.ok() && streams_.on_gpu() ? FinishOnGpu(stream) : status;
@@ -385,7 +390,7 @@ absl::Status Model::Replan(bool must) {
                                 : Lateness(reducer_.plan(), items, observed) > caps_.others;
   }
   message.push_back(must);
-  if (absl::Status s = BroadcastValues(*group_, absl::MakeSpan(message), root); !s.ok()) return s;
+  if (absl::Status s = ddp::BroadcastValues(*group_, absl::MakeSpan(message), root); !s.ok()) return s;
   if (message.back() == 0) return absl::OkStatus();
   message.pop_back();
   Log().debug("rank {}: new buckets after step {}", group_->rank(), statistics_.steps());

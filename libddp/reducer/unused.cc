@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/model.h"
 
@@ -32,19 +33,24 @@ absl::Status Model::Settle(Stream stream) {
   return absl::OkStatus();
 }
 
-absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
+// "'a', 'b' and 7 more".
+std::string Model::Names(absl::Span<const size_t> parameters) const {
   constexpr size_t kNamed = 8;
   std::string names;
-  for (size_t k = 0; k < std::min(missing.size(), kNamed); ++k) {
-    absl::StrAppend(&names, k > 0 ? ", '" : "'", all_[missing[k]].parameter.name, "'");
+  for (size_t k = 0; k < std::min(parameters.size(), kNamed); ++k) {
+    absl::StrAppend(&names, k > 0 ? ", '" : "'", all_[parameters[k]].parameter.name, "'");
   }
-  if (missing.size() > kNamed) absl::StrAppend(&names, " and ", missing.size() - kNamed, " more");
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", group_->rank(), ": step ", statistics_.steps(), " ended without a gradient for ", names,
-                   options_.static_graph
-                       ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
-                         "parameters"
-                       : "; announce every parameter in every reduced step, or set DdpOptions::unused to kDetect"));
+  if (parameters.size() > kNamed) absl::StrAppend(&names, " and ", parameters.size() - kNamed, " more");
+  return names;
+}
+
+absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", group_->rank(), ": step ", statistics_.steps(), " ended without a gradient for ", Names(missing),
+      options_.static_graph
+          ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
+            "parameters"
+          : "; announce every parameter in every reduced step, or set DdpOptions::unused to kDetect"));
 }
 
 // A contribution of zeros. The reduction may lie over the gradient itself, so what it was is kept for the case that
@@ -76,6 +82,7 @@ absl::Status Model::StartUsedMap() {
 
 absl::Status Model::FinishUsedMap(Stream stream) {
   if (absl::Status s = used_work_.Wait(); !s.ok()) return s;
+  if (steps_of_list_ == 0) WarnOfUnused();
   for (size_t k = 0; k < left_out_.size(); ++k) {
     const Trained& trained = all_[left_out_[k]];
     absl::Status status;
@@ -87,6 +94,20 @@ absl::Status Model::FinishUsedMap(Stream stream) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+// A gradient that every rank has forgotten to announce looks like one that none uses. Told once.
+void Model::WarnOfUnused() const {
+  std::vector<size_t> unused;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (roles_[i] == Role::kTrained && used_map_[i] == 0) unused.push_back(i);
+  }
+  if (unused.empty() || group_->rank() != 0) return;
+  Log().warn(
+      "no rank has announced a gradient for {} in the first step. With {} that is no error, and these gradients stay "
+      "as "
+      "each rank has them: if they are not zero, optimizers that read them take the ranks apart",
+      Names(unused), options_.static_graph ? "DdpOptions::static_graph" : "UnusedParameters::kDetect");
 }
 
 // After the first step of a static graph. Returns whether there are parameters that need no bucket any more.

@@ -58,6 +58,9 @@ std::string CheckOptions(const ProcessGroup& group, const DdpOptions& options) {
     return absl::StrCat("gradient_predivide_factor is ", options.gradient_predivide_factor,
                         ", but must be finite and above 0");
   }
+  if (options.check_replicas.value_or(0) < 0) {
+    return absl::StrCat("check_replicas is ", *options.check_replicas, ", but must be 0 (never) or a number of steps");
+  }
   std::set<absl::string_view> names;
   for (const ModelBuffer& b : options.buffers) {
     if (b.name.empty() || b.name.find('\n') != std::string::npos) {
@@ -148,6 +151,7 @@ std::vector<std::string> DescribeOptions(const DdpOptions& o) {
           absl::StrCat("copy_gradients=", o.copy_gradients),
           absl::StrCat("broadcast_parameters=", o.broadcast_parameters),
           absl::StrCat("broadcast_buffers=", o.broadcast_buffers),
+          absl::StrCat("check_replicas=", o.check_replicas.value_or(0)),
           absl::StrCat("hook=", o.hook == nullptr ? "none" : o.hook->name())};
 }
 
@@ -158,8 +162,8 @@ std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptio
   tensors.reserve(parameters.size());
   for (const Parameter& p : parameters) tensors.push_back(Describe(p));
   for (const ModelBuffer& b : options.buffers) {
-    buffers.push_back(
-        absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count, " elements"));
+    buffers.push_back(absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count,
+                                   " elements", b.replicated ? ", replicated" : ""));
   }
   return absl::StrCat(absl::StrJoin(DescribeOptions(options), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
                       absl::StrJoin(buffers, "\n"));

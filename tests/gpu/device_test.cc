@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "libddp/device/cpu_hash.h"
 #include "libddp/device/device_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
@@ -204,6 +205,31 @@ TEST_CASE("what is finite in float32 and infinite as it is stored is found") {
     CHECK(found(kF16, kF16, 40'000, 1, 2, at));          // by the factor
     CHECK_FALSE(found(kF16, kF16, 40'000, 2, 0.5, at));  // rounded once, in the end
     CHECK(found(kF32, kF32, 3e38, 1, 2, at));
+  }
+}
+
+TEST_CASE("a GPU's hashes are the CPU's, for every length and alignment") {
+  Fixture gpu;
+  std::vector<char> bytes(3'000'000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2'654'435'761u >> 13);
+  const std::shared_ptr<void> data = gpu.Upload(bytes.data(), bytes.size());
+  // More arrays than one launch takes, and some of many blocks.
+  std::vector<TransformPiece> pieces;
+  std::vector<uint64_t> expected;
+  const auto add = [&](size_t offset, size_t count) {
+    pieces.push_back({static_cast<char*>(data.get()) + offset, nullptr, count});
+    expected.push_back(CpuHash(bytes.data() + offset, count));
+  };
+  for (size_t n = 0; n < 160; ++n) add(n, n * 37 % 161);
+  for (const size_t offset : {0u, 1u, 2u, 4u, 8u, 16u}) add(offset, bytes.size() - 16);
+  const std::vector<uint64_t> garbage(pieces.size(), 77);
+  const std::shared_ptr<void> results = gpu.Upload(garbage.data(), garbage.size() * sizeof(uint64_t));
+  RANK_CHECK_OK(gpu.runtime().Hash(pieces, static_cast<uint64_t*>(results.get()), gpu.stream()));
+  const std::vector<char> got = gpu.Download(results.get(), pieces.size() * sizeof(uint64_t));
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    uint64_t hash = 0;
+    std::memcpy(&hash, got.data() + k * sizeof hash, sizeof hash);
+    CHECK(hash == expected[k]);
   }
 }
 

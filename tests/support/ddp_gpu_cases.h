@@ -21,6 +21,7 @@ namespace gpu_cases {
 void Averages(GpuRank& rank);          // several steps, buckets and streams
 void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
 void InPlace(GpuRank& rank);           // gradients inside an allocation of the program's
+void Replicas(GpuRank& rank);          // values that are equal on all ranks, and that differ
 void NormAndClipping(GpuRank& rank);   // also what is not finite
 void Accumulation(GpuRank& rank);      // NoSync, Join, buffers
 void GoesOn(GpuRank& rank);            // Rebind, after unequal numbers of steps

@@ -49,4 +49,50 @@ void InPlace(GpuRank& rank) {
   }
 }
 
+void Replicas(GpuRank& rank) {
+  const TestStream a(rank);
+  double on_host = 5;
+  const Buffer host{&on_host, 1, DType::kFloat64, {}};
+  for (const int64_t every : {1, 2}) {
+    const Model model = Make(rank, DType::kFloat32, {.buffers = {{"host", host, true}}, .check_replicas = every});
+    for (size_t p = 0; p < model->size(); ++p) {
+      Write(
+          model->value(p), [&](size_t i) { return static_cast<double>(i) + rank.rank(); }, a.get());
+    }
+    RANK_CHECK_OK(model->BroadcastValues(rank.size() - 1, a.get()));
+    RANK_CHECK_EQ(Read(model->value(4), a.get())[40'000], 40'000.0 + rank.size() - 1);
+    int number = 0;
+    const auto step = [&](Stream finish) {
+      Backward(rank, *model, {.number = number}, {&a});
+      if (finish.native == nullptr) a.Wait();
+      const absl::Status status = model->FinishBackward(finish);
+      CheckGradients(rank, *model, {.number = number++}, a.get());
+      return status;
+    };
+    for (int i = 0; i < 4; ++i) RANK_CHECK_OK(step(i == 2 ? Stream{} : a.get()));
+    // The last bit of the last element of one rank; step 4 is checked, and step 5 tells.
+    if (rank.rank() == rank.size() - 1) {
+      const Buffer last = {static_cast<float*>(model->value(4).data) + 40'000, 1, DType::kFloat32, rank.device()};
+      Write(
+          last, [&](size_t) { return std::nextafter(40'000.0f + static_cast<float>(rank.size() - 1), 0.0f); }, a.get());
+    }
+    RANK_CHECK_OK(step(a.get()));
+    const absl::Status told = step(a.get());
+    if (rank.size() == 1) {
+      RANK_CHECK_OK(told);
+      continue;
+    }
+    RANK_CHECK_STATUS(told, StatusCode::kFailedPrecondition, "'layer4.weight'", "step 4", "1 of 9 differ",
+                      absl::StrCat("rank ", rank.size() - 1));
+    RANK_CHECK_OK(model->BroadcastValues(0, a.get()));
+    while (number < 8) RANK_CHECK_OK(step(a.get()));
+    on_host = rank.rank();  // in host memory, beside a model on GPUs
+    RANK_CHECK_OK(step(a.get()));
+    RANK_CHECK_STATUS(step(a.get()), StatusCode::kFailedPrecondition, "buffer 'host'");
+    RANK_CHECK_OK(rank.group.status());
+    on_host = 5;
+    a.Wait();
+  }
+}
+
 }  // namespace ddp::testing::gpu_cases

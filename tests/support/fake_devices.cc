@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/device/buffer_ops.h"
+#include "libddp/device/cpu_hash.h"
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/cpu_scale.h"
@@ -241,6 +242,14 @@ absl::Status FakeDevices::NormPart(DType dtype, NormKind kind, absl::Span<const 
       const double part = CpuNormPart({const_cast<void*>(piece.in), piece.count, dtype, {}}, kind);
       *result = kind != NormKind::kMax ? *result + part : std::isnan(part) ? part : std::max(part, *result);
     }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) {
+  const std::vector<TransformPiece> copy(pieces.begin(), pieces.end());
+  Enqueue(stream, [copy, results] {
+    for (size_t k = 0; k < copy.size(); ++k) results[k] = CpuHash(copy[k].in, copy[k].count);
   });
   return absl::OkStatus();
 }

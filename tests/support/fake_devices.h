@@ -59,6 +59,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
+  absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
 
  private:

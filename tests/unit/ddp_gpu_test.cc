@@ -32,6 +32,7 @@ void RunCase(
 TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients inside an allocation on GPUs are reduced where they lie") { RunCase(gpu_cases::InPlace); }
+TEST_CASE("values on GPUs that differ between ranks are found") { RunCase(gpu_cases::Replicas); }
 TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
 TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
 TEST_CASE("a model on GPUs goes on in another group") { RunCase(gpu_cases::GoesOn); }

@@ -21,16 +21,17 @@ namespace ddp {
 
 class GradScaler;
 
-// One trainable tensor. `name` is unique in the model. `shape` is compared between ranks if given; its product is
-// value.count.
+// One trainable tensor. `name` is unique in the model. `shape` is optional; if given, its product is value.count, and
+// ranks compare it.
 //   value.data null: the library owns the memory (see DistributedDataParallel::value).
-//   grad.data null:  the library owns the gradient, in memory that the group reduces in place (fastest; the usual
-//                    case). Its count, dtype and device are value's. (Not so with DdpOptions::copy_gradients.)
-//   grad.data set:   the gradient lives in the caller's memory and has value's count; its dtype may differ. Inside an
-//                    allocation of the group's (ProcessGroup::Allocate or Register), at the same place on every rank,
-//                    it is reduced where it lies, whatever lies around it; the model then keeps the allocation alive.
-//                    Other memory is copied for the reduction, and back.
-//   frozen:          not trained at present: it has a value, but no gradient is announced or reduced.
+//   grad.data null:  the library owns the gradient, in memory that the group reduces in place. This is the usual and
+//                    fastest case. Count, dtype and device are those of value. (DdpOptions::copy_gradients changes
+//                    this.)
+//   grad.data set:   the caller owns the gradient. Its count is that of value; its dtype may differ. If it is inside an
+//                    allocation of the group (ProcessGroup::Allocate or Register), at the same place on every rank, it
+//                    is reduced in place, whatever is around it, and the model keeps the allocation alive. Other memory
+//                    is copied for the reduction, and back.
+//   frozen:          not trained at present. It has a value, but its gradient is neither announced nor reduced.
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;
@@ -39,8 +40,8 @@ struct Parameter {
   bool frozen = false;
 };
 
-// A part of the model that is no parameter, like the running statistics of a batch norm. Any dtype; the memory is the
-// caller's.
+// State of the model that is no parameter, such as the running statistics of a batch norm. Any dtype; the caller owns
+// the memory.
 struct ModelBuffer {
   std::string name;
   Buffer data;
@@ -228,9 +229,10 @@ class DDP_EXPORT DistributedDataParallel {
   // gradient announced twice, a frozen parameter, a gradient without memory.
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
 
-  // Tells where gradient `index` of the caller's lives from now on: before its GradReady, for frameworks that allocate
-  // gradients anew in each step. Count, dtype and device as before (InvalidArgument names the parameter and the rank).
-  // FailedPrecondition for a gradient that the library owns, or reduces in place in an allocation.
+  // Sets the new address of gradient `index`, which the caller owns. For frameworks that allocate gradients in each
+  // step. Call it before the gradient's GradReady. Count, dtype and device must not change (InvalidArgument names the
+  // parameter and the rank). FailedPrecondition for a gradient that the library owns, or that it reduces in place in an
+  // allocation.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
   // Ends the step: waits for all reductions. On a GPU with a `stream`, only the stream waits, and the host continues; a

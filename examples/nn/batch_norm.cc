@@ -1,11 +1,20 @@
 #include "examples/nn/batch_norm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "examples/nn/check.h"
+#include "examples/nn/kernels.h"
 
 namespace nn {
+namespace {
+
+bool AllFinite(absl::Span<const float> numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isfinite(x); });
+}
+
+}  // namespace
 
 BatchNorm2d::BatchNorm2d(onednn::SessionPtr session, const ImageShape& shape, Activation activation, int max_batch)
     : WeightedLayer(shape.channels),
@@ -33,14 +42,22 @@ std::vector<LayerBuffer> BatchNorm2d::buffers() {
           {"running_var", {shape_.channels}, absl::MakeSpan(running_var_)}};
 }
 
+void BatchNorm2d::Apply(const float* x, const float* mean, const float* variance, float* y, int rows) {
+  NormalizationFor(rows).ForwardEvaluation(x, weight_, bias_, mean, variance, y);
+  if (activation_ == Activation::kRelu) Relu(y, static_cast<size_t>(rows) * static_cast<size_t>(output_size()));
+}
+
 void BatchNorm2d::Forward(const float* x, float* y, int rows) {
   NN_CHECK(weight_ != nullptr);
-  onednn::BatchNormalization& normalization = NormalizationFor(rows);
   if (!training_) {
-    normalization.ForwardEvaluation(x, weight_, bias_, running_mean_.data(), running_var_.data(), y);
+    Apply(x, running_mean_.data(), running_var_.data(), y, rows);
     return;
   }
-  normalization.ForwardTraining(x, weight_, bias_, mean_.data(), variance_.data(), y);
+  NormalizationFor(rows).ForwardTraining(x, weight_, bias_, mean_.data(), variance_.data(), y);
+  // The fused ReLU would hide a NaN. In training a channel has one only if one of these four numbers is not finite.
+  const auto finite = [this](const float* numbers) { return AllFinite({numbers, mean_.size()}); };
+  const bool may_have_nan = !finite(mean_.data()) || !finite(variance_.data()) || !finite(weight_) || !finite(bias_);
+  if (activation_ == Activation::kRelu && may_have_nan) Apply(x, mean_.data(), variance_.data(), y, rows);
   const float count = static_cast<float>(rows) * static_cast<float>(shape_.height * shape_.width);
   const float unbiased = count / std::max(count - 1, 1.0f);
   for (size_t c = 0; c < mean_.size(); ++c) {

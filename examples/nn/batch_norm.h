@@ -31,6 +31,8 @@ class BatchNorm2d final : public WeightedLayer {
 
  private:
   onednn::BatchNormalization& NormalizationFor(int rows);
+  // y = activation((x - mean) / sqrt(variance + eps) * weight + bias); a NaN passes the activation.
+  void Apply(const float* x, const float* mean, const float* variance, float* y, int rows);
 
   onednn::SessionPtr session_;
   ImageShape shape_;

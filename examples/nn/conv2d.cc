@@ -27,8 +27,7 @@ int Conv2d::output_size() const { return static_cast<int>(session_->Floats(shape
 onednn::Convolution& Conv2d::ConvolutionFor(int rows, bool bfloat16) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
   return (bfloat16 ? bfloat16_convolutions_ : convolutions_).Get(rows, [&] {
-    const onednn::ConvolutionOptions options = {
-        .bias = has_bias(), .relu = activation_ == Activation::kRelu, .bfloat16 = bfloat16};
+    const onednn::ConvolutionOptions options = {.bias = has_bias(), .bfloat16 = bfloat16};
     return std::make_unique<onednn::Convolution>(session_, shape_, rows, options);
   });
 }
@@ -38,6 +37,7 @@ void Conv2d::Forward(const float* x, float* y, int rows) {
   bfloat16_ = ddp::Autocast::TypeFor(ddp::AutocastOp::kConvolution, ddp::Device::Kind::kCpu, {ddp::DType::kFloat32}) ==
               ddp::DType::kBFloat16;
   ConvolutionFor(rows, bfloat16_).Forward(x, weight_, bias_, y);
+  if (activation_ == Activation::kRelu) Relu(y, static_cast<size_t>(rows) * static_cast<size_t>(output_size()));
 }
 
 void Conv2d::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,

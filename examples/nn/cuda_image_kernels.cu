@@ -171,8 +171,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) DropoutKernel(const T* x, size_t count, DropoutChoice choice, T* y) {
   const size_t i = ThreadIndex();
   if (i >= count) return;
-  const float factor = choice.Factor(i);
-  y[i] = FromFloat<T>(factor == 0 ? 0 : ToFloat(x[i]) * factor);
+  y[i] = FromFloat<T>(ToFloat(x[i]) * choice.Factor(i));  // a NaN stays, as in PyTorch
 }
 
 template <class T>

@@ -11,9 +11,16 @@ __device__ float WarpMax(float x) {
   for (int lane = kWarp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
   return x;
 }
-__device__ float WarpSum(float x) {
+template <class T>
+__device__ T WarpSum(T x) {
   for (int lane = kWarp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
   return x;
+}
+
+// In float the difference of two finite logits may be infinite.
+template <class T>
+__device__ double Below(T logit, float largest) {
+  return static_cast<double>(ToFloat(logit)) - static_cast<double>(largest);
 }
 
 // A warp for a row, all rows in one block: so the loss is summed in one order, without a second launch.
@@ -32,10 +39,11 @@ __global__ void __launch_bounds__(1024) CrossEntropyKernel(const T* logits, cons
     float largest = -INFINITY;
     for (int j = lane; j < classes; j += kWarp) largest = fmaxf(largest, ToFloat(in[j]));
     largest = WarpMax(largest);
-    float sum = 0, plain = 0;  // plain: of the logits below the largest, for the smoothed part of the target
+    float sum = 0;
+    double plain = 0;  // of the logits below the largest, for the smoothed part of the target
     for (int j = lane; j < classes; j += kWarp) {
       sum += expf(ToFloat(in[j]) - largest);
-      plain += ToFloat(in[j]) - largest;
+      if (smoothing > 0) plain += Below(in[j], largest);  // else 0 times -infinity would be a NaN
     }
     sum = WarpSum(sum);
     plain = WarpSum(plain);
@@ -44,8 +52,8 @@ __global__ void __launch_bounds__(1024) CrossEntropyKernel(const T* logits, cons
       const float target = spread + (j == label ? 1 - smoothing : 0.0f);
       out[j] = FromFloat<T>((expf(ToFloat(in[j]) - largest) * scale - target) * per_row);
     }
-    total += static_cast<double>(logf(sum)) - static_cast<double>((1 - smoothing) * (ToFloat(in[label]) - largest)) -
-             static_cast<double>(spread * plain);
+    total += static_cast<double>(logf(sum)) - static_cast<double>(1 - smoothing) * Below(in[label], largest) -
+             static_cast<double>(spread) * plain;
   }
   __shared__ double totals[1024 / kWarp];
   if (lane == 0) totals[warp] = total;

@@ -1,5 +1,7 @@
 #include "examples/nn/kernels.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "examples/nn/kernels.cc"  // this file, once per instruction set
 #include "hwy/foreach_target.h"
@@ -20,6 +22,16 @@ HWY_INLINE void ForEachVector(size_t count, const Body& body) {
   size_t i = 0;
   for (; i + hn::Lanes(full) <= count; i += hn::Lanes(full)) body(full, i);
   for (; i < count; ++i) body(single, i);
+}
+
+// max(0, x), and its gradient. A NaN passes both, as in PyTorch: what Max returns for one depends on the target.
+template <class D>
+HWY_INLINE hn::Vec<D> Rectified(D d, hn::Vec<D> x) {
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> Masked(D d, hn::Vec<D> y, hn::Vec<D> dy) {
+  return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), dy);
 }
 
 // Adding one row at a time would load and store the sums once a row. Four rows at a time need a quarter of that, and
@@ -49,29 +61,25 @@ void MaskAndSumRows(const float* HWY_RESTRICT y, float* HWY_RESTRICT dy, size_t 
                     float* HWY_RESTRICT sums) {
   AddRows(rows, width, sums, [=](auto d, size_t i, size_t j) HWY_ATTR {
     const size_t at = i * width + j;
-    const auto positive = hn::Gt(hn::LoadU(d, y + at), hn::Zero(d));
-    const auto masked = hn::IfThenElseZero(positive, hn::LoadU(d, dy + at));
+    const auto masked = Masked(d, hn::LoadU(d, y + at), hn::LoadU(d, dy + at));
     hn::StoreU(masked, d, dy + at);
     return masked;
   });
 }
 
 void Relu(float* HWY_RESTRICT y, size_t count) {
-  ForEachVector(count,
-                [=](auto d, size_t i) HWY_ATTR { hn::StoreU(hn::Max(hn::LoadU(d, y + i), hn::Zero(d)), d, y + i); });
+  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR { hn::StoreU(Rectified(d, hn::LoadU(d, y + i)), d, y + i); });
 }
 
 void AddRelu(const float* HWY_RESTRICT x, float* HWY_RESTRICT y, size_t count) {
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    hn::StoreU(hn::Max(hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, y + i)), hn::Zero(d)), d, y + i);
+    hn::StoreU(Rectified(d, hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, y + i))), d, y + i);
   });
 }
 
 void MaskPositive(const float* HWY_RESTRICT y, float* HWY_RESTRICT dy, size_t count) {
-  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    const auto positive = hn::Gt(hn::LoadU(d, y + i), hn::Zero(d));
-    hn::StoreU(hn::IfThenElseZero(positive, hn::LoadU(d, dy + i)), d, dy + i);
-  });
+  ForEachVector(count, [=](auto d, size_t i)
+                           HWY_ATTR { hn::StoreU(Masked(d, hn::LoadU(d, y + i), hn::LoadU(d, dy + i)), d, dy + i); });
 }
 
 void Add(const float* HWY_RESTRICT x, float* HWY_RESTRICT y, size_t count) {
@@ -119,6 +127,131 @@ void AdamPass(const AdamCoefficients& c, size_t count, const float* HWY_RESTRICT
   });
 }
 
+// Calls body(d, j) for each vector that begins at float j of a block.
+template <size_t kBlock, class Body>
+HWY_INLINE void ForEachInBlock(size_t block, const Body& body) {
+  if constexpr (kBlock == 0) {
+    ForEachVector(block, body);
+  } else {
+    const hn::CappedTag<float, kBlock> d;
+    for (size_t j = 0; j < kBlock; j += hn::Lanes(d)) body(d, j);
+  }
+}
+
+// The kernels of max pooling, for blocks of kBlock channels and windows of kSide x kSide pixels; 0: known at run time
+// only. Windows of 2 x 2 in known blocks are several times as fast.
+template <size_t kBlock, size_t kSide>
+struct MaxPooling {
+  explicit MaxPooling(const Windows& windows)
+      : w(windows),
+        block(kBlock == 0 ? w.block : kBlock),
+        height(kSide == 0 ? w.height : kSide),
+        width(kSide == 0 ? w.width : kSide),
+        line(w.in_width * block) {}
+
+  // fn(first float of the window in the images, float of the result) for each window.
+  template <class Fn>
+  HWY_INLINE void ForEachWindow(const Fn& fn) const {
+    const size_t lines = w.in_height / height, columns = w.in_width / width;
+    size_t result = 0;
+    for (size_t plane = 0; plane < w.planes; ++plane) {
+      for (size_t l = 0; l < lines; ++l) {
+        size_t first = (plane * w.in_height + l * height) * line;
+        for (size_t c = 0; c < columns; ++c, first += width * block, result += block) fn(first, result);
+      }
+    }
+  }
+
+  template <class D>
+  struct Chosen {
+    hn::Vec<D> value;
+    hn::Vec<hn::RebindToSigned<D>> pixel;
+  };
+  template <class D>
+  static HWY_INLINE Chosen<D> Larger(D, const Chosen<D>& a, const Chosen<D>& b) {
+    const auto second = hn::Gt(b.value, a.value);
+    return {hn::IfThenElse(second, b.value, a.value),
+            hn::IfThenElse(hn::RebindMask(hn::RebindToSigned<D>(), second), b.pixel, a.pixel)};
+  }
+
+  // Of the window that begins at x: the first of equals, the last NaN.
+  template <class D>
+  HWY_INLINE Chosen<D> Choose(D d, const float* HWY_RESTRICT x) const {
+    const auto pixel = [&](size_t h, size_t k) HWY_ATTR {
+      return Chosen<D>{hn::LoadU(d, x + h * line + k * block),
+                       hn::Set(hn::RebindToSigned<D>(), static_cast<int32_t>(h * width + k))};
+    };
+    if constexpr (kSide == 2) {  // three comparisons, of which two do not wait for another
+      const auto a = pixel(0, 0), b = pixel(0, 1), c = pixel(1, 0), e = pixel(1, 1);
+      const auto sum = hn::Add(hn::Add(a.value, b.value), hn::Add(c.value, e.value));
+      if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(sum)))) return Larger(d, Larger(d, a, b), Larger(d, c, e));
+    }
+    Chosen<D> best = pixel(0, 0);
+    for (size_t h = 0; h < height; ++h) {
+      for (size_t k = 0; k < width; ++k) {
+        const auto other = pixel(h, k);
+        const auto wins = hn::Or(hn::Gt(other.value, best.value), hn::IsNaN(other.value));
+        best.value = hn::IfThenElse(wins, other.value, best.value);
+        best.pixel = hn::IfThenElse(hn::RebindMask(hn::RebindToSigned<D>(), wins), other.pixel, best.pixel);
+      }
+    }
+    return best;
+  }
+
+  void Forward(bool relu, const float* HWY_RESTRICT x, float* HWY_RESTRICT y, int32_t* HWY_RESTRICT which) const {
+    ForEachWindow([&](size_t from, size_t to) HWY_ATTR {
+      ForEachInBlock<kBlock>(block, [&](auto d, size_t j) HWY_ATTR {
+        const hn::RebindToSigned<decltype(d)> di;
+        const Chosen<decltype(d)> chosen = Choose(d, x + from + j);
+        hn::StoreU(relu ? Rectified(d, chosen.value) : chosen.value, d, y + to + j);
+        hn::StoreU(chosen.pixel, di, which + to + j);
+      });
+    });
+  }
+
+  void Backward(bool relu, const float* HWY_RESTRICT y, const int32_t* HWY_RESTRICT which, const float* HWY_RESTRICT dy,
+                float* HWY_RESTRICT dx) const {
+    if (w.in_height % height != 0 || w.in_width % width != 0) {  // pixels of no window
+      std::fill_n(dx, w.planes * w.in_height * line, 0.0f);
+    }
+    ForEachWindow([&](size_t to, size_t from) HWY_ATTR {
+      ForEachInBlock<kBlock>(block, [&](auto d, size_t j) HWY_ATTR {
+        const hn::RebindToSigned<decltype(d)> di;
+        auto grad = hn::LoadU(d, dy + from + j);
+        if (relu) grad = Masked(d, hn::LoadU(d, y + from + j), grad);
+        const auto chosen = hn::LoadU(di, which + from + j);
+        for (size_t h = 0; h < height; ++h) {
+          for (size_t k = 0; k < width; ++k) {
+            const auto here = hn::Eq(chosen, hn::Set(di, static_cast<int32_t>(h * width + k)));
+            hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, here), grad), d, dx + to + h * line + k * block + j);
+          }
+        }
+      });
+    });
+  }
+
+  const Windows w;
+  const size_t block, height, width, line;
+};
+
+// fn(kernels) with those that know most about the windows.
+template <class Fn>
+HWY_INLINE void WithMaxPooling(const Windows& w, const Fn& fn) {
+  const bool two = w.height == 2 && w.width == 2;
+  if (w.block == 16 && two) return fn(MaxPooling<16, 2>(w));
+  if (w.block == 8 && two) return fn(MaxPooling<8, 2>(w));
+  fn(MaxPooling<0, 0>(w));
+}
+
+void MaxPool(const Windows& windows, bool relu, const float* x, float* y, int32_t* which) {
+  WithMaxPooling(windows, [=](const auto& kernels) { kernels.Forward(relu, x, y, which); });
+}
+
+void MaxPoolBackward(const Windows& windows, bool relu, const float* y, const int32_t* which, const float* dy,
+                     float* dx) {
+  WithMaxPooling(windows, [=](const auto& kernels) { kernels.Backward(relu, y, which, dy, dx); });
+}
+
 double SumSquares(const float* HWY_RESTRICT x, size_t count) {
   constexpr size_t kSums = 16;  // side by side: the compiler makes vectors of them
   double sums[kSums] = {};
@@ -146,6 +279,8 @@ HWY_EXPORT(Relu);
 HWY_EXPORT(AddRelu);
 HWY_EXPORT(MaskPositive);
 HWY_EXPORT(Add);
+HWY_EXPORT(MaxPool);
+HWY_EXPORT(MaxPoolBackward);
 HWY_EXPORT(SgdPass);
 HWY_EXPORT(MomentumPass);
 HWY_EXPORT(AdamPass);
@@ -166,6 +301,15 @@ void AddRelu(const float* x, float* y, size_t count) { HWY_DYNAMIC_DISPATCH(AddR
 void MaskPositive(const float* y, float* dy, size_t count) { HWY_DYNAMIC_DISPATCH(MaskPositive)(y, dy, count); }
 
 void Add(const float* x, float* y, size_t count) { HWY_DYNAMIC_DISPATCH(Add)(x, y, count); }
+
+void MaxPool(const Windows& windows, bool relu, const float* x, float* y, int32_t* which) {
+  HWY_DYNAMIC_DISPATCH(MaxPool)(windows, relu, x, y, which);
+}
+
+void MaxPoolBackward(const Windows& windows, bool relu, const float* y, const int32_t* which, const float* dy,
+                     float* dx) {
+  HWY_DYNAMIC_DISPATCH(MaxPoolBackward)(windows, relu, y, which, dy, dx);
+}
 
 void SgdPass(const SgdCoefficients& coefficients, size_t count, const float* grad, float* value) {
   HWY_DYNAMIC_DISPATCH(SgdPass)(coefficients, count, grad, value);

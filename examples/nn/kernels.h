@@ -13,20 +13,34 @@ namespace nn {
 // sums[j] += dy[i][j] over all rows i of the row-major dy [rows, width].
 void SumRows(const float* dy, size_t rows, size_t width, float* sums);
 
-// First sets dy[i][j] = y[i][j] > 0 ? dy[i][j] : 0, then does the same as SumRows, in one pass. y has dy's shape.
+// First sets dy[i][j] = y[i][j] <= 0 ? 0 : dy[i][j], then does the same as SumRows, in one pass. y has dy's shape.
 void MaskAndSumRows(const float* y, float* dy, size_t rows, size_t width, float* sums);
 
-// y = max(0, y).
+// y = max(0, y). NaN stays NaN, here and below.
 void Relu(float* y, size_t count);
 
 // y = max(0, x + y).
 void AddRelu(const float* x, float* y, size_t count);
 
-// dy = y > 0 ? dy : 0.
+// dy = y <= 0 ? 0 : dy.
 void MaskPositive(const float* y, float* dy, size_t count);
 
 // y += x.
 void Add(const float* x, float* y, size_t count);
+
+// Adjacent windows of height x width pixels in images stored as [planes][in_height][in_width][block]. Pixels at the
+// right and the bottom that do not fill a window are ignored.
+struct Windows {
+  size_t planes, in_height, in_width, height, width, block;
+};
+
+// y = the largest number of each window, or NaN if the window has one; with `relu`, max(0, .) of that. `which` has y's
+// size. It receives the index of the chosen pixel within the window, for the backward pass.
+void MaxPool(const Windows& windows, bool relu, const float* x, float* y, int32_t* which);
+
+// dx = the gradient dy of each window at its chosen pixel, and 0 elsewhere.
+void MaxPoolBackward(const Windows& windows, bool relu, const float* y, const int32_t* which, const float* dy,
+                     float* dx);
 
 // Returns the sum of the squares of x, computed in float64. It has the same bits for every vector width.
 double SumSquares(const float* x, size_t count);

@@ -31,10 +31,9 @@ struct Linear::Products {
     MatMul input_grad;
   };
 
-  Products(int rows, int inputs, int outputs, Activation activation, bool bfloat16)
+  Products(int rows, int inputs, int outputs, bool bfloat16)
       : factors(bfloat16 ? Factors::kBFloat16 : Factors::kFloat32),
-        forward({.m = rows, .n = outputs, .k = inputs}, Order::kByRows, Order::kByColumns,
-                {.bias = true, .relu = activation == Activation::kRelu}, factors),
+        forward({.m = rows, .n = outputs, .k = inputs}, Order::kByRows, Order::kByColumns, {.bias = true}, factors),
         weight_grad({.m = outputs, .n = inputs, .k = rows}, Order::kByColumns, Order::kByRows, {}, factors) {
     if (bfloat16) rounded.emplace(rows, inputs, outputs);
   }
@@ -62,7 +61,7 @@ Linear::~Linear() = default;
 Linear::Products& Linear::ProductsFor(int rows, bool bfloat16) {
   NN_CHECK(rows > 0 && rows <= max_batch_);
   return (bfloat16 ? bfloat16_products_ : products_).Get(rows, [&] {
-    return std::make_unique<Products>(rows, inputs_, outputs_, activation_, bfloat16);
+    return std::make_unique<Products>(rows, inputs_, outputs_, bfloat16);
   });
 }
 
@@ -71,18 +70,21 @@ void Linear::Forward(const float* x, float* y, int rows) {
   bfloat16_ = ddp::Autocast::TypeFor(ddp::AutocastOp::kLinear, ddp::Device::Kind::kCpu, {ddp::DType::kFloat32}) ==
               ddp::DType::kBFloat16;
   Products& products = ProductsFor(rows, bfloat16_);
-  if (!bfloat16_) {
-    products.forward.Run(x, weight_, bias_, y);
-    return;
+  const void* left = x;
+  const void* right = weight_;
+  if (bfloat16_) {
+    const size_t count = static_cast<size_t>(outputs_) * static_cast<size_t>(inputs_);
+    absl::StatusOr<ddp::Allocation> weight = ddp::Autocast::CastWeight(
+        {const_cast<float*>(weight_), count, ddp::DType::kFloat32, {}}, ddp::DType::kBFloat16);
+    if (absl::IsResourceExhausted(weight.status())) throw std::bad_alloc();
+    NN_CHECK(weight.ok());
+    bfloat16_weight_ = *std::move(weight);
+    products.rounded->x.Round(x);
+    left = products.rounded->x.data();
+    right = bfloat16_weight_.data();
   }
-  const size_t count = static_cast<size_t>(outputs_) * static_cast<size_t>(inputs_);
-  absl::StatusOr<ddp::Allocation> weight =
-      ddp::Autocast::CastWeight({const_cast<float*>(weight_), count, ddp::DType::kFloat32, {}}, ddp::DType::kBFloat16);
-  if (absl::IsResourceExhausted(weight.status())) throw std::bad_alloc();
-  NN_CHECK(weight.ok());
-  bfloat16_weight_ = *std::move(weight);
-  products.rounded->x.Round(x);
-  products.forward.Run(products.rounded->x.data(), bfloat16_weight_.data(), bias_, y);
+  products.forward.Run(left, right, bias_, y);
+  if (activation_ == Activation::kRelu) Relu(y, static_cast<size_t>(rows) * static_cast<size_t>(outputs_));
 }
 
 void Linear::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,

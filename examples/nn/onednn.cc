@@ -22,13 +22,6 @@ memory::desc Matrix(int rows, int columns, Order order, Factors type = Factors::
 dnnl::primitive_attr Attributes(const Epilogue& epilogue) {
   dnnl::post_ops ops;
   if (epilogue.accumulate) ops.append_sum(1.0f);
-  if (epilogue.relu) {
-#if DNNL_VERSION_MAJOR >= 3
-    ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-#else
-    ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-#endif
-  }
   dnnl::primitive_attr attributes;
   attributes.set_post_ops(ops);
   // Left to the library, a product could only be run by the thread that planned it.

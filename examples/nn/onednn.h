@@ -23,12 +23,11 @@ enum class Factors {
   kBFloat16,  // needs HasBfloat16(), see onednn_image.h; sums are still float32
 };
 
-// Operations on a product before it is stored: first bias [n] is added to every row, and with `accumulate` the old
-// contents of c; then max(0, .) is applied.
+// Operations on a product before it is stored: bias [n] is added to every row, and with `accumulate` the old contents
+// of c. There is no ReLU, because oneDNN's turns NaN into 0.
 struct Epilogue {
   bool bias = false;
   bool accumulate = false;
-  bool relu = false;
 };
 
 // Computes c = epilogue(a b) in float32, with c by rows. Planned once for a shape and the calling thread's number of

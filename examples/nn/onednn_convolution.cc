@@ -9,19 +9,6 @@
 namespace nn::onednn {
 namespace {
 
-dnnl::primitive_attr WithRelu(bool relu) {
-  dnnl::primitive_attr attributes = UserScratchpad();
-  if (!relu) return attributes;
-  dnnl::post_ops ops;
-#if DNNL_VERSION_MAJOR >= 3
-  ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-#else
-  ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-#endif
-  attributes.set_post_ops(ops);
-  return attributes;
-}
-
 // A convolution's problem as its three directions share it.
 struct Problem {
   memory::desc src, weight, bias, dst;
@@ -157,8 +144,8 @@ Convolution::Convolution(SessionPtr session, const ConvolutionShape& shape, int 
   const bool winograd = shape.kernel == 3 && shape.stride == 1 && shape.in.channels >= 32 && !options.bfloat16;
 
   const auto forward = Choose(winograd, [&](dnnl::algorithm algorithm, bool allow_empty) {
-    return DescribeForward({factor_x, free_weight, bias, y, strides, padding}, algorithm, WithRelu(options.relu),
-                           impl.engine, allow_empty);
+    return DescribeForward({factor_x, free_weight, bias, y, strides, padding}, algorithm, UserScratchpad(), impl.engine,
+                           allow_empty);
   });
   const auto weights = Choose(winograd, [&](dnnl::algorithm algorithm, bool allow_empty) {
     const memory::desc dweight(dims, kFloat, memory::format_tag::any);

@@ -56,20 +56,19 @@ BatchNormalization::BatchNormalization(SessionPtr session, const ImageShape& sha
   Session::Impl& impl = plan.session->impl();
   const memory::desc images = impl.Describe(rows, shape, Layout::kNative);
   using Flags = dnnl::normalization_flags;
-  Flags flags = Flags::use_scale | Flags::use_shift;
-  if (relu) flags |= Flags::fuse_norm_relu;
+  const Flags plain = Flags::use_scale | Flags::use_shift, flags = relu ? plain | Flags::fuse_norm_relu : plain;
   using Forward = dnnl::batch_normalization_forward;
   using Backward = dnnl::batch_normalization_backward;
   const dnnl::primitive_attr attr = UserScratchpad();
 #if DNNL_VERSION_MAJOR >= 3
   const Forward::primitive_desc training(impl.engine, prop_kind::forward_training, images, images, eps, flags, attr);
   const Forward::primitive_desc evaluation(impl.engine, prop_kind::forward_inference, images, images, eps,
-                                           flags | Flags::use_global_stats, attr);
+                                           plain | Flags::use_global_stats, attr);
   const Backward::primitive_desc backward(impl.engine, prop_kind::backward, images, images, images, eps, flags,
                                           training, attr);
 #else
   const Forward::primitive_desc training({prop_kind::forward_training, images, eps, flags}, attr, impl.engine);
-  const Forward::primitive_desc evaluation({prop_kind::forward_inference, images, eps, flags | Flags::use_global_stats},
+  const Forward::primitive_desc evaluation({prop_kind::forward_inference, images, eps, plain | Flags::use_global_stats},
                                            attr, impl.engine);
   const Backward::primitive_desc backward({prop_kind::backward, images, images, eps, flags}, attr, impl.engine,
                                           training);
@@ -127,14 +126,13 @@ void BatchNormalization::Backward(const float* x, const float* dy, const float* 
                        {DNNL_ARG_DIFF_SHIFT, dshift}});
 }
 
-struct Pooling::Plan {
+struct AveragePooling::Plan {
   SessionPtr session;
   Operation forward, backward;
-  std::vector<float> workspace;  // which pixel of a window was the largest
 };
 
-Pooling::Pooling(SessionPtr session, PoolKind kind, const ImageShape& shape, int kernel_height, int kernel_width,
-                 int rows)
+AveragePooling::AveragePooling(SessionPtr session, const ImageShape& shape, int kernel_height, int kernel_width,
+                               int rows)
     : plan_(std::make_unique<Plan>()) {
   Plan& plan = *plan_;
   plan.session = std::move(session);
@@ -143,8 +141,7 @@ Pooling::Pooling(SessionPtr session, PoolKind kind, const ImageShape& shape, int
   const memory::desc in = impl.Describe(rows, shape, Layout::kNative);
   const memory::desc out = impl.Describe(rows, out_shape, Layout::kNative);
   const memory::dims kernel = {kernel_height, kernel_width}, none = {0, 0};
-  const auto algorithm =
-      kind == PoolKind::kMax ? dnnl::algorithm::pooling_max : dnnl::algorithm::pooling_avg_exclude_padding;
+  constexpr auto algorithm = dnnl::algorithm::pooling_avg_exclude_padding;
   using Forward = dnnl::pooling_forward;
   using Backward = dnnl::pooling_backward;
   const dnnl::primitive_attr attr = UserScratchpad();
@@ -164,14 +161,13 @@ Pooling::Pooling(SessionPtr session, PoolKind kind, const ImageShape& shape, int
   plan.backward = Operation(Backward(backward), backward, impl);
   plan.backward.Operand(DNNL_ARG_DIFF_DST, out);
   plan.backward.Operand(DNNL_ARG_DIFF_SRC, in);
-  ShareWorkspace(forward.workspace_desc(), plan.forward, plan.backward, plan.workspace);
 }
 
-Pooling::~Pooling() = default;
+AveragePooling::~AveragePooling() = default;
 
-void Pooling::Forward(const float* x, float* y) { plan_->forward.Run({{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}}); }
+void AveragePooling::Forward(const float* x, float* y) { plan_->forward.Run({{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}}); }
 
-void Pooling::Backward(const float* dy, float* dx) {
+void AveragePooling::Backward(const float* dy, float* dx) {
   plan_->backward.Run({{DNNL_ARG_DIFF_DST, dy}, {DNNL_ARG_DIFF_SRC, dx}});
 }
 

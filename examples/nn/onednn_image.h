@@ -49,7 +49,6 @@ bool HasBfloat16();
 
 struct ConvolutionOptions {
   bool bias = false;
-  bool relu = false;
   // Rounds the factors of products to bfloat16 and adds the products in float32, as autocast requires.
   bool bfloat16 = false;
 };
@@ -60,7 +59,7 @@ class Convolution {
   Convolution(SessionPtr session, const ConvolutionShape& shape, int rows, const ConvolutionOptions& options);
   ~Convolution();
 
-  // With relu, applies max(0, .). `bias` is null if there is none.
+  // `bias` is null if there is none.
   void Forward(const float* x, const float* weight, const float* bias, float* y);
 
   // Gradients of the last Forward; dy is the gradient before the ReLU. Call BackwardWeight first, then optionally
@@ -73,7 +72,8 @@ class Convolution {
   std::unique_ptr<Plan> plan_;
 };
 
-// Batch normalisation of native images, optionally followed by max(0, .), for a fixed number of images.
+// Batch normalisation of native images for a fixed number of images. With `relu`, training applies max(0, .), forward
+// and backward, by oneDNN's fused ReLU, which turns NaN into 0. Evaluation applies no ReLU.
 class BatchNormalization {
  public:
   BatchNormalization(SessionPtr session, const ImageShape& shape, int rows, float eps, bool relu);
@@ -92,15 +92,15 @@ class BatchNormalization {
   std::unique_ptr<Plan> plan_;
 };
 
-// The maximum or the mean of adjacent windows of kernel_height x kernel_width pixels of native images. Pixels at the
-// right and the bottom that do not fill a window are ignored.
-class Pooling {
+// The mean of adjacent windows of kernel_height x kernel_width pixels of native images. Pixels at the right and the
+// bottom that do not fill a window are ignored. For the maximum see MaxPool in kernels.h: oneDNN's ignores NaN.
+class AveragePooling {
  public:
-  Pooling(SessionPtr session, PoolKind kind, const ImageShape& shape, int kernel_height, int kernel_width, int rows);
-  ~Pooling();
+  AveragePooling(SessionPtr session, const ImageShape& shape, int kernel_height, int kernel_width, int rows);
+  ~AveragePooling();
 
   void Forward(const float* x, float* y);
-  void Backward(const float* dy, float* dx);  // gradient of the last Forward
+  void Backward(const float* dy, float* dx);
 
  private:
   struct Plan;

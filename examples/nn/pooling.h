@@ -3,8 +3,10 @@
 #define EXAMPLES_NN_POOLING_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "examples/nn/image_layers.h"
+#include "examples/nn/kernels.h"
 #include "examples/nn/layer.h"
 #include "examples/nn/onednn_image.h"
 #include "examples/nn/per_rows.h"
@@ -27,12 +29,15 @@ class Pool2d final : public Layer {
                 GradReadyFn grad_ready) override;
 
  private:
-  onednn::Pooling& PoolingFor(int rows);
+  onednn::AveragePooling& AverageFor(int rows);
+  Windows WindowsOf(int rows) const;
+  bool relu() const { return options_.activation == Activation::kRelu; }
 
   onednn::SessionPtr session_;
   Pool2dOptions options_;
   int max_batch_;
-  PerRows<onednn::Pooling> poolings_;
+  PerRows<onednn::AveragePooling> averages_;
+  std::vector<int32_t> which_;  // the pixel of each window that the last Forward chose as its largest
 };
 
 // Converts native images to plain rows: torch.nn.Flatten.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -12,6 +13,7 @@
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/nan_cases.h"
 
 namespace nn {
 namespace {
@@ -297,6 +299,54 @@ TEST_CASE("dropout leaves out what it does on the CPU, in evaluation nothing") {
   const std::vector<float> there = run(*gpu);
   CHECK(there == run(Cpu()));
   CHECK(std::equal(x.begin(), x.end(), there.end() - static_cast<std::ptrdiff_t>(x.size())));
+}
+
+TEST_CASE("the loss of extreme logits is the CPU's") {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kMost = std::numeric_limits<float>::max();
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
+  const std::vector<float> rows[] = {{1000, -1000, 0},  {kMost, -kMost, 0},    {2, -kInf, 1},
+                                     {-kInf, -kInf, 3}, {-1e4f, -1e4f, -1e4f}, {1, NAN, 2}};
+  for (const std::vector<float>& row : rows) {
+    for (const int32_t label : {0, 1, 2}) {
+      for (const float smoothing : {0.0f, 0.1f}) {
+        INFO(row[0] << " " << row[1] << " " << row[2] << ", label " << label << ", smoothing " << smoothing);
+        const auto run = [&](Device& device, std::vector<float>* grad) {
+          const auto logits = device.Allocate(row.size()), where = device.Allocate(1),
+                     out = device.Allocate(row.size());
+          device.Upload(row.data(), logits.get(), row.size() * sizeof(float));
+          device.Upload(&label, where.get(), sizeof label);
+          const auto loss = std::static_pointer_cast<double>(device.AllocateHost(sizeof(double)));
+          device.CrossEntropy(logits.get(), reinterpret_cast<const int32_t*>(where.get()), 1, 3, out.get(),
+                              {.label_smoothing = smoothing}, loss.get());
+          device.Wait();
+          grad->resize(row.size());
+          device.Download(out.get(), grad->data(), row.size() * sizeof(float));
+          return *loss;
+        };
+        std::vector<float> want_grad, got_grad;
+        const double want = run(Cpu(), &want_grad), got = run(*gpu, &got_grad);
+        if (std::isfinite(want)) {
+          CHECK(got == Approx(want).epsilon(1e-6));
+        } else {
+          CHECK(std::isnan(got) == std::isnan(want));
+          CHECK(std::isinf(got) == std::isinf(want));
+        }
+        for (size_t i = 0; i < row.size(); ++i) {
+          CHECK(std::isnan(got_grad[i]) == std::isnan(want_grad[i]));
+          if (!std::isnan(want_grad[i])) CHECK(got_grad[i] == Approx(want_grad[i]).margin(1e-6));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("NaN in, NaN out: every layer and every model") {
+  for (const Element element : {Element::kFloat32, Element::kFloat16, Element::kBFloat16}) {
+    INFO("activations " << static_cast<int>(element));
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    testing::CheckLayersKeepNan(*gpu, element);
+    testing::CheckModelsKeepNan(*gpu);
+  }
 }
 
 TEST_CASE("optimizers step as the CPU's do, clipped or not, and not at all where they are told to skip") {

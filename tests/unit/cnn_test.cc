@@ -15,7 +15,6 @@
 #include "examples/nn/batch_norm.h"
 #include "examples/nn/cnn.h"
 #include "examples/nn/conv2d.h"
-#include "examples/nn/kernels.h"
 #include "examples/nn/loss.h"
 #include "examples/nn/pooling.h"
 #include "examples/nn/residual.h"
@@ -413,25 +412,6 @@ TEST_CASE("Models learn a handful of images, whatever their size, in batches of 
       }
     }
     CHECK(nn::CountCorrect(bound.model->Forward(x.data(), 8), labels) == 8);
-  }
-}
-
-TEST_CASE("Element-wise passes, for every length to the end of two vectors and more") {
-  for (size_t count = 1; count < 70; ++count) {
-    const std::vector<float> x = RandomFloats(count, 1), y = RandomFloats(count, 2);
-    std::vector<float> relu = y, sum = y, relu_sum = y, masked = x;
-    nn::Relu(relu.data(), count);
-    nn::Add(x.data(), sum.data(), count);
-    nn::AddRelu(x.data(), relu_sum.data(), count);
-    nn::MaskPositive(y.data(), masked.data(), count);
-    size_t wrong = 0;
-    for (size_t i = 0; i < count; ++i) {
-      wrong += relu[i] != std::max(y[i], 0.0f);
-      wrong += sum[i] != x[i] + y[i];
-      wrong += relu_sum[i] != std::max(x[i] + y[i], 0.0f);
-      wrong += masked[i] != (y[i] > 0 ? x[i] : 0.0f);
-    }
-    CHECK(wrong == 0);
   }
 }
 

@@ -280,7 +280,8 @@ TEST_CASE("Column sums and masks are right for every width, on every instruction
   ForEachTarget([] {
     for (const size_t rows : {1, 2, 3, 4, 5, 8, 9}) {
       for (const size_t width : {1, 3, 4, 7, 8, 10, 15, 16, 17, 33, 64}) {
-        const std::vector<float> y = RandomFloats(rows * width, 10), dy = RandomFloats(rows * width, 11);
+        std::vector<float> y = RandomFloats(rows * width, 10), dy = RandomFloats(rows * width, 11);
+        y[rows * width / 2] = NAN;  // its gradient counts, as in PyTorch
         std::vector<float> sums(width, 0.5f), masked = dy, masked_sums(width, -0.5f);
         nn::SumRows(dy.data(), rows, width, sums.data());
         nn::MaskAndSumRows(y.data(), masked.data(), rows, width, masked_sums.data());
@@ -288,7 +289,7 @@ TEST_CASE("Column sums and masks are right for every width, on every instruction
         for (size_t j = 0; j < width; ++j) {
           double sum = 0.5, masked_sum = -0.5;
           for (size_t at = j; at < rows * width; at += width) {
-            const float kept = y[at] > 0 ? dy[at] : 0;
+            const float kept = y[at] <= 0 ? 0 : dy[at];
             wrong += masked[at] != kept;
             sum += dy[at];
             masked_sum += kept;

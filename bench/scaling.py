@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""Measures how training scales over ranks and writes a report: see --help and docs/scaling.md."""
+
+import os
+import sys
+
+# The package lies beside this file in the source tree, and in share/ddp when this file is installed as bin/ddp-scaling.
+_here = os.path.dirname(os.path.realpath(__file__))
+_installed = os.path.join(os.path.dirname(_here), "share", "ddp")
+sys.path.insert(0, _here if os.path.isdir(os.path.join(_here, "scaling")) else _installed)
+
+from scaling.main import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

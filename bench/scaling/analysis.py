@@ -1,0 +1,379 @@
+"""Figures computed from the runs. Pure functions over what scaling.json holds."""
+
+import statistics
+
+from scaling import plan
+
+# How far the loss may differ from that of the fewest ranks, relatively. Other sums in other orders: hardly at all.
+# ResNet's batch normalisation looks at a rank's part of the batch only, and so really differs.
+LOSS_TOLERANCE = {"mlp": 1e-3, "lenet": 1e-3, "resnet20": 5e-2}
+LOSS_TOLERANCE_16_BIT = 2e-2
+DISTURBED = 0.15  # share of the cores that other programs may use
+
+
+def summarize(values):
+    """Median, least and greatest; None without values."""
+    values = list(values)
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
+
+
+def median(values):
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
+
+
+def rate(run):
+    """Samples per second of all ranks."""
+    return run["summary"]["samples_per_second"]
+
+
+def step_ms(run):
+    """The mean step, not the median: ranks that share a core make many quick steps and wait long for the others."""
+    return 1000 * run["ranks"] * run["batch"] / rate(run)
+
+
+def communication_ms(run):
+    """Time per step in which at least one bucket was under way, on rank 0, hidden or not; None if it is not known."""
+    summary = run["summary"]
+    exposed, visible = summary["exposed_comm_ms"], 1 - summary["overlap"]
+    if run["ranks"] == 1 or not run["reduce"] or summary["overlap"] == 0 and not run["buckets"]:
+        return None
+    if visible > 0.02:
+        return exposed / visible
+    # Nearly all is hidden, and a quotient of two small numbers says nothing: the buckets of the last step.
+    total, end = 0.0, 0.0
+    for bucket in sorted(run["buckets"], key=lambda b: b["launched_ms"]):
+        total += max(0.0, bucket["done_ms"] - max(end, bucket["launched_ms"]))
+        end = max(end, bucket["done_ms"])
+    return total or None
+
+
+def bus_bandwidth(run):
+    """GB/s by nccl-tests' definition, for the reduction of all gradients (float32) in a step."""
+    time_ms = communication_ms(run)
+    if not time_ms or not run["parameters"]:
+        return None
+    return 4 * run["parameters"] * 2 * (run["ranks"] - 1) / run["ranks"] / (time_ms * 1e6)
+
+
+def good_runs(result):
+    return [run for run in result["runs"] if run["status"] == "ok"]
+
+
+def paired(above, below, function):
+    """`function` of two runs, for every round in which both were made."""
+    return [function(above[round_], below[round_]) for round_ in sorted(above) if round_ in below]
+
+
+class Series:
+    """The runs of one case and kind of scaling: by ranks and by whether they reduce, then by round."""
+
+    def __init__(self, case, scaling):
+        self.case, self.scaling, self.runs = case, scaling, {}
+
+    def add(self, run):
+        self.runs.setdefault((run["ranks"], run["reduce"]), {})[run["round"]] = run
+
+    def ranks(self):
+        return sorted(ranks for ranks, reduced in self.runs if reduced)
+
+    def at(self, ranks, reduced):
+        return self.runs.get((ranks, reduced), {})
+
+
+def series_of(result):
+    found = {}
+    for run in good_runs(result):
+        case = plan.case_of(run["case"])
+        found.setdefault((case, run["scaling"]), Series(case, run["scaling"])).add(run)
+    order = list(dict.fromkeys(case for case, _ in found))
+    return sorted(found.values(), key=lambda s: (order.index(s.case), s.scaling != "weak"))
+
+
+def points(result):
+    """One dictionary for every case, kind of scaling and number of ranks that was measured."""
+
+    def crowd(ranks):
+        return plan.crowding(ranks, result["settings"], result["environment"]["slots"])
+
+    return [
+        point(series, ranks, crowd(ranks) / crowd(series.ranks()[0]))
+        for series in series_of(result)
+        for ranks in series.ranks()
+    ]
+
+
+def point(series, ranks, crowd):
+    """`crowd`: how many times fewer cores a rank has than with the fewest ranks."""
+    base = series.ranks()[0]
+    runs, alone, base_runs = series.at(ranks, True), series.at(ranks, False), series.at(base, True)
+    if ranks == 1:
+        alone = runs  # one rank has nothing to reduce
+
+    def efficiency(run, of):
+        return rate(run) / run["ranks"] / (rate(of) / of["ranks"])
+
+    made = list(runs.values())
+    efficiencies = summarize(paired(runs, base_runs, efficiency))
+    without = summarize(paired(alone, base_runs, efficiency))
+    p = {
+        "case": series.case.key(),
+        "case_without_bucket": series.case.key_without_bucket(),
+        "bucket": plan.bucket_name(series.case.bucket_mb),
+        "title": series.case.title(),
+        "model": series.case.model,
+        "scaling": series.scaling,
+        "ranks": ranks,
+        "base_ranks": base,
+        "oversubscribed": any(run["oversubscribed"] for run in made),
+        "rounds": len(made),
+        "batch": made[0]["batch"],
+        "samples_per_second": median(map(rate, made)),
+        "step_ms": median(map(step_ms, made)),
+        "step_ms_without_reduction": median(map(step_ms, alone.values())),
+    }
+    for name, value in (("efficiency", efficiencies), ("efficiency_without_reduction", without)):
+        p[name] = value["median"] if value else None
+        p[f"{name}_min"], p[f"{name}_max"] = (value["min"], value["max"]) if value else (None, None)
+    p["speedup"] = p["efficiency"] * ranks / base if efficiencies else None
+    p["crowding"] = crowd
+    add_communication(p, made)
+    add_losses(p, paired(runs, alone, lambda run, other: 1 - rate(run) / rate(other)))
+    p["peak_memory_mib"] = max(run["summary"]["peak_rss_mb"] for run in made)
+    p["loss"] = median(run["summary"]["final_loss"] for run in made)
+    p["loss_check"] = check_loss(series, ranks, base)
+    return p
+
+
+def add_communication(p, made):
+    communication = [communication_ms(run) for run in made]
+    exposed = [run["summary"]["exposed_comm_ms"] for run in made if run["ranks"] > 1]
+    p["communication_ms"], p["exposed_ms"] = median(communication), median(exposed)
+    both = [c - run["summary"]["exposed_comm_ms"] for c, run in zip(communication, made) if c is not None]
+    p["hidden_ms"] = max(0.0, median(both)) if both else None
+    alone = p["step_ms_without_reduction"]
+    p["communication_to_computation"] = (
+        p["communication_ms"] / alone if p["communication_ms"] is not None and alone else None
+    )
+    p["bus_bandwidth_gb_s"] = median(map(bus_bandwidth, made))
+
+
+def add_losses(p, slowdowns):
+    """What the missing efficiency was lost to: in shares of the ideal rate, and in ms of a step."""
+    full, alone = p["efficiency"], p["efficiency_without_reduction"]
+    for name in (
+        "lost_to_cores",
+        "lost_to_sharing",
+        "lost_to_communication",
+        "ideal_ms",
+        "cores_ms",
+        "sharing_ms",
+        "reduction_ms",
+    ):
+        p[name] = None
+    p["communication_sure"] = False
+    if p["ranks"] == p["base_ranks"] or not full or not alone:
+        return
+    crowd = p["crowding"]
+    p["lost_to_cores"] = 1 - 1 / crowd
+    p["lost_to_sharing"] = 1 / crowd - alone
+    p["lost_to_communication"] = alone - full
+    p["communication_sure"] = len(slowdowns) > 1 and (min(slowdowns) > 0 or max(slowdowns) < 0)
+    p["ideal_ms"] = p["step_ms"] * full
+    p["cores_ms"] = p["ideal_ms"] * (crowd - 1)
+    p["reduction_ms"] = p["step_ms"] - p["step_ms_without_reduction"]
+    p["sharing_ms"] = p["step_ms_without_reduction"] - p["ideal_ms"] - p["cores_ms"]
+
+
+def tolerance_of(case):
+    least = LOSS_TOLERANCE_16_BIT if case.precision in ("fp16", "bf16") else 0
+    return max(least, LOSS_TOLERANCE.get(case.model, 5e-2))
+
+
+def check_loss(series, ranks, base):
+    """Whether the same training was timed, by the loss of the fewest ranks (strong) or of the other rounds (weak)."""
+    losses = [run["summary"]["final_loss"] for run in series.at(ranks, True).values()]
+    steps = {run["summary"].get("steps") for n in {ranks, base} for run in series.at(n, True).values()}
+    if len(steps) > 1:
+        return "not compared: other numbers of steps"
+    other = (
+        [run["summary"]["final_loss"] for run in series.at(base, True).values()]
+        if series.scaling == "strong"
+        else losses
+    )
+    expected = statistics.median(other)
+    worst = max(losses, key=lambda loss: abs(loss - expected))
+    if not abs(worst - expected) <= tolerance_of(series.case) * abs(expected):
+        return f"differs: {worst:.5g} instead of {expected:.5g}"
+    if series.scaling == "strong" and ranks != base:
+        return f"as with {plan.count(base, 'rank')}"
+    return "equal in all rounds" if len(losses) > 1 else "one round"
+
+
+def failures(result):
+    return [
+        {
+            "case": plan.case_of(run["case"]).key(),
+            "scaling": run["scaling"],
+            "ranks": run["ranks"],
+            "reduce": run["reduce"],
+            "oversubscribed": run["oversubscribed"],
+            "title": job_title(run),
+            "status": run["status"],
+            "error": run["error"],
+            "command": run["command"],
+        }
+        for run in result["runs"]
+        if run["status"] != "ok"
+    ]
+
+
+def job_title(run):
+    return plan.Job(plan.case_of(run["case"]), run["scaling"], run["ranks"], run["batch"], run["reduce"]).title()
+
+
+def largest(points_, scaling):
+    """For each case its point on the most ranks that are not oversubscribed, if any had more than the fewest."""
+    best = {}
+    for p in points_:
+        if p["scaling"] == scaling and not p["oversubscribed"]:
+            if p["case"] not in best or p["ranks"] > best[p["case"]]["ranks"]:
+                best[p["case"]] = p
+    return list(best.values())
+
+
+def choices(points_, scaling="weak"):
+    """What each choice (precision, backend, bucket size) gains over the first case of its model, on as many ranks."""
+    gains, first = [], {}
+    for p in largest(points_, scaling):
+        base = first.setdefault(p["model"], p)
+        if p is not base and p["ranks"] == base["ranks"]:
+            gains.append(
+                {
+                    "model": p["model"],
+                    "title": p["title"],
+                    "over": base["title"],
+                    "ranks": p["ranks"],
+                    "gain": p["samples_per_second"] / base["samples_per_second"],
+                    "exposed_ms": p["exposed_ms"],
+                    "base_exposed_ms": base["exposed_ms"],
+                }
+            )
+    return gains
+
+
+def timeline(result, case_key):
+    """The run whose buckets are shown: if possible weak and not oversubscribed, on the most ranks; the last such."""
+    runs = [
+        run
+        for run in good_runs(result)
+        if run["buckets"] and run["reduce"] and plan.case_of(run["case"]).key() == case_key
+    ]
+    return max(
+        runs,
+        key=lambda run: (not run["oversubscribed"], run["scaling"] == "weak", run["ranks"], run["round"]),
+        default=None,
+    )
+
+
+def disturbed(result):
+    """The share of runs beside which other programs kept more than DISTURBED of the cores busy."""
+    known = [run["other_cores"] for run in result["runs"] if "other_cores" in run]
+    cores = result["environment"]["cpu"]["hardware_threads"]
+    return sum(1 for other in known if other > DISTURBED * cores) / len(known) if known else 0
+
+
+def notices(result, points_):
+    """What a reader must know before the figures, the gravest first: pairs of "bad" or "warn" and a sentence."""
+    found = []
+    failed = failures(result)
+    if failed:
+        found.append(
+            (
+                "bad",
+                (
+                    f"{plan.count(len(failed), 'run')} failed: the report lists {'it' if len(failed) == 1 else 'them'}"
+                    " under “Failed runs”."
+                ),
+            )
+        )
+    wrong = [p for p in points_ if p["loss_check"].startswith("differs")]
+    if wrong:
+        found.append(
+            (
+                "bad",
+                (
+                    f"The loss differs where it should be equal, first for {wrong[0]['title']}, {wrong[0]['scaling']}, "
+                    f"{plan.count(wrong[0]['ranks'], 'rank')} ({wrong[0]['loss_check']}): not the same training was "
+                    "timed, so these figures mean nothing."
+                ),
+            )
+        )
+    if result["ended"] != "complete":
+        how = {"interrupted": "was interrupted", "time limit": "reached its time limit"}.get(
+            result["ended"], "has not ended"
+        )
+        found.append(
+            (
+                "warn",
+                f"The measurement {how}: some figures come from fewer rounds, or are missing. --resume continues it.",
+            )
+        )
+    share = disturbed(result)
+    if share > 0.1:
+        found.append(
+            (
+                "warn",
+                (
+                    f"Other programs kept the processors busy during {100 * share:.0f} % of the runs. These figures"
+                    " show this machine as it was, not what it can do."
+                ),
+            )
+        )
+    build = result["environment"]["build"]
+    if build.get("sanitizers") or build.get("build_type", "Release") not in ("Release", "RelWithDebInfo"):
+        found.append(
+            (
+                "warn",
+                f"The trainers are not a release build ({build.get('build_type')}): measure with the release preset.",
+            )
+        )
+    if any(p["oversubscribed"] for p in points_):
+        kind = "GPUs" if result["settings"]["device"] == "cuda" else "cores"
+        slots = result["environment"]["slots"]
+        found.append(
+            (
+                "warn",
+                (
+                    f"This machine has {slots} {kind if slots != 1 else kind[:-1]}. Points marked “oversubscribed” have"
+                    " more ranks than that. They show that the training works, not how it scales."
+                ),
+            )
+        )
+    return found
+
+
+def verdict(p):
+    """A point in a sentence or two."""
+    if p["speedup"] is None:
+        return ""
+    text = (
+        f"{p['ranks']} ranks train {p['speedup']:.2f} times as fast as {plan.count(p['base_ranks'], 'rank')}:"
+        f" efficiency {100 * p['efficiency']:.0f} % ({100 * p['efficiency_min']:.0f} to"
+        f" {100 * p['efficiency_max']:.0f})."
+    )
+    if p["lost_to_sharing"] is None:
+        return text
+    why = "caches, memory bandwidth and cores that the ranks share" + (
+        ", and smaller batches" if p["scaling"] == "strong" else ""
+    )
+    text += (
+        f" Without reduction it would be {100 * p['efficiency_without_reduction']:.0f} %:"
+        f" {signed(p['lost_to_sharing'])} to {why},"
+    )
+    text += f" {signed(p['lost_to_communication'])} to communication"
+    return text + ("." if p["communication_sure"] else ", which is within the noise of these rounds.")
+
+
+def signed(share):
+    return f"{abs(100 * share):.1f} points are {'lost' if share >= 0 else 'gained'}"

@@ -1,0 +1,284 @@
+"""The command line."""
+
+import argparse
+import os
+import shlex
+import sys
+
+from scaling import UserError, analysis, charts, compare, environment, plan, report, result as result_file, trainers
+from scaling.run import LiveLine, Session
+
+PROGRAM = "ddp-scaling"
+INTRODUCTION = """Measures how training scales over ranks, and writes a report:
+
+  ddp-scaling --quick --out=FOLDER           mlp and lenet on 1 and 2 ranks, in at most 3 minutes
+  ddp-scaling --out=FOLDER                   all models, on as many ranks as there are cores, up to 8
+  ddp-scaling --out=FOLDER --resume          makes the runs that are missing after Ctrl-C, a failure or a time limit
+  ddp-scaling report FOLDER                  draws the report of a measurement again
+  ddp-scaling compare A B --out=FOLDER       sets two results (folders or scaling.json) side by side
+
+FOLDER gets report.html, scaling.json, scaling.csv and the pictures. Keep the machine idle meanwhile. Ctrl-C keeps what
+is measured and writes the report. Exit codes: 0; 1: a run failed or trained something else; 2: the command cannot be
+carried out; 130: stopped by Ctrl-C.
+"""
+QUICK = {"models": ["mlp", "lenet"], "ranks": [1, 2], "rounds": 3, "seconds": 1.0, "limit_minutes": 2.5}
+# --resume may change these: they do not change what a run measures.
+FREE_SETTINGS = ("rounds", "timeout", "limit_minutes")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the flags")
+
+
+def parser(name, **options):
+    return Parser(prog=name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+
+def list_of(kind, what):
+    def parse(text):
+        try:
+            values = [kind(word) for word in text.split(",") if word]
+        except ValueError:
+            values = []
+        if not values:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a list of {what}, such as {'1,2,4' if kind is not str else 'a,b'}"
+            )
+        return list(dict.fromkeys(values))
+
+    return parse
+
+
+def positive(kind):
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < 1e9:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        return value
+
+    return parse
+
+
+def measure_parser():
+    p = parser(PROGRAM, description=INTRODUCTION)
+    p.add_argument(
+        "--out", metavar="FOLDER", default="scaling-report", help="where the results go (default: scaling-report)"
+    )
+    p.add_argument(
+        "--quick", action="store_true", help="mlp and lenet, 1 and 2 ranks, 3 rounds of short runs, at most 3 minutes"
+    )
+    p.add_argument("--resume", action="store_true", help="go on with the measurement in FOLDER; give the same flags")
+    p.add_argument("--models", type=list_of(str, "models"), help=f"of {', '.join(plan.MODELS)} (default: all)")
+    p.add_argument(
+        "--ranks", type=list_of(int, "numbers"), help="default: those of 1, 2, 4, 8 that have a core or GPU each"
+    )
+    p.add_argument(
+        "--scaling", type=list_of(str, "kinds"), default=["weak", "strong"], help="weak, strong (default: both)"
+    )
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    p.add_argument(
+        "--precision",
+        type=list_of(str, "precisions"),
+        default=["fp32"],
+        help="of fp32, bf16, with GPUs also tf32, fp16",
+    )
+    p.add_argument("--backend", type=list_of(str, "backends"), default=["auto"], help=f"of {', '.join(plan.BACKENDS)}")
+    p.add_argument(
+        "--bucket-mb",
+        type=list_of(float, "sizes"),
+        help="sizes of buckets in MiB; 0: automatic (default: the trainer's)",
+    )
+    p.add_argument("--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: 64)")
+    p.add_argument(
+        "--global-batch", type=positive(int), help="strong scaling: samples per step on all ranks (default: 256)"
+    )
+    p.add_argument("--rounds", type=positive(int), help="how often everything is measured, in turn (default: 5)")
+    p.add_argument("--seconds", type=positive(float), help="how long a run should take on one rank (default: 4)")
+    p.add_argument("--limit-minutes", type=positive(float), help="start no run that would end later")
+    p.add_argument(
+        "--timeout", type=positive(float), default=300, help="seconds after which a run has failed (default: 300)"
+    )
+    p.add_argument("--threads", type=positive(int), default=1, help="threads of arithmetic on each rank (default: 1)")
+    p.add_argument("--data", default="", help="data set folder of the trainers (default: random images)")
+    p.add_argument(
+        "--bin",
+        metavar="FOLDER",
+        help="folder of train_mlp and train_cnn (default: build/release/bin, or as installed)",
+    )
+    p.add_argument("--mpirun", default="mpirun", help="the launcher, and flags of yours for it")
+    return p
+
+
+def check_names(flag, given, known):
+    for name in given:
+        if name not in known:
+            raise UserError(f"--{flag}={name} is not known: it may be {', '.join(known)}")
+
+
+def settings_of(arguments, slots):
+    """What is measured, from the flags."""
+    quick = QUICK if arguments.quick else {}
+    check_names("models", arguments.models or [], plan.MODELS)
+    check_names("scaling", arguments.scaling, ("weak", "strong"))
+    check_names("backend", arguments.backend, plan.BACKENDS)
+    ranks = sorted(arguments.ranks or quick.get("ranks") or plan.default_ranks(slots))
+    if ranks[0] < 1 or ranks[-1] > plan.MOST_RANKS:
+        raise UserError(f"--ranks={','.join(map(str, ranks))} is out of range: each may be 1 to {plan.MOST_RANKS}")
+    if any(not 0 <= size <= 1 << 20 for size in arguments.bucket_mb or []):
+        raise UserError("--bucket-mb is out of range: each size may be 0 to 1048576")
+    return {
+        "models": arguments.models or quick.get("models") or list(plan.MODELS),
+        "ranks": ranks,
+        "scaling": arguments.scaling,
+        "device": arguments.device,
+        "precisions": arguments.precision,
+        "backends": arguments.backend,
+        "buckets": arguments.bucket_mb or [None],
+        "batch": arguments.batch,
+        "global_batch": arguments.global_batch,
+        "rounds": arguments.rounds or quick.get("rounds") or 5,
+        "seconds": arguments.seconds or quick.get("seconds") or 4.0,
+        "limit_minutes": arguments.limit_minutes or quick.get("limit_minutes"),
+        "timeout": arguments.timeout,
+        "threads": arguments.threads,
+        "data": arguments.data,
+    }
+
+
+def slots_of(device):
+    """How many ranks have a core or GPU of their own."""
+    if device == "cpu":
+        return environment.physical_cores()
+    gpus = environment.gpus()
+    if not gpus:
+        raise UserError(
+            "--device=cuda needs a GPU, and nvidia-smi lists none: leave --device out to measure on the CPU"
+        )
+    return len(gpus)
+
+
+def check_resumed(old, new):
+    """Figures of two machines, builds or settings must not become one result."""
+    for name, value in new["settings"].items():
+        before = old["settings"].get(name)
+        if name not in FREE_SETTINGS and before != value:
+            raise UserError(f"--resume: {name} was {before} and is {value} now: give the same flags, or another --out")
+    for name in ("cpu", "gpus", "slots", "build", "launcher"):
+        before, now = old["environment"].get(name), new["environment"].get(name)
+        if before != now:
+            raise UserError(f"--resume: the {name} was {before} and is {now} now: measure anew with another --out")
+
+
+def open_result(arguments, new):
+    """The result to add to: a new one, or with --resume the one in the folder."""
+    folder = arguments.out
+    exists = os.path.exists(os.path.join(folder, result_file.FILE))
+    if exists and not arguments.resume:
+        raise UserError(f"{folder} holds a result already: give --resume to go on with it, or another --out")
+    if arguments.resume and not exists:
+        raise UserError(f"--resume: {folder} holds no {result_file.FILE}: leave --resume out to start anew")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not exists:
+            result_file.write(new, folder)
+    except OSError as error:
+        raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
+    if not exists:
+        return new
+    old = result_file.read(folder)
+    check_resumed(old, new)
+    return {**old, "settings": new["settings"], "ended": "not yet"}
+
+
+def measure(argv):
+    arguments = measure_parser().parse_args(argv)
+    charts.require()
+    slots = slots_of(arguments.device)
+    settings = settings_of(arguments, slots)
+    jobs = plan.make_jobs(plan.make_cases(settings), settings)
+    launcher = trainers.Launcher(arguments.mpirun)
+    bin_folder = trainers.find_bin(arguments.bin, sorted({plan.MODELS[job.case.model][0] for job in jobs}))
+    snapshot = {**environment.snapshot(bin_folder, launcher.words[0], launcher.version), "slots": slots}
+    result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
+    line = LiveLine()
+    ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line).measure()
+    line.say(
+        {
+            "complete": "all runs are made",
+            "interrupted": "interrupted; --resume goes on from here",
+            "time limit": "the time limit is reached; --resume goes on from here",
+        }[ended]
+    )
+    path = report.write(result, arguments.out)
+    points = analysis.points(result)
+    for point in analysis.largest(points, "weak") + analysis.largest(points, "strong"):
+        if point["ranks"] > point["base_ranks"]:
+            print(f"{point['title']}, {point['scaling']}: {analysis.verdict(point)}")
+    found = analysis.notices(result, points)
+    for kind, text in found:
+        print(f"{'error' if kind == 'bad' else 'note'}: {text}")
+    print(path)
+    wrong = any(kind == "bad" for kind, _ in found)
+    return 130 if ended == "interrupted" else 1 if wrong else 0
+
+
+def draw_again(argv):
+    p = parser(f"{PROGRAM} report", description="Draws the report of a measurement again.")
+    p.add_argument("result", help="the folder of a measurement, or its scaling.json")
+    p.add_argument("--out", metavar="FOLDER", help="where the report goes (default: beside scaling.json)")
+    arguments = p.parse_args(argv)
+    charts.require()
+    result = result_file.read(arguments.result)
+    print(
+        report.write(
+            result,
+            make_folder(arguments.out or os.path.dirname(os.path.abspath(result_file.path_in(arguments.result)))),
+        )
+    )
+    return 0
+
+
+def make_folder(folder):
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
+    return folder
+
+
+def compare_two(argv):
+    p = parser(f"{PROGRAM} compare", description="Sets two results side by side.")
+    p.add_argument("a", metavar="A", help="the folder of a measurement, or its scaling.json")
+    p.add_argument("b", metavar="B")
+    p.add_argument(
+        "--out", metavar="FOLDER", default="scaling-compare", help="where compare.html goes (default: scaling-compare)"
+    )
+    p.add_argument(
+        "--price-a",
+        type=positive(float),
+        help="what an hour of A's machine costs; the page then shows costs per million samples",
+    )
+    p.add_argument("--price-b", type=positive(float), help="what an hour of B's machine costs, in the same currency")
+    arguments = p.parse_args(argv)
+    charts.require()
+    a, b = result_file.read(arguments.a), result_file.read(arguments.b)
+    prices = (arguments.price_a, arguments.price_b)
+    path = compare.write(a, b, (arguments.a, arguments.b), prices, make_folder(arguments.out))
+    print(compare.speed_line(compare.pairs(analysis.points(a), analysis.points(b))[0]))
+    print(path)
+    return 0
+
+
+def main(argv):
+    commands = {"report": draw_again, "compare": compare_two}
+    try:
+        if argv and argv[0] in commands:
+            return commands[argv[0]](argv[1:])
+        return measure(argv)
+    except UserError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,170 @@
+"""Which runs are made. Everything here is data and pure functions."""
+
+import itertools
+from dataclasses import asdict, dataclass
+
+from scaling import UserError
+
+MODELS = {
+    # model: program, its own flags, samples per step on each rank (weak) and on all ranks together (strong)
+    "mlp": ("train_mlp", ["--hidden=1024,1024"], 64, 256),
+    "lenet": ("train_cnn", ["--model=lenet"], 64, 256),
+    "resnet20": ("train_cnn", ["--model=resnet20"], 64, 256),
+}
+PRECISIONS = {
+    "cpu": {"fp32": [], "bf16": ["--amp=bf16"]},
+    "cuda": {"fp32": [], "tf32": ["--tf32"], "bf16": ["--amp=bf16"], "fp16": ["--amp=fp16"]},
+}
+BACKENDS = ("auto", "hierarchical", "nccl", "local")
+DEFAULT_RANKS = (1, 2, 4, 8)
+MOST_RANKS = 1024
+PILOT_STEPS = 8
+PILOT_WARMUP = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how."""
+
+    model: str
+    device: str
+    precision: str
+    backend: str
+    bucket_mb: float | None  # None: the trainer's default; 0: chosen automatically
+
+    def key(self):
+        return f"{self.key_without_bucket()}-{bucket_name(self.bucket_mb)}"
+
+    def key_without_bucket(self):
+        return f"{self.model}-{self.device}-{self.precision}-{self.backend}"
+
+    def title(self):
+        words = [self.model, "GPU" if self.device == "cuda" else "CPU", self.precision]
+        if self.backend != "auto":
+            words.append(self.backend)
+        if self.bucket_mb is not None:
+            words.append(f"buckets {bucket_name(self.bucket_mb)}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement, made once in every round."""
+
+    case: Case
+    scaling: str  # weak: the batch of a rank is fixed; strong: that of all ranks together
+    ranks: int
+    batch: int  # on each rank
+    reduce: bool  # False: gradients are not reduced (--no-sync)
+
+    def key(self):
+        return f"{self.case.key()}/{self.scaling}/{self.ranks}/{'reduced' if self.reduce else 'not-reduced'}"
+
+    def title(self):
+        return (
+            f"{self.case.title()}, {self.scaling}, {count(self.ranks, 'rank')}"
+            f"{'' if self.reduce else ', without reduction'}"
+        )
+
+
+def count(number, what):
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def bucket_name(bucket_mb):
+    if bucket_mb is None:
+        return "default"
+    return "automatic" if bucket_mb == 0 else f"{bucket_mb:g} MiB"
+
+
+def case_of(fields):
+    return Case(**{name: fields[name] for name in Case.__dataclass_fields__})
+
+
+def fields_of(case):
+    return asdict(case)
+
+
+def default_ranks(slots):
+    """1, 2, 4, 8 as far as there is a core or GPU for each rank, but at least 1 and 2."""
+    return [n for n in DEFAULT_RANKS if n <= max(2, slots)]
+
+
+def make_cases(settings):
+    cases = [
+        Case(model, settings["device"], precision, backend, bucket)
+        for model, precision, backend, bucket in itertools.product(
+            settings["models"], settings["precisions"], settings["backends"], settings["buckets"]
+        )
+    ]
+    known = PRECISIONS[settings["device"]]
+    for case in cases:
+        if case.precision not in known:
+            raise UserError(
+                f"--precision={case.precision} is not possible with --device={case.device}: "
+                f"it may be {', '.join(known)}"
+            )
+    return cases
+
+
+def make_jobs(cases, settings):
+    """The jobs of a round. Those that are compared with each other follow each other."""
+    jobs = []
+    for case, scaling, ranks in itertools.product(cases, settings["scaling"], settings["ranks"]):
+        weak_batch, global_batch = batches(case.model, settings)
+        if scaling == "strong" and global_batch % ranks != 0:
+            raise UserError(
+                f"--global-batch={global_batch} cannot be divided by {ranks} ranks: give a multiple of "
+                "every number in --ranks"
+            )
+        batch = weak_batch if scaling == "weak" else global_batch // ranks
+        jobs.append(Job(case, scaling, ranks, batch, True))
+        if ranks > 1:
+            jobs.append(Job(case, scaling, ranks, batch, False))
+    return jobs
+
+
+def batches(model, settings):
+    """Samples per step: of a rank with weak, of all ranks with strong scaling."""
+    return settings["batch"] or MODELS[model][2], settings["global_batch"] or MODELS[model][3]
+
+
+def trainer_flags(job, settings, steps, warmup):
+    """The program of a job, and its flags."""
+    program, own, _, _ = MODELS[job.case.model]
+    flags = [
+        *own,
+        f"--batch={job.batch}",
+        f"--steps={steps + warmup}",
+        f"--warmup={warmup}",
+        "--lr=0.01",
+        f"--threads={settings['threads']}",
+        f"--device={job.case.device}",
+        *PRECISIONS[job.case.device][job.case.precision],
+    ]
+    flags.append(f"--data={settings['data']}" if settings["data"] else "--synthetic")
+    if job.case.backend != "auto":
+        flags.append(f"--backend={job.case.backend}")
+    if job.case.bucket_mb is not None:
+        flags.append(f"--bucket-mb={job.case.bucket_mb:g}")
+    if not job.reduce:
+        flags.append("--no-sync")
+    return program, flags
+
+
+def choose_steps(step_ms, seconds):
+    """Steps and warm-up steps of a run that should take so long on one rank."""
+    steps = max(10, min(2000, round(1000 * seconds / step_ms)))
+    return steps, max(5, steps // 10)
+
+
+def crowding(ranks, settings, slots):
+    """How many ranks share a core or GPU: 1 unless the machine is oversubscribed."""
+    per_rank = settings["threads"] if settings["device"] == "cpu" else 1
+    return max(1.0, ranks * per_rank / slots)
+
+
+def expected_seconds(job, pilot, settings, slots):
+    """How long a run of this job will take, from a short run on the fewest ranks."""
+    step_ms = pilot["step_ms"] * job.batch / pilot["batch"] * crowding(job.ranks, settings, slots)
+    return pilot["start_s"] * max(1.0, job.ranks / slots) + (pilot["steps"] + pilot["warmup"]) * step_ms / 1000

@@ -1,0 +1,94 @@
+"""scaling.json: its schema, reading, writing; and the CSV file."""
+
+import csv
+import json
+import os
+
+from scaling import UserError
+
+SCHEMA = "ddp-scaling"
+VERSION = 1
+FILE = "scaling.json"
+# What the report needs. The summary is that of the trainer, and null if the run failed.
+RUN_KEYS = """job case scaling ranks batch reduce round oversubscribed status error command wall_s parameters buckets
+    summary""".split()
+SUMMARY_KEYS = "samples_per_second final_loss exposed_comm_ms overlap peak_rss_mb".split()
+SETTINGS_KEYS = "device threads".split()
+ENVIRONMENT_KEYS = """date cpu numa_nodes memory_mib gpus system launcher build python variables load_at_start
+    slots""".split()
+CSV_COLUMNS = """case scaling ranks oversubscribed rounds batch samples_per_second speedup efficiency efficiency_min
+    efficiency_max efficiency_without_reduction step_ms step_ms_without_reduction communication_ms exposed_ms hidden_ms
+    communication_to_computation bus_bandwidth_gb_s peak_memory_mib loss loss_check""".split()
+
+
+def new_result(settings, environment, command):
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "command": command,
+        "settings": settings,
+        "environment": environment,
+        "ended": "not yet",
+        "pilots": {},
+        "runs": [],
+    }
+
+
+def path_in(folder_or_file):
+    """The result file that an argument names: itself, or the one in that folder."""
+    return os.path.join(folder_or_file, FILE) if os.path.isdir(folder_or_file) else folder_or_file
+
+
+def read(path):
+    """A result file that has been checked. Raises UserError."""
+    path = path_in(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            result = json.load(file)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON: {error}; give a {FILE} that this program wrote") from None
+    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+        raise UserError(f"{path} is not a scaling result; give a {FILE} that this program wrote")
+    if result.get("version") != VERSION:
+        raise UserError(
+            f"{path} has version {result.get('version')}, and this program reads version {VERSION}: "
+            "measure again, or use the program of that version"
+        )
+    for key, kind in (("settings", dict), ("environment", dict), ("pilots", dict), ("runs", list)):
+        if not isinstance(result.get(key), kind):
+            raise UserError(f'{path} is damaged: it has no "{key}"')
+    check_keys(path, "settings", result["settings"], SETTINGS_KEYS)
+    check_keys(path, "environment", result["environment"], ENVIRONMENT_KEYS)
+    for run in result["runs"]:
+        check_keys(path, "run", run, RUN_KEYS)
+        if run["status"] == "ok":
+            check_keys(path, "summary", run["summary"], SUMMARY_KEYS)
+    return result
+
+
+def check_keys(path, what, found, keys):
+    missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+    if missing:
+        raise UserError(f'{path} is damaged: its {what} has no "{missing[0]}"')
+
+
+def write_text(path, text):
+    """Replaces a file as a whole, so that no reader and no crash ever sees half of it."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+
+
+def write(result, folder):
+    write_text(os.path.join(folder, FILE), json.dumps(result, indent=1) + "\n")
+
+
+def write_csv(points, folder):
+    path = os.path.join(folder, "scaling.csv")
+    with open(path + ".new", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(points)
+    os.replace(path + ".new", path)

@@ -1,0 +1,183 @@
+"""Makes all runs of a plan, round after round, and keeps every one as soon as it is measured."""
+
+import signal
+import sys
+import time
+
+from scaling import analysis, plan, result as result_file, trainers
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+class LiveLine:
+    """What runs now and how long the rest will take: one line that is rewritten; without a terminal a line per run."""
+
+    def __init__(self, stream=sys.stderr):
+        self.stream = stream
+        self.terminal = stream.isatty()
+        self.width = 0
+
+    def show(self, text):
+        if self.terminal:
+            self.stream.write("\r" + text.ljust(self.width))
+            self.width = len(text)
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def say(self, text):
+        """A line that stays."""
+        self.show(text)
+        if self.terminal:
+            self.stream.write("\n")
+            self.width = 0
+
+
+def clock(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Session:
+    """One call of the program: makes the runs of `jobs` that `result` does not have yet."""
+
+    def __init__(self, result, jobs, launcher, bin_folder, slots, folder, line):
+        self.result = result
+        self.settings = result["settings"]
+        self.jobs = jobs
+        self.launcher = launcher
+        self.bin_folder = bin_folder
+        self.slots = slots
+        self.folder = folder
+        self.line = line
+        self.began = time.monotonic()
+        self.failed = set()
+        # A run that failed before is made again.
+        result["runs"] = [run for run in result["runs"] if run["status"] == "ok"]
+        self.seconds = {}
+        for run in result["runs"]:
+            self.seconds.setdefault(run["job"], run["wall_s"])
+
+    def measure(self):
+        """Makes the runs. Returns how it ended: "complete", "interrupted", "time limit"."""
+        before = signal.signal(signal.SIGTERM, self._stop), signal.signal(signal.SIGINT, self._stop)
+        try:
+            ended = self._rounds()
+        except Stopped:
+            ended = "interrupted"
+        finally:
+            signal.signal(signal.SIGTERM, before[0])
+            signal.signal(signal.SIGINT, before[1])
+        self.result["ended"] = ended
+        result_file.write(self.result, self.folder)
+        return ended
+
+    @staticmethod
+    def _stop(_number, _frame):
+        # What follows, ending the run and saving, must not be interrupted too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped
+
+    def _rounds(self):
+        self._pilots()
+        done = {(run["job"], run["round"]) for run in self.result["runs"]}
+        todo = [
+            (round_, job)
+            for round_ in range(self.settings["rounds"])
+            for job in self.jobs
+            if (job.key(), round_) not in done
+        ]
+        for position, (round_, job) in enumerate(todo):
+            if job.key() in self.failed:
+                continue
+            left = [j for _, j in todo[position:] if j.key() not in self.failed]
+            limit = self.settings["limit_minutes"]
+            if limit and time.monotonic() - self.began + self._expected(job) > 60 * limit:
+                return "time limit"
+            self.line.show(
+                f"round {round_ + 1}/{self.settings['rounds']}  run {position + 1}/{len(todo)}  {job.title()}  "
+                f"{clock(sum(map(self._expected, left)))} left"
+            )
+            self._run(job, round_)
+        return "complete"
+
+    @staticmethod
+    def _pilot_key_of(job_key):
+        return "/".join(job_key.split("/")[:2])  # case and scaling
+
+    def _pilot_key(self, job):
+        return self._pilot_key_of(job.key())
+
+    def _pilots(self):
+        """One short run for each case tells how many steps fill the time of a run."""
+        first, measured = {}, {self._pilot_key_of(run["job"]) for run in self.result["runs"]}
+        for job in self.jobs:
+            first.setdefault(self._pilot_key(job), job)
+        for position, (key, job) in enumerate(first.items()):
+            if key in measured:  # with the steps that it has, or the runs could not be compared
+                continue
+            self.line.show(f"short run {position + 1}/{len(first)}  {job.title()}")
+            record = self._start(job, plan.PILOT_STEPS, plan.PILOT_WARMUP)
+            # If even that fails, the runs are made all the same: their errors belong into the report.
+            step_ms = (
+                analysis.step_ms({**record, "ranks": job.ranks, "batch": job.batch}) if record["summary"] else 1000.0
+            )
+            steps, warmup = plan.choose_steps(step_ms, self.settings["seconds"])
+            if record["summary"] is None:
+                steps, warmup = plan.PILOT_STEPS, plan.PILOT_WARMUP
+            start_s = max(0.1, record["wall_s"] - (plan.PILOT_STEPS + plan.PILOT_WARMUP) * step_ms / 1000)
+            self.result["pilots"][key] = {
+                "step_ms": step_ms,
+                "batch": job.batch,
+                "start_s": round(start_s, 3),
+                "steps": steps,
+                "warmup": warmup,
+            }
+
+    def _expected(self, job):
+        known = self.seconds.get(job.key())
+        return known or plan.expected_seconds(
+            job, self.result["pilots"][self._pilot_key(job)], self.settings, self.slots
+        )
+
+    def _start(self, job, steps, warmup):
+        program, flags = plan.trainer_flags(job, self.settings, steps, warmup)
+        return trainers.run(
+            self.launcher,
+            self.bin_folder,
+            program,
+            flags,
+            job.ranks,
+            self._oversubscribed(job),
+            self.settings["threads"],
+            self.settings["timeout"],
+        )
+
+    def _oversubscribed(self, job):
+        return plan.crowding(job.ranks, self.settings, self.slots) > 1
+
+    def _run(self, job, round_):
+        pilot = self.result["pilots"][self._pilot_key(job)]
+        record = self._start(job, pilot["steps"], pilot["warmup"])
+        self.result["runs"].append(
+            {
+                "job": job.key(),
+                "case": plan.fields_of(job.case),
+                "scaling": job.scaling,
+                "ranks": job.ranks,
+                "batch": job.batch,
+                "reduce": job.reduce,
+                "round": round_,
+                "steps": pilot["steps"],
+                "oversubscribed": self._oversubscribed(job),
+                **record,
+            }
+        )
+        if record["status"] == "ok":
+            self.seconds[job.key()] = record["wall_s"]
+        else:
+            self.failed.add(job.key())
+            self.line.say(f"{job.title()}: {record['error']}; its other rounds are left out")
+        result_file.write(self.result, self.folder)

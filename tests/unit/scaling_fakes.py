@@ -1,0 +1,77 @@
+"""Stand-ins for mpirun and the trainers, which print what the real ones print without training anything."""
+
+import json
+import os
+import stat
+import sys
+
+# Prints the version, else starts the program once and tells it the number of ranks.
+MPIRUN = """#!/bin/sh
+case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0 ;; esac
+while [ $# -gt 0 ]; do
+  case $1 in
+    -n) FAKE_RANKS=$2; export FAKE_RANKS; shift 2 ;;
+    --bind-to) shift 2 ;;
+    --mca) shift 3 ;;
+    --oversubscribe) shift ;;
+    *) exec "$@" ;;
+  esac
+done
+"""
+
+# A step takes 10 ms of computation, 1 ms more for each other rank (the shared machine), and 2 ms of communication, of
+# which half is exposed.
+# FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2".
+TRAINER = """#!{python} -SE
+import json, os, sys, time
+flags = dict(word.lstrip("-").split("=", 1) if "=" in word else (word.lstrip("-"), "") for word in sys.argv[1:])
+ranks, batch, steps = int(os.environ["FAKE_RANKS"]), int(flags["batch"]), int(flags["steps"])
+name = os.path.basename(sys.argv[0])
+what, _, at = os.environ.get("FAKE_BEHAVIOUR", "").partition(":")
+wrong = what if at and int(at) == ranks else ""
+if wrong == "fail":
+    print("-----", "Primary job terminated", name + ": rank 1: the link is broken", sep="\\n", file=sys.stderr)
+    sys.exit(3)
+if wrong == "hang":
+    time.sleep(60)
+if wrong == "slow":
+    time.sleep(0.5)
+communicates = ranks > 1 and "no-sync" not in flags
+step = 10.0 * batch / 64 + (ranks - 1) + (2.0 if communicates else 0.0)
+print("model: fake; 1000000 parameters; sgd, learning rate 0.01")
+if communicates:
+    print("       0       1.91      0.500      0.600      4.000")
+    print("       1       1.91      4.000      4.100      5.200")
+summary = {{
+    "samples_per_second": 1000 * ranks * batch / step, "step_ms": {{"median": step, "min": step, "max": step}},
+    "exposed_comm_ms": 1.0 if communicates else 0.0, "overlap": 0.5 if communicates else 0.0,
+    "final_loss": 2.5 if wrong == "loss" else 2.25, "peak_rss_mb": 100 + ranks, "world_size": ranks, "steps": steps}}
+if wrong == "no_number":
+    del summary["overlap"]
+with open(flags["summary-json"], "w") as file:
+    file.write("not JSON" if wrong == "not_json" else json.dumps(summary))
+"""
+
+
+def write_program(path, text):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+    return path
+
+
+def make_programs(folder):
+    """Puts the programs into `folder`. Returns the flags that make ddp-scaling use them."""
+    for trainer in ("train_mlp", "train_cnn"):
+        write_program(os.path.join(folder, trainer), TRAINER.format(python=sys.executable))
+    return [f"--bin={folder}", f"--mpirun={write_program(os.path.join(folder, 'mpirun'), MPIRUN)}"]
+
+
+def edit_result(folder, change):
+    """Rewrites the scaling.json of a folder after `change(result)`."""
+    path = os.path.join(folder, "scaling.json")
+    with open(path, encoding="utf-8") as file:
+        result = json.load(file)
+    change(result)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(result, file)

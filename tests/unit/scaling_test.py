@@ -1,0 +1,444 @@
+"""Tests of bench/scaling.py with stand-ins for mpirun and the trainers. Takes the arguments of unittest."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+from unittest import mock
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BENCH = os.path.join(os.path.dirname(os.path.dirname(HERE)), "bench")
+sys.path.insert(0, BENCH)
+sys.path.insert(0, HERE)
+
+import scaling_fakes as fakes  # noqa: E402
+from scaling import UserError, analysis, charts, environment, main, plan, result as result_file, trainers  # noqa: E402
+
+needs_matplotlib = unittest.skipIf(charts.matplotlib is None, "no matplotlib")
+
+
+class Scaling(unittest.TestCase):
+    """A folder with the stand-ins, and ddp-scaling called within this process on a machine of two cores."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name
+        self.out = os.path.join(self.folder, "out")
+        self.programs = fakes.make_programs(self.folder)
+        # The programs of the machine must not count as others that disturb, nor its cores.
+        for target, value in (
+            ("scaling.trainers.busy_seconds", None),
+            ("scaling.main.environment.physical_cores", 2),
+            ("scaling.environment.physical_cores", 2),
+        ):
+            patch = mock.patch(target, return_value=value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def call(self, *argv, behaviour=""):
+        """Exit code, standard output, standard error."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, {"FAKE_BEHAVIOUR": behaviour}),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch("scaling.main.LiveLine", lambda: main_line(err)),
+        ):
+            code = main.main(list(argv))
+        return code, out.getvalue(), err.getvalue()
+
+    def measure(self, *argv, behaviour=""):
+        return self.call(
+            *self.programs,
+            f"--out={self.out}",
+            "--models=mlp",
+            "--seconds=0.01",
+            "--rounds=2",
+            *argv,
+            behaviour=behaviour,
+        )
+
+    def read(self, name):
+        with open(os.path.join(self.out, name), encoding="utf-8") as file:
+            return file.read()
+
+    def result(self):
+        return json.loads(self.read("scaling.json"))
+
+    def points(self):
+        return {(p["scaling"], p["ranks"]): p for p in analysis.points(self.result())}
+
+    def assert_refused(self, pattern, code, out, err):
+        """One line that says what is wrong, and exit code 2."""
+        self.assertEqual((code, out), (2, ""))
+        self.assertRegex(err, rf"^ddp-scaling: .*{pattern}.*\n$")
+        self.assertEqual(err.count("\n"), 1)
+
+
+def main_line(stream):
+    from scaling.run import LiveLine
+
+    return LiveLine(stream)
+
+
+@needs_matplotlib
+class Measurement(Scaling):
+    def test_figures_of_known_steps(self):
+        code, out, _ = self.measure("--ranks=1,2")
+        self.assertEqual(code, 0)
+        weak, strong = self.points()["weak", 2], self.points()["strong", 2]
+        # 64 samples in 10 ms alone; with two ranks 10 + 1 + 2 ms.
+        self.assertAlmostEqual(weak["efficiency"], 10 / 13)
+        self.assertAlmostEqual(weak["speedup"], 20 / 13)
+        self.assertAlmostEqual(weak["lost_to_sharing"], 1 - 10 / 11)
+        self.assertAlmostEqual(weak["lost_to_communication"], 10 / 11 - 10 / 13)
+        self.assertEqual(weak["lost_to_cores"], 0)
+        self.assertTrue(weak["communication_sure"])
+        self.assertAlmostEqual(weak["ideal_ms"] + weak["sharing_ms"] + weak["reduction_ms"], 13)
+        self.assertAlmostEqual(weak["reduction_ms"], 2)
+        self.assertAlmostEqual(weak["communication_ms"], 2)  # 1 ms exposed, half hidden
+        self.assertAlmostEqual(weak["hidden_ms"], 1)
+        self.assertAlmostEqual(weak["communication_to_computation"], 2 / 11)
+        self.assertAlmostEqual(weak["bus_bandwidth_gb_s"], 4e6 * 2 * 1 / 2 / 2e-3 / 1e9)
+        self.assertEqual(weak["peak_memory_mib"], 102)
+        # 256 samples in 40 ms alone, 128 on each of two ranks in 20 + 1 + 2 ms.
+        self.assertAlmostEqual(strong["speedup"], 40 / 23)
+        self.assertEqual(strong["loss_check"], "as with 1 rank")
+        self.assertIn("mlp, CPU, fp32, weak: 2 ranks train 1.54 times as fast as 1 rank", out)
+
+    def test_rounds_take_turns(self):
+        self.measure("--ranks=1,2", "--scaling=weak")
+        order = [(run["round"], run["ranks"], run["reduce"]) for run in self.result()["runs"]]
+        once = [(1, True), (2, True), (2, False)]
+        self.assertEqual(order, [(round_, *job) for round_ in (0, 1) for job in once])
+
+    def test_report_is_one_file(self):
+        self.measure("--ranks=1,2,4", "--bucket-mb=1,25", "--scaling=weak")
+        page = self.read("report.html")
+        self.assertNotRegex(page, r"(?:src|href)=\"(?!#)|url\((?!#)|@import|<script")
+        self.assertEqual(len(re.findall(r"<svg ", page)), 2 * 4 + 1)
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        self.assertEqual(len(ids), len(set(ids)))
+        self.assertNotIn("#00000", page)  # every stand-in colour became a variable
+        self.assertIn("prefers-color-scheme:dark", page)
+        pictures = [name for name in os.listdir(self.out) if name.endswith(".svg")]
+        self.assertEqual(len(pictures), 2 * 4 + 1)
+        for name in pictures:
+            xml.etree.ElementTree.fromstring(self.read(name))
+        rows = list(csv.DictReader(io.StringIO(self.read("scaling.csv"))))
+        self.assertEqual([row["ranks"] for row in rows], ["1", "2", "4"] * 2)
+
+    def test_oversubscribed_is_marked_everywhere(self):
+        self.measure("--ranks=1,2,4", "--scaling=weak")
+        point = self.points()["weak", 4]
+        self.assertTrue(point["oversubscribed"])
+        self.assertFalse(self.points()["weak", 2]["oversubscribed"])
+        self.assertEqual(point["lost_to_cores"], 0.5)
+        self.assertIn("--oversubscribe", self.result()["runs"][-1]["command"])
+        self.assertNotIn("--oversubscribe", self.result()["runs"][0]["command"])
+        page = self.read("report.html")
+        self.assertEqual(
+            len(re.findall(r"<td class=\"text\">(?:weak, )?4 <span class=badge>oversubscribed", page)), 2
+        )  # each table
+        self.assertNotRegex(page, r"<td class=\"text\">(?:weak, )?[12] <span class=badge>")
+        for name in ("speedup", "efficiency", "step-weak"):
+            self.assertIn("oversubscribed", self.read(f"mlp-cpu-fp32-auto-default-{name}.svg"), name)
+        self.assertNotIn("4 ranks train", page)  # never taken for scaling
+
+    def test_many_threads_oversubscribe_too(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--threads=2")
+        self.assertFalse(self.points()["weak", 1]["oversubscribed"])
+        self.assertTrue(self.points()["weak", 2]["oversubscribed"])
+
+    def test_failure_is_in_the_report_beside_the_rest(self):
+        code, _, err = self.measure("--ranks=1,2,4", "--scaling=weak", behaviour="fail:4")
+        self.assertEqual(code, 1)
+        self.assertEqual(sorted(self.points()), [("weak", 1), ("weak", 2)])
+        self.assertIn("train_mlp: rank 1: the link is broken (exit code 3)", err)
+        page = self.read("report.html")
+        self.assertIn("rank 1: the link is broken (exit code 3)", page)
+        self.assertIn("2 runs failed", page)
+        # Not tried again in the second round.
+        self.assertEqual(sum(run["ranks"] == 4 for run in self.result()["runs"]), 2)
+
+    def test_failure_of_one_rank_leaves_the_others(self):
+        code, _, _ = self.measure("--ranks=1,2,4", "--scaling=weak", behaviour="fail:1")
+        self.assertEqual(code, 1)
+        point = self.points()["weak", 4]
+        self.assertEqual((point["base_ranks"], self.points()["weak", 2]["efficiency"]), (2, 1))
+        self.assertAlmostEqual(point["efficiency"], 13 / 15)
+
+    def test_nothing_measured_still_gives_a_report(self):
+        code, _, _ = self.measure("--ranks=2", "--scaling=weak", behaviour="fail:2")
+        self.assertEqual(code, 1)
+        self.assertIn("Nothing was measured", self.read("report.html"))
+
+    def test_hanging_program_is_ended(self):
+        began = time.monotonic()
+        code, _, _ = self.measure("--ranks=1,2", "--scaling=weak", "--timeout=0.5", behaviour="hang:2")
+        self.assertLess(time.monotonic() - began, 20)
+        self.assertEqual(code, 1)
+        self.assertIn("took more than 0.5 s and was ended", self.read("report.html"))
+        self.assertIn(("weak", 1), self.points())
+
+    def test_bad_summaries_are_failures(self):
+        for behaviour, words in (
+            ("not_json:2", "a summary that is not JSON"),
+            ("no_number:2", "without the number overlap"),
+        ):
+            with self.subTest(behaviour):
+                self.out = os.path.join(self.folder, behaviour)
+                code, _, err = self.measure("--ranks=1,2", "--scaling=weak", behaviour=behaviour)
+                self.assertEqual(code, 1)
+                self.assertIn(words, err)
+
+    def test_other_loss_is_an_error(self):
+        code, out, _ = self.measure("--ranks=1,2", "--scaling=strong", behaviour="loss:2")
+        self.assertEqual(code, 1)
+        self.assertRegex(out, r"(?m)^error: The loss differs where it should be equal")
+        self.assertEqual(self.points()["strong", 2]["loss_check"], "differs: 2.5 instead of 2.25")
+        self.assertIn("not the same training", self.read("report.html"))
+
+    def test_time_limit_keeps_what_is_measured(self):
+        code, _, err = self.measure(
+            "--ranks=1,2", "--scaling=weak", "--limit-minutes=0.02", "--rounds=1000", behaviour="slow:2"
+        )
+        self.assertEqual(code, 0)
+        self.assertIn("the time limit is reached", err)
+        self.assertIn("reached its time limit", self.read("report.html"))
+        self.assertEqual(self.result()["ended"], "time limit")
+
+    def test_live_line_says_what_runs_and_how_long(self):
+        _, _, err = self.measure("--ranks=1,2", "--scaling=weak")
+        self.assertRegex(
+            err, r"(?m)^round 1/2  run 3/6  mlp, CPU, fp32, weak, 2 ranks, without reduction  \d+:\d\d left$"
+        )
+
+    def test_report_is_drawn_again(self):
+        self.measure("--ranks=1,2", "--scaling=weak")
+        before = self.read("report.html")
+        os.remove(os.path.join(self.out, "report.html"))
+        code, out, _ = self.call("report", self.out)
+        self.assertEqual((code, out.strip()), (0, os.path.join(self.out, "report.html")))
+        self.assertEqual(self.read("report.html"), before)
+
+
+@needs_matplotlib
+class Resume(Scaling):
+    def test_makes_only_what_is_missing(self):
+        self.measure("--ranks=1,2", "--scaling=weak", behaviour="fail:2")
+        before = self.result()["runs"][0]
+        code, _, err = self.measure("--ranks=1,2", "--scaling=weak", "--resume")
+        self.assertEqual(code, 0)
+        self.assertEqual(self.result()["runs"][0], before)
+        self.assertEqual([run["status"] for run in self.result()["runs"]], ["ok"] * 6)
+        self.assertIn("run 1/4", err)
+        self.assertNotIn("Failed runs", self.read("report.html"))
+
+    def test_other_settings_or_machine_are_refused(self):
+        self.measure("--ranks=1,2", "--scaling=weak")
+        self.assert_refused(
+            "ranks was .* give the same flags", *self.measure("--ranks=1,2,4", "--scaling=weak", "--resume")
+        )
+        fakes.edit_result(self.out, lambda result: result["environment"]["cpu"].update(model="another"))
+        self.assert_refused("the cpu was", *self.measure("--ranks=1,2", "--scaling=weak", "--resume"))
+
+    def test_result_is_not_overwritten(self):
+        self.measure("--ranks=1", "--scaling=weak")
+        self.assert_refused("holds a result already", *self.measure("--ranks=1", "--scaling=weak"))
+
+    def test_nothing_to_resume(self):
+        self.assert_refused("holds no scaling.json", *self.measure("--resume"))
+
+    def test_ctrl_c_keeps_what_is_measured(self):
+        command = [
+            sys.executable,
+            os.path.join(BENCH, "scaling.py"),
+            *self.programs,
+            f"--out={self.out}",
+            "--models=mlp",
+            "--scaling=weak",
+            "--ranks=1,2",
+            "--seconds=0.01",
+            "--rounds=500",
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr:
+                if "run 5/" in line:
+                    process.send_signal(signal.SIGINT)
+                    break
+            _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn("interrupted; --resume goes on from here", err)
+        self.assertEqual(self.result()["ended"], "interrupted")
+        self.assertGreaterEqual(len(self.result()["runs"]), 4)
+        self.assertIn("was interrupted", self.read("report.html"))
+
+
+class Refused(Scaling):
+    @needs_matplotlib
+    def test_no_mpirun(self):
+        self.assert_refused(
+            "/no/mpirun is not a program: install an MPI", *self.call(self.programs[0], "--mpirun=/no/mpirun")
+        )
+        self.assertFalse(os.path.exists(self.out))
+
+    @needs_matplotlib
+    def test_no_trainers(self):
+        self.assert_refused("no train_mlp in /nowhere: build them", *self.measure("--bin=/nowhere"))
+
+    @needs_matplotlib
+    def test_no_gpu(self):
+        with mock.patch("scaling.main.environment.gpus", return_value=[]):
+            self.assert_refused("--device=cuda needs a GPU", *self.measure("--device=cuda"))
+
+    @needs_matplotlib
+    def test_flags(self):
+        for flag, words in (
+            ("--models=alexnet", "may be mlp, lenet"),
+            ("--ranks=0", "out of range"),
+            ("--ranks=x", "not a list of numbers"),
+            ("--rounds=0", "not a number above 0"),
+            ("--precision=fp16", "not possible with --device=cpu"),
+            ("--backend=gloo", "may be auto"),
+            ("--scaling=both", "may be weak, strong"),
+            ("--bucket-mb=-1", "out of range"),
+            ("--colour=red", "unrecognized arguments: --colour=red; --help lists the flags"),
+            ("--ranks=1,3", "cannot be divided by 3 ranks"),
+            ("--out=/proc/x", "cannot write to --out"),
+        ):
+            with self.subTest(flag):
+                self.assert_refused(words, *self.measure(flag))
+
+    def test_no_matplotlib(self):
+        code = (
+            "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, sys.argv.pop(1)); from scaling.main"
+            " import main; sys.exit(main(sys.argv[1:]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, BENCH, *self.programs], capture_output=True, text=True, check=False
+        )
+        self.assert_refused("needs matplotlib: install it", done.returncode, done.stdout, done.stderr)
+
+    @needs_matplotlib
+    def test_files_that_are_no_results(self):
+        path = os.path.join(self.folder, "other.json")
+        settings = dict.fromkeys(result_file.SETTINGS_KEYS)
+        good = result_file.new_result(settings, dict.fromkeys(result_file.ENVIRONMENT_KEYS), "")
+        for text, words in (
+            ("{", "is not JSON"),
+            ("[1]", "is not a scaling result"),
+            (json.dumps({**good, "version": 99}), "has version 99"),
+            (json.dumps({**good, "runs": [{}]}), "damaged: its run has no"),
+            (json.dumps({**good, "runs": 1}), "damaged: it has no"),
+            (json.dumps({**good, "environment": {}}), "damaged: its environment has no"),
+        ):
+            with self.subTest(text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self.assert_refused(words, *self.call("report", path))
+        self.assert_refused("cannot read", *self.call("compare", path + ".not", path))
+
+
+@needs_matplotlib
+class Compare(Scaling):
+    def test_two_results_side_by_side(self):
+        self.measure("--ranks=1,2", "--scaling=weak")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=1,2,4", "--scaling=weak")
+
+        def twice_as_fast(result):
+            for run in result["runs"]:
+                run["summary"]["samples_per_second"] *= 2
+
+        fakes.edit_result(self.out, twice_as_fast)
+        b, self.out = self.out, os.path.join(self.folder, "both")
+        code, out, _ = self.call("compare", a, b, f"--out={self.out}", "--price-a=3.6", "--price-b=9")
+        self.assertEqual(code, 0)
+        self.assertIn("B is 2.00 to 2.00 times as fast as A", out)
+        page = self.read("compare.html")
+        self.assertIn("Only in B: mlp, CPU, fp32, weak, 4 ranks", page)
+        # 6400 samples/s at 3.6 an hour: 0.156 for a million; B: 2.5 times the price at twice the rate.
+        self.assertRegex(page, r"<td>0\.156</td><td>0\.195</td><td>1\.25</td>")
+        self.assertEqual(len(re.findall(r"<svg ", page)), 2)
+
+    def test_nothing_in_common(self):
+        self.measure("--ranks=1", "--scaling=weak")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=2", "--scaling=weak")
+        code, out, _ = self.call("compare", a, self.out, f"--out={self.out}")
+        self.assertEqual(code, 0)
+        self.assertIn("nothing in common", out)
+        self.assertIn("have no case", self.read("compare.html"))
+
+
+class Parts(unittest.TestCase):
+    def test_variables_hold_no_secrets(self):
+        shown = environment.variables(
+            {
+                "DDP_BACKEND": "auto",
+                "DDP_STORE_SECRET": "x",
+                "HOME": "/root",
+                "OMP_NUM_THREADS": "1",
+                "NCCL_API_KEY": "x",
+            }
+        )
+        self.assertEqual(shown, {"DDP_BACKEND": "auto", "OMP_NUM_THREADS": "1"})
+
+    def test_communication_from_buckets_if_nearly_all_is_hidden(self):
+        run = {
+            "ranks": 2,
+            "reduce": True,
+            "summary": {"exposed_comm_ms": 0.001, "overlap": 0.999},
+            "buckets": [
+                {"launched_ms": 1, "done_ms": 3},
+                {"launched_ms": 2, "done_ms": 4},
+                {"launched_ms": 6, "done_ms": 7},
+            ],
+        }
+        self.assertEqual(analysis.communication_ms(run), 4)
+
+    def test_output_of_the_trainers(self):
+        read = trainers.read_output(
+            "model: lenet; 1199882 parameters; sgd\n  bucket        MiB      ready\n       0       4.51      0.550     "
+            " 0.551     12.024\n       1       0.07     22.123     22.123     22.223\n"
+        )
+        self.assertEqual(read["parameters"], 1199882)
+        self.assertEqual([bucket["done_ms"] for bucket in read["buckets"]], [12.024, 22.223])
+
+    def test_default_ranks_follow_the_cores(self):
+        self.assertEqual(
+            [plan.default_ranks(cores) for cores in (1, 2, 6, 64)], [[1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
+        )
+
+    def test_steps_fill_the_time(self):
+        self.assertEqual(plan.choose_steps(10, 2), (200, 20))
+        self.assertEqual(plan.choose_steps(1e5, 2), (10, 5))
+        self.assertEqual(plan.choose_steps(1e-3, 2), (2000, 200))
+
+    def test_error_line_skips_the_frame_of_mpirun(self):
+        self.assertEqual(
+            trainers.error_line("train_mlp", 1, "-----\nmpirun noticed\ntrain_mlp: no memory\n"),
+            "train_mlp: no memory (exit code 1)",
+        )
+        self.assertEqual(trainers.error_line("train_mlp", 1, "----\nnot found\n"), "not found (exit code 1)")
+
+    def test_launcher_needs_a_program(self):
+        with self.assertRaises(UserError):
+            trainers.Launcher("/no/such/mpirun")
+
+
+if __name__ == "__main__":
+    if charts.matplotlib is None:
+        print(f"skipped: reports of ddp-scaling, as {sys.executable} has no matplotlib")
+    unittest.main()

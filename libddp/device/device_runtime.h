@@ -110,8 +110,8 @@ class DeviceRuntime {
   // the device's memory.
   virtual absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                                 void* stream) = 0;
-  // results[k] = the hash of pieces[k], as hash_rule.h defines it; a piece's `count` is in bytes here. `results` is in the
-  // device's memory.
+  // results[k] = the hash of pieces[k], as hash_rule.h defines it; a piece's `count` is in bytes here. `results` is in
+  // the device's memory.
   virtual absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) = 0;
   // UpdateScale where the numbers are.
   virtual absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) = 0;

@@ -181,8 +181,9 @@ def add_losses(p, slowdowns):
     p["communication_sure"] = len(slowdowns) > 1 and (min(slowdowns) > 0 or max(slowdowns) < 0)
     p["ideal_ms"] = p["step_ms"] * full
     p["cores_ms"] = p["ideal_ms"] * (crowd - 1)
-    p["reduction_ms"] = p["step_ms"] - p["step_ms_without_reduction"]
-    p["sharing_ms"] = p["step_ms_without_reduction"] - p["ideal_ms"] - p["cores_ms"]
+    # From the ratios within rounds, so that the parts of a step agree with the shares that were lost.
+    p["sharing_ms"] = p["ideal_ms"] / alone - p["ideal_ms"] - p["cores_ms"]
+    p["reduction_ms"] = p["step_ms"] - p["ideal_ms"] / alone
 
 
 def tolerance_of(case):

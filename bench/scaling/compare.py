@@ -98,7 +98,7 @@ def environments(a, b):
         markup.environment_pairs(a["environment"]), markup.environment_pairs(b["environment"])
     ):
         if in_a or in_b:
-            rows.append([escape(name), escape(in_a or "–"), escape(in_b or "–")])
+            rows.append([escape(name), markup.value_html(in_a or "–"), markup.value_html(in_b or "–")])
     rows.insert(0, ["Command", escape(a["command"]), escape(b["command"])])
     return markup.table(["", "A", "B"], rows, (0, 1, 2), wrapped=(1, 2))
 

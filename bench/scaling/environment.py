@@ -1,10 +1,10 @@
 """The machine, the build and the launcher that figures depend on. No names of hosts or users."""
 
+import ctypes
 import glob
 import os
 import platform
 import re
-import shutil
 import subprocess
 import time
 
@@ -27,14 +27,19 @@ PRIVATE_WORDS = ("SECRET", "TOKEN", "PASSWORD", "KEY")
 GPU_FIELDS = "name,driver_version,memory.total,clocks.max.sm,power.limit"
 
 
-def first_line(*command):
-    """The first line that a program prints, or None."""
+def lines_of(*command):
+    """What a program prints, without colours and empty lines; nothing if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0].strip() if done.returncode == 0 and lines else None
+        return []
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout) if done.returncode == 0 else ""
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def first_line(*command):
+    """The first line that a program prints, or None."""
+    return next(iter(lines_of(*command)), None)
 
 
 def read_text(path):
@@ -87,27 +92,35 @@ def memory_mib():
 
 def gpus():
     """One dictionary per GPU that may be used; none without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if done.returncode != 0:
-        return []
+    fields = GPU_FIELDS.split(",")
     rows = [
-        dict(zip(GPU_FIELDS.split(","), map(str.strip, line.split(","))))
-        for line in done.stdout.splitlines()
-        if line.strip()
+        dict(zip(fields, map(str.strip, line.split(","))))
+        for line in lines_of("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
     ]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return rows if visible is None else rows[: len([v for v in visible.split(",") if v.strip() not in ("", "-1")])]
+
+
+def library_version(name, function):
+    """What a C function of a library says of its version, or None: int f(int*) or size_t f(void)."""
+    try:
+        library = ctypes.CDLL(name)
+        if name.startswith("libnccl"):
+            version = ctypes.c_int()
+            library[function](ctypes.byref(version))
+            return version.value
+        return library[function]()
+    except (OSError, AttributeError):
+        return None
+
+
+def gpu_libraries():
+    """Versions as the libraries number them: NCCL 2.21.5 is 22105, cuDNN 9.8.0 is 90800."""
+    nccl = os.environ.get("DDP_NCCL_LIBRARY", "libnccl.so.2")
+    return {
+        "nccl": library_version(nccl, "ncclGetVersion"),
+        "cudnn": library_version("libcudnn.so.9", "cudnnGetVersion"),
+    }
 
 
 def build_of(bin_folder):
@@ -142,6 +155,7 @@ def variables(environ):
 def snapshot(bin_folder, mpirun, mpi_version):
     cpuinfo = read_text("/proc/cpuinfo")
     cpus = cpus_allowed()
+    found = gpus()
     packages = {read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") for cpu in cpus}
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -156,7 +170,10 @@ def snapshot(bin_folder, mpirun, mpi_version):
         },
         "numa_nodes": max(1, len(glob.glob("/sys/devices/system/node/node[0-9]*"))),
         "memory_mib": memory_mib(),
-        "gpus": gpus(),
+        "gpus": found,
+        # How the GPUs are linked: nvidia-smi's matrix, line by line.
+        "gpu_topology": lines_of("nvidia-smi", "topo", "-m") if found else [],
+        "gpu_libraries": gpu_libraries() if found else {},
         "system": f"{platform.system()} {platform.release()}",
         "launcher": {"program": os.path.basename(mpirun), "version": mpi_version},
         "build": build_of(bin_folder),

@@ -64,7 +64,7 @@ def positive(kind):
 
 
 def measure_parser():
-    p = parser(PROGRAM, description=INTRODUCTION)
+    p = parser(PROGRAM, description=INTRODUCTION, usage="%(prog)s [--quick] [--out=FOLDER] [flags]")
     p.add_argument(
         "--out", metavar="FOLDER", default="scaling-report", help="where the results go (default: scaling-report)"
     )

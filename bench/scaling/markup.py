@@ -45,10 +45,14 @@ def table(head, rows, text_columns=(0,), wrapped=()):
     return "\n".join([*lines, "</tbody></table></div>"])
 
 
+def value_html(value):
+    """Several lines stand as they are, such as a matrix."""
+    return f"<pre>{escape(value)}</pre>" if "\n" in value else escape(value)
+
+
 def definitions(pairs):
-    return (
-        "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs if value) + "</dl>"
-    )
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{value_html(value)}</dd>" for name, value in pairs if value)
+    return f"<dl>{items}</dl>"
 
 
 def figure(svg, caption):
@@ -125,6 +129,8 @@ def environment_pairs(environment):
         ("Frequency governor", cpu.get("governor")),
         ("Memory", f"{environment['memory_mib']:,} MiB"),
         ("GPUs", "; ".join(", ".join(gpu.values()) for gpu in gpus)),
+        ("Links of the GPUs", "\n".join(environment.get("gpu_topology", []))),
+        ("GPU libraries", ", ".join(f"{k} {v}" for k, v in environment.get("gpu_libraries", {}).items() if v)),
         ("System", environment["system"]),
         ("Launcher", f"{launcher['program']}: {launcher['version']}"),
         ("libddp", " ".join(filter(None, [build.get("version"), build.get("revision")]))),

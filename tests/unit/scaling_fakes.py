@@ -52,6 +52,13 @@ with open(flags["summary-json"], "w") as file:
     file.write("not JSON" if wrong == "not_json" else json.dumps(summary))
 """
 
+NVIDIA_SMI = """#!/bin/sh
+case $1 in
+  topo) printf '\\t\\033[4mGPU0\\tGPU1\\033[0m\\nGPU0\\t X \\tNV18\\n\\n' ;;
+  *) for gpu in 0 1; do echo 'NVIDIA H200, 580.1, 143771 MiB, 1980 MHz, 700.00 W'; done ;;
+esac
+"""
+
 
 def write_program(path, text):
     with open(path, "w", encoding="utf-8") as file:

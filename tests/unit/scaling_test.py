@@ -383,6 +383,15 @@ class Compare(Scaling):
 
 
 class Parts(unittest.TestCase):
+    def test_gpus_as_nvidia_smi_lists_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fakes.write_program(os.path.join(folder, "nvidia-smi"), fakes.NVIDIA_SMI)
+            with mock.patch.dict(os.environ, {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}):
+                snapshot = environment.snapshot(folder, "mpirun", "1")
+        self.assertEqual([gpu["name"] for gpu in snapshot["gpus"]], ["NVIDIA H200"])  # the second is not visible
+        self.assertEqual(snapshot["gpus"][0]["driver_version"], "580.1")
+        self.assertEqual(snapshot["gpu_topology"], ["\tGPU0\tGPU1", "GPU0\t X \tNV18"])
+
     def test_variables_hold_no_secrets(self):
         shown = environment.variables(
             {

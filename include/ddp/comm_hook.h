@@ -19,10 +19,10 @@ namespace ddp {
 // One bucket in one step, as a hook sees it. The library owns the memory.
 struct GradBucket {
   struct Gradient {
-    size_t parameter = 0;        // its index in the model
-    std::string name;            // unique in the model; use it as the key of a hook's state
-    std::vector<int64_t> shape;  // empty if the program gave none
-    size_t offset = 0;           // its start in `buffer`, in elements
+    size_t parameter = 0;             // its index in the model
+    std::string name = {};            // unique in the model; use it as the key of a hook's state
+    std::vector<int64_t> shape = {};  // empty if the program gave none
+    size_t offset = 0;                // its start in `buffer`, in elements
     size_t count = 0;
   };
 
@@ -31,17 +31,17 @@ struct GradBucket {
   int64_t step = 0;      // the number of reduced steps that the model has completed
   // All gradients of the bucket as one array, with zeros between them. It holds the input, and after Finish the result.
   // It is the gradients' own memory, or a packed copy if they are not adjacent.
-  Buffer buffer;
-  std::vector<Gradient> gradients;
+  Buffer buffer = {};
+  std::vector<Gradient> gradients = {};
   // The operator and scales with which an all-reduce of `buffer` gives the result of the step (mean, sum, weighted
   // mean).
-  ReduceOptions reduce;
+  ReduceOptions reduce = {};
   // This rank's part of the result, for error feedback: if the gradients of all ranks are equal, `buffer` holds `share`
   // times the result. An all-reduce of all ranks' shares with `reduce` gives 1. Its value is 1 for a mean over all n
   // ranks, and 1/n for a sum. In a Join, for a mean over n ranks of which m still have inputs, it is n/m on these m
   // ranks and 0 on the others.
   double share = 1;
-  Stream stream;
+  Stream stream = {};
 };
 
 // Communicates the buckets. Each bucket takes rounds() operations one after the other: the library calls Start with

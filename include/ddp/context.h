@@ -24,34 +24,34 @@ struct ContextOptions {
   // If unset, the launcher's variables decide. The first launcher that has set its variables counts, in this order:
   // Open MPI's mpirun, MPICH's mpirun, torchrun, Slurm's srun. Without a launcher it is a world of one rank.
   // Contradicting launchers are an error, except that the others may run inside srun.
-  std::optional<int> rank;
-  std::optional<int> world_size;
-  std::optional<int> local_rank;
-  std::optional<int> local_world_size;
-  std::shared_ptr<Store> store;
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
+  std::optional<int> local_rank = {};
+  std::optional<int> local_world_size = {};
+  std::shared_ptr<Store> store = {};
 
   // "auto", "nccl" (needs a GPU as `device`), "hierarchical" or "local" (only in a world of one). Unset: DDP_BACKEND,
   // else "auto".
-  std::optional<std::string> backend;
+  std::optional<std::string> backend = {};
 
   // The device of this rank's parameters and gradients; the same kind on all ranks. Default: the CPU. With a GPU, the
   // world's operations take buffers of that GPU and CPU buffers. Index -1: the GPU with the number of the local rank,
   // which is right for one process per GPU; Context::device returns the actual one. The library uses no GPU before
   // Create, and no other GPU than this one.
-  Device device;
+  Device device = {};
 
   // The time-out of an operation, and of the start of the world. After it the group is aborted. Unset: DDP_TIMEOUT
   // (seconds), else 10 minutes.
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = {};
 
   // How long an operation may wait for its peers before the log warns and names them. Zero: no warning. Unset:
   // DDP_STALL_WARNING (seconds), else 30 seconds.
-  std::optional<absl::Duration> stall_warning;
+  std::optional<absl::Duration> stall_warning = {};
 
   // A file for a timeline of all ranks, in Chrome's trace format, which Perfetto opens. Rank 0 writes it when the
   // Context is destroyed. If the group has failed, each rank writes its own timeline to the name with ".rankN"
   // appended. Set it on all ranks or on none. Empty: no timeline. Unset: DDP_TRACE, else none.
-  std::optional<std::string> trace;
+  std::optional<std::string> trace = {};
 
   // Receives operations, buckets and scopes. Borrowed: it must outlive the Context.
   Observer* observer = nullptr;

@@ -33,18 +33,18 @@ class GradScaler;
 //                    is copied for the reduction, and back.
 //   frozen:          not trained at present. It has a value, but its gradient is neither announced nor reduced.
 struct Parameter {
-  std::string name;
-  std::vector<int64_t> shape;
-  Buffer value;
-  Buffer grad;
+  std::string name = {};
+  std::vector<int64_t> shape = {};
+  Buffer value = {};
+  Buffer grad = {};
   bool frozen = false;
 };
 
 // State of the model that is no parameter, such as the running statistics of a batch norm. Any dtype; the caller owns
 // the memory.
 struct ModelBuffer {
-  std::string name;
-  Buffer data;
+  std::string name = {};
+  Buffer data = {};
   // Equal on all ranks at the end of every backward pass (a table, a counter, synchronised statistics).
   // DdpOptions::check_replicas then compares it. Leave it false for running statistics of each rank's own batch.
   bool replicated = false;
@@ -111,7 +111,7 @@ struct DdpOptions {
   bool broadcast_parameters = true;
 
   // Buffers to copy from rank 0 to all ranks in Create and, if broadcast_buffers, in every BeginForward.
-  std::vector<ModelBuffer> buffers;
+  std::vector<ModelBuffer> buffers = {};
   bool broadcast_buffers = true;
 
   // Compares the values of all ranks, frozen ones included, and the buffers that are `replicated`: in the first reduced
@@ -120,10 +120,10 @@ struct DdpOptions {
   // group still works. Do not write values between the first GradReady of a step and the end of its FinishBackward (on
   // a GPU: its end in the order of the stream). In a Join, ranks that have finished are not compared. 0: never. Unset:
   // DDP_CHECK_REPLICAS, or never. The same on all ranks.
-  std::optional<int64_t> check_replicas;
+  std::optional<int64_t> check_replicas = {};
 
   // Replaces the all-reduce of each bucket. Null: an all-reduce.
-  std::shared_ptr<CommHook> hook;
+  std::shared_ptr<CommHook> hook = {};
 };
 
 // Times of one bucket in the last step, in nanoseconds since the step's first GradReady.
@@ -142,9 +142,9 @@ struct BucketTimes {
 };
 
 struct DdpStatistics {
-  int64_t steps = 0;                 // reduced steps so far
-  int64_t plans = 0;                 // how often buckets were planned: once, and once more for every change
-  std::vector<BucketTimes> buckets;  // those of the last reduced step, in launch order
+  int64_t steps = 0;                      // reduced steps so far
+  int64_t plans = 0;                      // how often buckets were planned: once, and once more for every change
+  std::vector<BucketTimes> buckets = {};  // those of the last reduced step, in launch order
   // In the last reduced step: the communication that the backward pass did not hide. This is the time in
   // FinishBackward, on a GPU the time that its stream waited.
   int64_t exposed_ns = 0;
@@ -168,7 +168,7 @@ struct JoinOptions {
   // Called on a rank that has no more inputs, after each step of the others. The gradients then hold the result of that
   // step. Use it to keep state equal on all ranks, such as the optimizer's step count. An error ends the training on
   // every rank.
-  std::function<absl::Status()> on_shadowed_step;
+  std::function<absl::Status()> on_shadowed_step = {};
 };
 
 // One model's gradients and their reduction. See docs/concepts.md for the life of a step.

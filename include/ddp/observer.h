@@ -17,7 +17,7 @@ struct OperationEvent {
   enum class State : uint8_t { kCalled, kDone, kFailed };
 
   State state = State::kCalled;
-  absl::string_view kind;  // "all_reduce", ...; a string literal
+  absl::string_view kind = {};  // "all_reduce", ...; a string literal
   DType dtype = DType::kFloat32;
   uint64_t group = 0;     // identifies the ProcessGroup within this process
   uint64_t sequence = 0;  // the number of the call in its group, the same on all ranks

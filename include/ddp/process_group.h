@@ -98,7 +98,7 @@ class DDP_EXPORT Allocation {
 
 // A place inside an allocation of a group.
 struct AllocatedRange {
-  Allocation memory;
+  Allocation memory = {};
   uint64_t number = 0;  // the allocation's number in its group; the same on all ranks
   size_t offset = 0;    // bytes from the start of the memory
 };

@@ -40,9 +40,9 @@ DDP_EXPORT std::shared_ptr<Store> CreateMemoryStore();
 struct FileStoreOptions {
   // The file. It is created if missing; its folder must exist and be visible to all ranks. Not on NFS, because the
   // store relies on flock.
-  std::string path;
+  std::string path = {};
   // Identifies the run; the same on all ranks. Keys that other runs left in the file are ignored.
-  std::string run_id;
+  std::string run_id = {};
   // The number of ranks. When this many stores have opened the file, its name is removed, so that nothing is left
   // behind however the ranks end. The open stores keep working. 0: the name is not removed.
   int world_size = 0;
@@ -58,16 +58,16 @@ DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptio
 struct TcpStoreOptions {
   // The name or address under which all ranks reach the host of the serving rank. Empty: all ranks are on this host,
   // and the store listens only on the loopback interface.
-  std::string host;
+  std::string host = {};
   // 1 to 65535; the same on all ranks. The port must be free on the serving host.
   int port = 0;
   // True if this process runs the server. Set it on exactly one rank, usually rank 0.
   bool serve = false;
   // Identifies the run; the same on all ranks. The server rejects ranks of another run.
-  std::string run_id;
+  std::string run_id = {};
   // A text that only the ranks know. Empty: DDP_STORE_SECRET. If that is unset too: with an empty `host`, the server
   // writes a random secret to a file that only this user can read; otherwise InvalidArgument says what to set.
-  std::string secret;
+  std::string secret = {};
   // The number of ranks. When all have connected, the file with the secret is removed. 0: it stays until the server
   // ends.
   int world_size = 0;

@@ -35,7 +35,7 @@ struct Device {
 // An execution stream of `device`, such as a cudaStream_t. It is borrowed: the caller owns it. On the CPU it has no
 // meaning; leave it at its default.
 struct Stream {
-  Device device;
+  Device device = {};
   void* native = nullptr;
 };
 
@@ -45,7 +45,7 @@ struct Buffer {
   void* data = nullptr;
   size_t count = 0;
   DType dtype = DType::kFloat32;
-  Device device;
+  Device device = {};
 };
 
 // Several ranges that an operation treats as one concatenated array. All have the same dtype and device.

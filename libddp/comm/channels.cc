@@ -10,14 +10,11 @@
 #include "absl/time/clock.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/read_process.h"
+#include "libddp/comm/waiting.h"
 
 namespace ddp {
 namespace {
 
-// How long a thread that waits looks at one word before it lets others have the mutex: about half a microsecond.
-constexpr int kGlances = 32;
-// How long the progress thread stays with a pipe that makes no progress.
-constexpr int64_t kStayNs = 200'000;
 // Data of up to so many bytes go with their envelope. Copied twice, they spare the sender the wait for the receiver,
 // which costs a turn of the scheduler where there are more ranks than processors; and to fetch private data takes the
 // kernel longer than to copy a few twice. (Where each rank has a processor, of 16 KiB that depends on the processors:

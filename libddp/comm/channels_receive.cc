@@ -10,14 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/channels.h"
 #include "libddp/comm/read_process.h"
+#include "libddp/comm/waiting.h"
 
 namespace ddp {
-namespace {
-
-// Up to so many bytes are fetched without letting go of the mutex.
-constexpr size_t kBriefBytes = size_t{64} << 10;
-
-}  // namespace
 
 absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
   Work work;

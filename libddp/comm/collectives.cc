@@ -30,12 +30,6 @@ std::vector<Buffer> Part(Buffers buffers, size_t first, size_t count) {
   return part;
 }
 
-RangeList Ranges(Buffers buffers) {
-  RangeList list;
-  for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
-  return list;
-}
-
 // Moves the parts of `whole`, on root, from or to `mine` on every rank.
 absl::Status Move(ProcessGroup& group, absl::string_view call, Buffers whole, Buffers mine, int root, bool gather) {
   const CallCheck check(group.rank(), group.size(), call);

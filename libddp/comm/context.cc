@@ -194,14 +194,14 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
 }
 
 absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
-  if (info_.meeting == Meeting::kMpi) {
+  if (info_.rendezvous == RendezvousMethod::kMpi) {
     absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
     if (!session.ok()) return session.status();
     mpi_ = *std::move(session);
     return &mpi_->rendezvous();
   }
   store_ = options.store;
-  if (info_.meeting == Meeting::kTcpStore) {
+  if (info_.rendezvous == RendezvousMethod::kTcpStore) {
     absl::StatusOr<std::shared_ptr<Store>> store = OpenLaunchStore(info_, timeout_);
     if (!store.ok()) return store.status();
     store_ = *std::move(store);

@@ -6,22 +6,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/waiting.h"
 
 namespace ddp {
 namespace {
 
-// Up to so many bytes a rank, direct work is done without letting go of the mutex: it is over too soon for that to pay.
-constexpr size_t kBriefBytes = size_t{64} << 10;
 // Data that travel with announcements are copied twice. Where each rank has a processor that pays up to so many bytes;
 // of a reduce-scatter up to more, since its ranks, too, would first copy what they read of their peers, then reduce it.
 // Where a meeting costs a turn of the scheduler it pays for all that there is room for.
 constexpr size_t kBriefInlineBytes = size_t{16} << 10, kBriefReducedBytes = size_t{32} << 10;
-// How long the progress thread stays with a staged operation that makes no progress: its peers are in the middle of a
-// round.
-constexpr int64_t kStayNs = 200'000;
-
-// How long a thread that waits looks at one word before it lets others have the mutex: about half a microsecond.
-constexpr int kGlances = 32;
 
 }  // namespace
 

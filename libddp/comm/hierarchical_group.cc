@@ -138,12 +138,6 @@ class HierarchicalGroup final : public ProcessGroup {
  private:
   static size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-  static RangeList Ranges(Buffers buffers) {
-    RangeList list;
-    for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
-    return list;
-  }
-
   absl::Status CheckMessage(absl::string_view call, Buffers buffers, int peer, int tag, Extent* extent) const {
     const CallCheck check(rank(), size(), call);
     if (absl::Status s = check.CheckBuffers("message", buffers, extent); !s.ok()) return s;

@@ -15,12 +15,6 @@
 namespace ddp {
 namespace {
 
-RangeList Ranges(Buffers buffers) {
-  RangeList list;
-  for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
-  return list;
-}
-
 bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a.count == b.count; }
 
 class LocalGroup final : public ProcessGroup {

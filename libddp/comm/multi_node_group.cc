@@ -35,12 +35,6 @@ constexpr size_t kExchangeBytes = size_t{16} << 10;
 // Of a share above that it costs more to sum all of it on each node than to send one message less for each chunk.
 constexpr size_t kMostOnEachNode = size_t{512} << 10;
 
-RangeList Ranges(Buffers buffers) {
-  RangeList list;
-  for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
-  return list;
-}
-
 // What ranks that are to form a group know of each other, by rank in it.
 struct Members {
   int rank = 0;  // this process's

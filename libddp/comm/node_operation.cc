@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "libddp/base/round.h"
 #include "libddp/comm/node_pipeline.h"
 
 namespace ddp {
@@ -18,9 +19,6 @@ constexpr size_t kAlign = 16;
 constexpr size_t kUnaskedBytes = size_t{60} << 10;
 constexpr size_t kMostUnasked = 3;
 constexpr size_t kMessageBytes = size_t{512} << 10;
-
-size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
-size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
 
 }  // namespace
 

@@ -7,17 +7,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/waiting.h"
 
 namespace ddp {
 namespace {
 
-// How long the progress thread stays after the last progress: something is about to come over the wire.
-constexpr int64_t kStayNs = 200'000;
-
 // Among allocations: one that the group's own will not reach.
 constexpr uint64_t kScratchId = (uint64_t{1} << (64 - Address::kOffsetBits)) - 1;
 
-bool AllDone(const std::deque<Transfer>& transfers) {
+bool AllSucceeded(const std::deque<Transfer>& transfers) {
   return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.done && !t.truncated; });
 }
 
@@ -326,7 +324,7 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
     case Stage::kExchanging:
       return Exchange(step, earlier);
     case Stage::kSpreading:
-      if (!step->spreading.Done() || !AllDone(step->sends)) return false;
+      if (!step->spreading.Done() || !AllSucceeded(step->sends)) return false;
       if (absl::Status s = step->spreading.Wait(absl::InfinitePast()); !s.ok()) {
         FailAndTell(s);
         return false;
@@ -344,15 +342,15 @@ bool NodePipeline::Advance(Step* step, const Step* earlier) {
 bool NodePipeline::Exchange(Step* step, const Step* earlier) {
   bool progressed = false;
   // Whatever is to be replaced must have been sent.
-  if (!step->exposed || AllDone(step->sends)) ExpectResults(step, earlier);
+  if (!step->exposed || AllSucceeded(step->sends)) ExpectResults(step, earlier);
   const bool carried = step->operation->Carries(step->chunk);
   if (carried && !step->summed) Compare(step->operation);
-  const bool came = AllDone(step->partials) && (!carried || step->operation->compared) && failure_.ok();
+  const bool came = AllSucceeded(step->partials) && (!carried || step->operation->compared) && failure_.ok();
   if (!step->summed && step->listening && (earlier == nullptr || earlier->summed) && came) {
     SendResults(step);
     step->summed = progressed = true;
   }
-  if (step->summed && (earlier == nullptr || earlier->stage >= Stage::kSpreading) && AllDone(step->results) &&
+  if (step->summed && (earlier == nullptr || earlier->stage >= Stage::kSpreading) && AllSucceeded(step->results) &&
       failure_.ok()) {
     LaunchSpreading(step);
     step->stage = Stage::kSpreading;
@@ -364,7 +362,7 @@ bool NodePipeline::Exchange(Step* step, const Step* earlier) {
 // --- the end --------------------------------------------------------------------------------------------------------
 
 void NodePipeline::Compare(NodeOperation* operation) {
-  if (operation->compared || !AllDone(operation->headers_in)) return;
+  if (operation->compared || !AllSucceeded(operation->headers_in)) return;
   operation->compared = true;
   const auto describe = [](const NodeHeader& h) { return OperationKey::Unpack(h.what).Describe(h.count); };
   for (size_t i = 0; i < header_from_.size(); ++i) {
@@ -398,7 +396,7 @@ bool NodePipeline::Retire() {
     if (!operation->Done()) Compare(operation);
     if (!failure_.ok()) return true;
     if (operation->Done() || operation->finished < operation->chunks() || !operation->compared ||
-        !AllDone(operation->headers_out)) {
+        !AllSucceeded(operation->headers_out)) {
       continue;
     }
     notes_.Entered(*operation, FlightState::kDone);

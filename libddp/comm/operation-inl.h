@@ -6,15 +6,13 @@
 #include <cstddef>
 
 #include "absl/container/inlined_vector.h"
+#include "libddp/base/round.h"
 #include "libddp/device/cpu_reduce.h"
 
 namespace ddp {
 
 // Slices begin at multiples of so many elements: whole cache lines for every type.
 inline constexpr size_t kSliceAlign = 64;
-
-inline size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
-inline size_t CeilDiv(size_t n, size_t by) { return (n + by - 1) / by; }
 
 // The share of rank r in a round of `n` elements.
 struct Share {

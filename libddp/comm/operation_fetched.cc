@@ -20,9 +20,9 @@ constexpr size_t kMostBytes = size_t{32} << 20;
 constexpr size_t kLeastOneStep = size_t{16} << 10;
 constexpr int kMostRanks = 64;  // above, chunks from each would be small
 // Fetched to be reduced: stays in the cache between the two.
-constexpr size_t kChunkBytes = size_t{256} << 10;
+constexpr size_t kFetchedChunkBytes = size_t{256} << 10;
 // Fetched in one turn, so that a failure is noticed in between.
-constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr size_t kFetchedPieceBytes = size_t{4} << 20;
 
 absl::Status FetchFrom(const PeerWatch& peers, int peer, const char* from, const RangeList& to) {
   RangeList source;
@@ -69,14 +69,14 @@ absl::Status Operation::FetchAndReduce(const ControlBlock& control, const PeerWa
   const bool scatter = key_.kind == OperationKey::Kind::kReduceScatter;
   // Nobody reads this rank's stage of this round.
   char* const scratch = control.stage(rank, first_round);
-  const size_t slot = std::min(kChunkBytes, kStageBytes / static_cast<size_t>(ranks - 1)) / in_size() / kSliceAlign *
-                      kSliceAlign * in_size();
+  const size_t slot = std::min(kFetchedChunkBytes, kStageBytes / static_cast<size_t>(ranks - 1)) / in_size() /
+                      kSliceAlign * kSliceAlign * in_size();
   const size_t part = count / static_cast<size_t>(ranks);
   const Share mine = scatter ? Share{0, part} : ShareOf(count, rank, ranks);
   const size_t share = mine.end - mine.begin, out_begin = scatter ? 0 : mine.begin;
   const size_t in_begin = scatter ? part * static_cast<size_t>(rank) : out_begin;
   const auto slot_of = [&](int r) { return scratch + static_cast<size_t>(r < rank ? r : r - 1) * slot; };
-  for (const size_t end = std::min(share, fetched_ + kPieceBytes / in_size()); fetched_ < end;) {
+  for (const size_t end = std::min(share, fetched_ + kFetchedPieceBytes / in_size()); fetched_ < end;) {
     const size_t n = std::min(slot / in_size(), end - fetched_), begin = in_begin + fetched_;
     for (int k = 1; k < ranks; ++k) {
       const int r = (rank + k) % ranks;
@@ -141,7 +141,7 @@ absl::Status Operation::FetchResults(const ControlBlock& control, const PeerWatc
     const Fetch own = ResultOf(rank, rank, ranks);
     in.CopyTo(own.from - reinterpret_cast<uintptr_t>(in_bases[static_cast<size_t>(rank)]), out, own.to, own.bytes);
   }
-  for (size_t left = kPieceBytes; peers_fetched_ < ranks - 1;) {
+  for (size_t left = kFetchedPieceBytes; peers_fetched_ < ranks - 1;) {
     if (left == 0) return absl::OkStatus();
     const int peer = (rank + 1 + peers_fetched_) % ranks;  // not all from the same one at once
     const Fetch result = ResultOf(peer, rank, ranks);

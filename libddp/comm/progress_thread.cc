@@ -8,8 +8,7 @@
 namespace ddp {
 namespace {
 
-using Interval = ProgressThread::Interval;
-constexpr Interval kShortest(1), kLongestPending(4), kLongest(8), kRest(100), kIdleBeforeRest(200);
+constexpr ProgressThread::Interval kShortest(1), kLongestPending(4), kLongest(8), kRest(100), kIdleBeforeRest(200);
 
 }  // namespace
 
@@ -39,7 +38,7 @@ void ProgressThread::WakeUp() {
   wake_.notify_all();
 }
 
-Interval ProgressThread::NextLook(Interval last, Found found) {
+ProgressThread::Interval ProgressThread::NextLook(Interval last, Found found) {
   if (found == Found::kWork) return kShortest;
   if (found == Found::kNothing) return std::min(2 * last, kLongest);
   // What has been launched since the last look may be left alone.

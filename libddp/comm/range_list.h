@@ -7,6 +7,8 @@
 #include <cstring>
 #include <vector>
 
+#include "ddp/types.h"
+
 namespace ddp {
 
 class RangeList {
@@ -111,6 +113,13 @@ class RangeList {
   Range first_{};
   std::vector<Range> many_;
 };
+
+// The memory of `buffers`.
+inline RangeList Ranges(Buffers buffers) {
+  RangeList list;
+  for (const Buffer& b : buffers) list.Add(static_cast<char*>(b.data), b.count * SizeOf(b.dtype));
+  return list;
+}
 
 }  // namespace ddp
 

@@ -37,7 +37,7 @@ constexpr off_t kRunBytesCount = off_t{1} << 20;
 constexpr absl::Duration kOpenTimeout = absl::Minutes(1);
 
 // Each kind has keys of its own. Counter values are int64_t, the total after an Add.
-enum Kind : uint32_t { kValue = 0, kCounter = 1, kOpenings = 2, kKinds = 3 };
+enum EntryKind : uint32_t { kValue = 0, kCounter = 1, kOpenings = 2, kKinds = 3 };
 
 struct Head {
   char marker[4];
@@ -98,7 +98,7 @@ class FileLock {
 };
 
 // Sleeps 1, 2, 4, 8, 10, 10... ms, never beyond the deadline.
-class Backoff {
+class RetryDelay {
  public:
   void Sleep(absl::Time deadline) {
     absl::SleepFor(std::clamp(deadline - absl::Now(), absl::ZeroDuration(), pause_));
@@ -133,12 +133,12 @@ class FileStore final : public Store {
   // Calls `write` under an exclusive lock, with the map up to date, as soon as the lock can be had.
   template <typename Write>
   absl::Status Exclusively(absl::string_view key, absl::Time deadline, const Write& write);
-  absl::StatusOr<int64_t> Increase(Kind kind, absl::string_view key, int64_t delta);
+  absl::StatusOr<int64_t> Increase(EntryKind kind, absl::string_view key, int64_t delta);
 
   // These three need a lock on the file.
   absl::Status ReadOn();
   absl::StatusOr<bool> ReadRecord(off_t end);
-  absl::Status Append(Kind kind, absl::string_view key, absl::string_view value);
+  absl::Status Append(EntryKind kind, absl::string_view key, absl::string_view value);
   absl::Status ReadAt(off_t at, char* data, size_t size) const;
 
   const FileStoreOptions options_;
@@ -261,7 +261,7 @@ absl::Status FileStore::Foreign(absl::string_view what) const {
 
 template <typename Write>
 absl::Status FileStore::Exclusively(absl::string_view key, absl::Time deadline, const Write& write) {
-  for (Backoff backoff;; backoff.Sleep(deadline)) {
+  for (RetryDelay delay;; delay.Sleep(deadline)) {
     {
       std::lock_guard guard(mutex_);
       const FileLock lock(file_.get(), LOCK_EX);
@@ -282,7 +282,7 @@ absl::Status FileStore::Set(absl::string_view key, absl::string_view value, absl
   return Exclusively(key, deadline, [&] { return Append(kValue, key, value); });
 }
 
-absl::StatusOr<int64_t> FileStore::Increase(Kind kind, absl::string_view key, int64_t delta) {
+absl::StatusOr<int64_t> FileStore::Increase(EntryKind kind, absl::string_view key, int64_t delta) {
   int64_t total = 0;
   if (const auto it = maps_[kind].find(key); it != maps_[kind].end()) {
     std::memcpy(&total, it->second.data(), sizeof(total));
@@ -306,7 +306,7 @@ absl::StatusOr<int64_t> FileStore::Add(absl::string_view key, int64_t delta, abs
 
 absl::StatusOr<std::string> FileStore::Get(absl::string_view key, absl::Time deadline) {
   if (absl::Status s = CheckCall(key, 0); !s.ok()) return s;
-  for (Backoff backoff;; backoff.Sleep(deadline)) {
+  for (RetryDelay delay;; delay.Sleep(deadline)) {
     {
       std::lock_guard guard(mutex_);
       // Nothing to read, nothing to lock: waiting readers do not keep writers out.
@@ -377,7 +377,7 @@ absl::StatusOr<bool> FileStore::ReadRecord(off_t end) {
   return true;
 }
 
-absl::Status FileStore::Append(Kind kind, absl::string_view key, absl::string_view value) {
+absl::Status FileStore::Append(EntryKind kind, absl::string_view key, absl::string_view value) {
   Head head = {{},
                kind,
                static_cast<uint32_t>(options_.run_id.size()),

@@ -11,7 +11,7 @@
 namespace ddp {
 
 // How the ranks find each other.
-enum class Meeting {
+enum class RendezvousMethod {
   kStore,     // in ContextOptions::store; a world of one needs none
   kMpi,       // MPI was started by the launcher
   kTcpStore,  // in a TCP store that rank 0 serves on `store_port`
@@ -23,7 +23,7 @@ struct LaunchInfo {
   int local_rank = 0;
   int local_world_size = 1;
   std::string launcher = "none";  // "mpirun", "srun", "torchrun", "none", "options"
-  Meeting meeting = Meeting::kStore;
+  RendezvousMethod rendezvous = RendezvousMethod::kStore;
   // For kTcpStore. The same on all ranks of a run, another one in another run.
   int store_port = 0;
   std::string run_id;

@@ -11,8 +11,8 @@
 
 namespace ddp {
 
-// A TCP store served by rank 0, for Meeting::kTcpStore. FailedPrecondition if the launcher has put ranks on several
-// hosts: between those only MPI carries what they send.
+// A TCP store served by rank 0, for RendezvousMethod::kTcpStore. FailedPrecondition if the launcher has put ranks on
+// several hosts: between those only MPI carries what they send.
 absl::StatusOr<std::shared_ptr<Store>> OpenLaunchStore(const LaunchInfo& info, absl::Duration timeout);
 
 }  // namespace ddp

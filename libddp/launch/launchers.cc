@@ -30,7 +30,7 @@ absl::StatusOr<int> StorePort(EnvLookup lookup, const absl::StatusOr<int>& other
 std::optional<std::string> Plain(Env variable, EnvLookup lookup) { return lookup(variable); }
 
 absl::Status MeetByMpi(EnvLookup /*lookup*/, LaunchInfo& info) {
-  info.meeting = Meeting::kMpi;
+  info.rendezvous = RendezvousMethod::kMpi;
   return absl::OkStatus();
 }
 
@@ -58,7 +58,7 @@ absl::Status MeetByTorchrun(EnvLookup lookup, LaunchInfo& info) {
   if (info.world_size == 1) return absl::OkStatus();
   const absl::StatusOr<int> port = StorePort(lookup, MasterPort(lookup));
   if (!port.ok()) return port.status();
-  info.meeting = Meeting::kTcpStore;
+  info.rendezvous = RendezvousMethod::kTcpStore;
   info.store_port = *port;
   info.run_id = absl::StrCat("torchrun ", lookup(Env::kTorchRunId).value_or(""), "/",
                              lookup(Env::kTorchRestartCount).value_or("0"));
@@ -120,7 +120,7 @@ absl::Status MeetBySlurm(EnvLookup lookup, LaunchInfo& info) {
   if (info.world_size == 1) return absl::OkStatus();
   const absl::StatusOr<int> port = StorePort(lookup, SlurmPort(lookup));
   if (!port.ok()) return port.status();
-  info.meeting = Meeting::kTcpStore;
+  info.rendezvous = RendezvousMethod::kTcpStore;
   info.store_port = *port;
   info.run_id =
       absl::StrCat("slurm ", lookup(Env::kSlurmJobId).value_or(""), ".", lookup(Env::kSlurmStepId).value_or(""));

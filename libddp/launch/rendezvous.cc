@@ -22,8 +22,8 @@ constexpr int kRanksPerSlice = 8;
 constexpr absl::Duration kLook = absl::Milliseconds(2);
 
 std::string ListRanks(const std::vector<int>& ranks) {
-  constexpr size_t kMost = 16;
-  const size_t shown = std::min(ranks.size(), kMost);
+  constexpr size_t kMostShown = 16;
+  const size_t shown = std::min(ranks.size(), kMostShown);
   std::string list = absl::StrJoin(ranks.begin(), ranks.begin() + shown, ", ");
   if (shown < ranks.size()) absl::StrAppend(&list, " and ", ranks.size() - shown, " more");
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", list);

@@ -108,8 +108,8 @@ TEST_CASE("each launcher's variables are taken") {
   CheckPlace(Good(Mpich("5", "8", "1", "4")), "mpirun", 5, 8, 1, 4);
   CheckPlace(Good(Torchrun("5", "8", "1", "4")), "torchrun", 5, 8, 1, 4);
   CheckPlace(Good(Srun("5", "8", "1", "4(x2)", "1")), "srun", 5, 8, 1, 4);
-  CHECK(Good(OpenMpi("5", "8", "1", "4")).meeting == Meeting::kMpi);
-  CHECK(Good(Mpich("5", "8", "1", "4")).meeting == Meeting::kMpi);
+  CHECK(Good(OpenMpi("5", "8", "1", "4")).rendezvous == RendezvousMethod::kMpi);
+  CHECK(Good(Mpich("5", "8", "1", "4")).rendezvous == RendezvousMethod::kMpi);
 }
 
 TEST_CASE("options come before the launcher, and locals default to the world") {
@@ -122,7 +122,7 @@ TEST_CASE("options come before the launcher, and locals default to the world") {
 
 TEST_CASE("under torchrun ranks meet beside its agent's port") {
   Variables v = Torchrun("1", "2", "1", "2");
-  CHECK(Good(v).meeting == Meeting::kTcpStore);
+  CHECK(Good(v).rendezvous == RendezvousMethod::kTcpStore);
   CHECK(Good(v).store_port == 29501);
   const std::string run_id = Good(v).run_id;
 
@@ -149,7 +149,7 @@ TEST_CASE("under torchrun ranks meet beside its agent's port") {
   SECTION("and one rank meets nobody") {
     v = Torchrun("0", "1", "0", "1");
     v.erase("MASTER_PORT");
-    CHECK(Good(v).meeting == Meeting::kStore);
+    CHECK(Good(v).rendezvous == RendezvousMethod::kStore);
   }
   SECTION("a port that is none is refused by name") {
     for (const char* port : {"0", "65536", "port", "-1"}) {
@@ -193,11 +193,11 @@ TEST_CASE("the ranks on a host come from Slurm's list, from the number that was 
 
 TEST_CASE("srun starts MPI where it has prepared it and libddp can use it") {
   const Variables v = Srun("1", "2", "1", "2", "0");
-  const Meeting with_pmi = MpiSession::Available() ? Meeting::kMpi : Meeting::kTcpStore;
-  CHECK(Good(v).meeting == Meeting::kTcpStore);
-  CHECK(Good(Both(v, {{"PMIX_RANK", "1"}})).meeting == with_pmi);
+  const RendezvousMethod with_pmi = MpiSession::Available() ? RendezvousMethod::kMpi : RendezvousMethod::kTcpStore;
+  CHECK(Good(v).rendezvous == RendezvousMethod::kTcpStore);
+  CHECK(Good(Both(v, {{"PMIX_RANK", "1"}})).rendezvous == with_pmi);
   const LaunchInfo pmi2 = Good(Both(v, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
-  CHECK(pmi2.meeting == with_pmi);
+  CHECK(pmi2.rendezvous == with_pmi);
   CheckPlace(pmi2, "srun", 1, 2, 1, 2);
 }
 
@@ -239,8 +239,8 @@ TEST_CASE("launchers that contradict each other are refused by name") {
 }
 
 TEST_CASE("launchers that agree, or of which one runs inside the other, are no contradiction") {
-  CHECK(Good(Both(OpenMpi("1", "2", "1", "2"), Torchrun("1", "2", "1", "2"))).meeting == Meeting::kMpi);
-  CHECK(Good(Both(Mpich("1", "2", "1", "2"), {{"WORLD_SIZE", "2"}})).meeting == Meeting::kMpi);
+  CHECK(Good(Both(OpenMpi("1", "2", "1", "2"), Torchrun("1", "2", "1", "2"))).rendezvous == RendezvousMethod::kMpi);
+  CHECK(Good(Both(Mpich("1", "2", "1", "2"), {{"WORLD_SIZE", "2"}})).rendezvous == RendezvousMethod::kMpi);
   const Variables batch = Srun("0", "4", "0", "2(x2)", "0");
   CheckPlace(Good(Both(batch, OpenMpi("3", "8", "1", "2"))), "mpirun", 3, 8, 1, 2);
   CheckPlace(Good(Both(batch, Mpich("3", "8", "1", "2"))), "mpirun", 3, 8, 1, 2);

@@ -1,6 +1,11 @@
 #include "libddp/base/env.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ddp {
 namespace {
@@ -111,6 +116,21 @@ std::optional<std::string> ReadEnv(Env env) {
   const char* value = std::getenv(kTable[static_cast<size_t>(env)].name.data());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
+}
+
+absl::Status CheckEnvChoices(EnvLookup lookup) {
+  struct Choice {
+    Env env;
+    std::vector<absl::string_view> words;
+  };
+  for (const auto& [env, words] :
+       {Choice{Env::kSharedMemory, {"auto", "memfd", "posix"}}, Choice{Env::kSingleCopy, {"auto", "off"}}}) {
+    const std::optional<std::string> value = lookup(env);
+    if (!value.has_value() || std::find(words.begin(), words.end(), *value) != words.end()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(EnvName(env), " is '", *value, "'; set it to one of: ", absl::StrJoin(words, ", ")));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ddp

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -84,6 +85,10 @@ absl::string_view EnvName(Env env);
 
 // ReadEnv, or what a test puts in its place.
 using EnvLookup = absl::FunctionRef<std::optional<std::string>(Env)>;
+
+// Checks the variables that choose one of a few words and are read where no error can be returned any more.
+// InvalidArgument names the variable, its value and the words.
+absl::Status CheckEnvChoices(EnvLookup lookup = ReadEnv);
 
 }  // namespace ddp
 

@@ -1,6 +1,7 @@
 #include "ddp/context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -81,6 +82,9 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
   if (!info.ok()) return info.status();
   info_ = *std::move(info);
+  if (absl::Status s = CheckEnvChoices(); !s.ok()) {
+    return absl::Status(s.code(), absl::StrCat("rank ", info_.rank, ": ", s.message()));
+  }
   if (absl::Status s = ReadTimes(options); !s.ok()) return s;
   if (absl::Status s = ReadBackend(options); !s.ok()) return s;
   observer_ = CreateContextObserver({.rank = info_.rank,
@@ -137,9 +141,10 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     const std::optional<std::string> text = ReadEnv(env);
     if (given.has_value() || !text.has_value()) return absl::OkStatus();
     double seconds = 0;
-    if (!absl::SimpleAtod(*text, &seconds)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", info_.rank, ": ", name, " is '", *text, "'; it must be a number of seconds"));
+    // The limit keeps sums of times in range; written so that a NaN fails, too.
+    if (!absl::SimpleAtod(*text, &seconds) || !(std::abs(seconds) <= 1e9)) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": ", name, " is '", *text,
+                                                     "'; it must be a number of seconds, at most 1e9"));
     }
     *result = absl::Seconds(seconds);
     return absl::OkStatus();
@@ -148,8 +153,8 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     return s;
   }
   if (timeout_ <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", info_.rank, ": the time-out must be above 0 s, not ", absl::FormatDuration(timeout_)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", info_.rank, ": the time-out (DDP_TIMEOUT) must be above 0 s, not ", absl::FormatDuration(timeout_)));
   }
   if (absl::Status s =
           read(options.stall_warning, Env::kStallWarning, "DDP_STALL_WARNING", absl::Seconds(30), &stall_warning_);
@@ -157,9 +162,9 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     return s;
   }
   if (stall_warning_ >= absl::ZeroDuration()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank,
-                                                 ": the stall warning must be 0 s (never) or more, not ",
-                                                 absl::FormatDuration(stall_warning_)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", info_.rank, ": the stall warning (DDP_STALL_WARNING) must be 0 s (never) or more, not ",
+                   absl::FormatDuration(stall_warning_)));
 }
 
 // Decides between the backends that this build has.

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "ddp/context.h"
 #include "libddp/base/log.h"
 #include "tests/support/catch.h"
 
@@ -69,6 +70,40 @@ TEST_CASE("the log takes its level from DDP_LOG_LEVEL when it is first used") {
   setenv("DDP_LOG_LEVEL", "trace", 1);
   CHECK(Log().level() == spdlog::level::critical);
   unsetenv("DDP_LOG_LEVEL");
+}
+
+TEST_CASE("Create rejects a value that a variable cannot have, and names the variable and the value") {
+  struct Case {
+    const char* variable;
+    std::vector<std::string> good, bad;
+  };
+  const std::vector<Case> cases = {
+      {"DDP_BACKEND", {"auto", "hierarchical"}, {"x", "Hierarchical", "auto "}},
+      {"DDP_SHARED_MEMORY", {"auto", "memfd", "posix"}, {"x", "0", "Posix", "posix,memfd"}},
+      {"DDP_SINGLE_COPY", {"auto", "off"}, {"x", "on", "0", "OFF"}},
+      {"DDP_TIMEOUT", {"5", "0.5", "1e9"}, {"x", "5s", "-1", "0", "nan", "inf", "1e10", "1e999"}},
+      {"DDP_STALL_WARNING", {"0", "2.5"}, {"x", "5s", "-1", "nan", "inf", "1e10"}},
+      {"DDP_NODE_SIZE", {"1", "8"}, {"x", "0", "-1", "2.5", "4x", "99999999999"}},
+  };
+  setenv("DDP_BACKEND", "hierarchical", 1);  // reads all of them, also in a world of one
+  for (const Case& c : cases) {
+    for (const std::string& value : c.good) {
+      CAPTURE(c.variable, value);
+      setenv(c.variable, value.c_str(), 1);
+      CHECK(Context::Create({}).status() == absl::OkStatus());
+    }
+    for (const std::string& value : c.bad) {
+      CAPTURE(c.variable, value);
+      setenv(c.variable, value.c_str(), 1);
+      const absl::Status status = Context::Create({}).status();
+      CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+      CAPTURE(status.ToString());
+      CHECK((absl::StrContains(status.message(), c.variable) || absl::StrContains(status.message(), value)));
+    }
+    unsetenv(c.variable);
+    setenv("DDP_BACKEND", "hierarchical", 1);
+  }
+  unsetenv("DDP_BACKEND");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "libddp/device/cuda_kernels.h"
 
 namespace ddp::cuda {
@@ -46,19 +48,16 @@ __device__ float Widen(float x) { return x; }
 __device__ float Widen(__half x) { return __half2float(x); }
 __device__ float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ double Widen(double x) { return x; }
+// One function, not specialisations, which nvcc would export.
 template <typename T>
-__device__ T Narrow(float x);
-template <>
-__device__ float Narrow<float>(float x) {
-  return x;
-}
-template <>
-__device__ __half Narrow<__half>(float x) {
-  return __float2half_rn(x);
-}
-template <>
-__device__ __nv_bfloat16 Narrow<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
+__device__ T Narrow(float x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
 }
 template <typename T>
 __device__ T Narrow(double x) {

@@ -1,7 +1,6 @@
 #include "libddp/launch/store_server.h"
 
 #include <array>
-#include <asio.hpp>
 #include <deque>
 #include <list>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
+#include "libddp/launch/asio.h"
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 

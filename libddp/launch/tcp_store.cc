@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <asio.hpp>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,6 +25,7 @@
 #include "absl/time/clock.h"
 #include "ddp/store.h"
 #include "libddp/base/env.h"
+#include "libddp/launch/asio.h"
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 #include "libddp/launch/store_server.h"

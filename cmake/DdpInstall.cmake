@@ -10,15 +10,16 @@ function(ddp_install target component)
   if(type STREQUAL "STATIC_LIBRARY")
     set(DDP_CONFIG_STATIC ON)
   endif()
-  set(DDP_CONFIG_HWLOC ${HWLOC_FOUND})
+  set(DDP_CONFIG_HWLOC ${DDP_HAVE_HWLOC})
   set(DDP_CONFIG_MPI ${DDP_HAVE_MPI})
   set(DDP_CONFIG_CUDA ${DDP_HAVE_CUDA})
+  set(DDP_CONFIG_CUDART ${CMAKE_INSTALL_LIBDIR}/ddp/libcudart_static.a)
   set(DDP_CONFIG_MPI_CXX_COMPILER "${MPI_CXX_COMPILER}")
 
   set(folder ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
   set(generated ${PROJECT_BINARY_DIR}/package/${target})
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/ddpConfig.cmake.in ${generated}/ddpConfig.cmake
-                                INSTALL_DESTINATION ${folder})
+                                INSTALL_DESTINATION ${folder} PATH_VARS DDP_CONFIG_CUDART)
   write_basic_package_version_file(${generated}/ddpConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 
   # Before 1.0 a minor version may change the binary interface.
@@ -33,9 +34,9 @@ function(ddp_install target component)
   install(FILES ${generated}/ddpConfig.cmake ${generated}/ddpConfigVersion.cmake DESTINATION ${folder} ${common})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ddp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${common}
           FILES_MATCHING PATTERN "*.h")
+  # The CUDA runtime goes along with a static library, so that its users need no CUDA toolkit; its licence allows that.
+  if(DDP_CONFIG_STATIC AND DDP_HAVE_CUDA)
+    install(FILES $<TARGET_FILE:CUDA::cudart_static> DESTINATION ${CMAKE_INSTALL_LIBDIR}/ddp ${common})
+  endif()
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} ${common})
 endfunction()
-
-if(DDP_INSTALL)
-  ddp_install(ddp ddp)
-endif()

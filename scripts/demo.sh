@@ -38,13 +38,14 @@ main() {
   done
 
   ((!setup)) || require_packages "${ddp_packages[@]}"
-  configure release
+  # A new build folder gets no tests and benchmarks, which need more packages.
+  configured release || configure release -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF
   build release train_mlp
 
   local mpirun
   mpirun=$(mpirun_of release)
-  [[ -n $mpirun ]] || die "this build has no MPI: install openmpi-bin and libopenmpi-dev, and remove build/release"
-  allow_mpirun "$ranks"
+  [[ -n $mpirun ]] || die "this build has no MPI: install openmpi-bin and libopenmpi-dev (or mpich and libmpich-dev), and remove build/release"
+  allow_mpirun "$ranks" "$mpirun"
   ((${#arguments[@]})) || arguments=(--epochs=10)
   say "Training with $ranks ranks"
   exec "$mpirun" -n "$ranks" "${mpirun_flags[@]}" "$repo/build/release/bin/train_mlp" "${arguments[@]}" </dev/null

@@ -63,7 +63,7 @@ main() {
   [[ ! -e $folder || -f $folder/gpu_verify.sh ]] || die "$folder exists and is not a bundle"
 
   if [[ -z $build ]]; then
-    ((!setup)) || require_packages "${ddp_packages[@]}"
+    ((!setup)) || require_packages "${ddp_packages[@]}" "${ddp_test_packages[@]}"
     build=$repo/build/bundle
     configure cuda -B "$build"
   fi

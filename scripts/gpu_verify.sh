@@ -65,6 +65,8 @@ skip() {
 }
 
 has() { [[ ,$parts, == *,$1,* ]]; }
+# The bundle is built with Open MPI, and another mpirun has other flags.
+has_mpirun() { mpirun --version 2>/dev/null | grep -qE 'Open MPI|OpenRTE|Open Run-Time'; }
 
 part_unit() {
   step 60 unit-policy "$here/bin/nccl_policy_test"
@@ -93,10 +95,10 @@ part_nccl() {
     fi
     step 150 "nccl-$n-threads" "$here/bin/gpu_nccl_test"
     ((n > 2)) || memcheck_nccl "$n"
-    if command -v mpirun >/dev/null; then
+    if has_mpirun; then
       step 150 "nccl-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_nccl_test"
     else
-      skip "nccl-$n-mpirun" "mpirun is not installed"
+      skip "nccl-$n-mpirun" "there is no mpirun of Open MPI"
     fi
   done
 }
@@ -129,7 +131,7 @@ part_ddp() {
       continue
     fi
     step 60 "ddp-$n-threads" "$here/bin/gpu_ddp_test"
-    ! command -v mpirun >/dev/null ||
+    ! has_mpirun ||
       step 60 "ddp-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_ddp_test"
   done
   # Kernels for registered memory cannot be aborted before NCCL 2.29.2.
@@ -169,8 +171,8 @@ sys.exit(not pairs or worst > float(sys.argv[3]))' "$out/train-$1.json" "$out/tr
 }
 
 part_train() {
-  if ! command -v mpirun >/dev/null || ! command -v python3 >/dev/null; then
-    skip train "needs mpirun and python3"
+  if ! has_mpirun || ! command -v python3 >/dev/null; then
+    skip train "needs mpirun (Open MPI) and python3"
     return
   fi
   local n short=(--steps=40 --warmup=10)
@@ -207,8 +209,8 @@ part_train() {
 }
 
 part_cnn() {
-  if ! command -v mpirun >/dev/null || ! command -v python3 >/dev/null; then
-    skip cnn "needs mpirun and python3"
+  if ! has_mpirun || ! command -v python3 >/dev/null; then
+    skip cnn "needs mpirun (Open MPI) and python3"
     return
   fi
   local n model speed=(--synthetic --steps=1000 --warmup=200 --batch=128 --device=cuda)
@@ -249,8 +251,8 @@ part_bench() {
   export DDP_BACKEND=nccl # for one rank auto would choose local
   step 120 bench-p2p "$here/bin/p2p_bench" --json "$out/bench-p2p.json"
   for n in 1 2 4; do
-    if ((n > gpus)) || ! command -v mpirun >/dev/null; then
-      skip "bench-nccl-$n" "needs $n GPUs and mpirun; there are $gpus"
+    if ((n > gpus)) || ! has_mpirun; then
+      skip "bench-nccl-$n" "needs $n GPUs and mpirun (Open MPI); there are $gpus"
       continue
     fi
     step 100 "bench-nccl-$n-allocated" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/nccl_bench" -R -G --raw \

@@ -9,21 +9,33 @@ die() {
   exit 1
 }
 
-# The packages that the whole project needs, as Debian 12 and Ubuntu 24.04 name them.
+# The packages that are needed, as Debian 12 and Ubuntu 24.04 name them. "a|b,c": a, or b and c together.
 # shellcheck disable=SC2034 # read by the scripts
 ddp_packages=(
-  g++ cmake ninja-build pkg-config
-  libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev libasio-dev libssl-dev openmpi-bin libopenmpi-dev # the library
-  libdnnl-dev nlohmann-json3-dev zlib1g-dev                                                           # the examples
-  catch2 libbenchmark-dev                                                                             # tests and benchmarks
+  'g++|clang' cmake ninja-build pkg-config
+  libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev libasio-dev libssl-dev # the library
+  'openmpi-bin,libopenmpi-dev|mpich,libmpich-dev'
+  libdnnl-dev nlohmann-json3-dev zlib1g-dev # the examples
 )
+# shellcheck disable=SC2034
+ddp_test_packages=(catch2 libbenchmark-dev) # tests and benchmarks
 
-# Prints the given packages that are not installed, one per line.
+# Prints the given packages that are not installed, one per line. If no alternative is complete, prints what the first lacks.
 missing_packages() {
-  local installed package
-  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p' || true)
-  for package in "$@"; do
-    grep -qxF -- "$package" <<<"$installed" || printf '%s\n' "$package"
+  local names=("${@//[|,]/ }") installed need choice package missing first
+  # shellcheck disable=SC2068 # alternatives are several words
+  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' ${names[@]} 2>/dev/null | sed -n 's/^installed //p' || true)
+  for need in "$@"; do
+    first=
+    for choice in ${need//|/ }; do
+      missing=
+      for package in ${choice//,/ }; do
+        grep -qxF -- "$package" <<<"$installed" || missing+="$package"$'\n'
+      done
+      [[ -n $missing ]] || continue 2
+      first=${first:-$missing}
+    done
+    printf '%s' "$first"
   done
 }
 
@@ -63,15 +75,19 @@ build_jobs() {
   echo $((cpus > 0 ? cpus : 1))
 }
 
+# configured PRESET: true if build/PRESET exists and belongs to this tree, which may have been moved or copied since.
+configured() {
+  local home
+  home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$repo/build/$1/CMakeCache.txt" 2>/dev/null || true)
+  [[ -n $home && $home == "$repo" ]]
+}
+
 # configure PRESET [CMAKE_ARGUMENT...]: creates or updates build/PRESET.
 configure() {
-  local preset=$1 build="$repo/build/$1" home
+  local preset=$1
   shift
-  # CMake refuses the build folder of a tree that was moved or copied. Remove it.
-  home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
-  if [[ -d $build && $home != "$repo" ]]; then
-    rm -rf -- "$build"
-  fi
+  # CMake refuses the build folder of a tree that was moved or copied.
+  configured "$preset" || rm -rf -- "$repo/build/$preset"
   say "Configuring $preset"
   (cd "$repo" && cmake --preset "$preset" --log-level=WARNING "$@" >/dev/null)
 }
@@ -91,14 +107,15 @@ mpirun_of() {
   sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' "$repo/build/$1/CMakeCache.txt" | grep -v NOTFOUND || true
 }
 
-# allow_mpirun RANKS: by default Open MPI refuses to run as root, and to start more ranks than there are cores. Sets the
-# environment that allows the first, and the array mpirun_flags that allows the second.
+# allow_mpirun RANKS [MPIRUN]: by default Open MPI refuses to run as root, and to start more ranks than there are cores. Sets
+# the environment that allows the first, and, if MPIRUN is Open MPI's, the array mpirun_flags that allows the second.
 allow_mpirun() {
-  local ranks=$1 cores
+  local ranks=$1 mpirun=${2-} cores
   mpirun_flags=()
   if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   fi
+  [[ -n $mpirun ]] && "$mpirun" --version 2>/dev/null | grep -qE 'Open MPI|OpenRTE|Open Run-Time' || return 0
   # Open MPI counts cores, nproc counts hardware threads.
   cores=$(lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l || true)
   if ((cores < 1 || cores > $(nproc))); then

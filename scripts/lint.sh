@@ -36,11 +36,15 @@ main() {
         return
         ;;
       --no-setup) setup=0 ;;
-      *) files+=("$(realpath -- "$1")") ;;
+      -*) die "unknown flag $1; see --help" ;;
+      *)
+        [[ -f $1 ]] || die "no such file: $1"
+        files+=("$(realpath -- "$1")")
+        ;;
     esac
     shift
   done
-  ((!setup)) || require_packages "${ddp_packages[@]}" clang clang-format-14 clang-tidy-14 shellcheck
+  ((!setup)) || require_packages "${ddp_packages[@]}" "${ddp_test_packages[@]}" clang clang-format-14 clang-tidy-14 shellcheck
   cd "$repo"
 
   say "clang-format"

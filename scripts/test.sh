@@ -27,7 +27,7 @@ print_skipped() {
 }
 
 main() {
-  local status=0 preset=dev setup=1 packages=("${ddp_packages[@]}")
+  local status=0 preset=dev setup=1 packages=("${ddp_packages[@]}" "${ddp_test_packages[@]}")
   local -a ctest_flags=() cmake_flags=() chosen=(-LE slow)
   local -a given=("$@")
   while (($#)); do

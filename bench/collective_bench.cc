@@ -232,34 +232,41 @@ absl::StatusOr<std::vector<Name>> TakeCollectives(std::vector<char*>& words) {
   return chosen;
 }
 
-absl::Status RunAll(int argc, char** argv) {
-  std::vector<char*> words(argv, argv + argc);
-  absl::StatusOr<std::vector<Name>> chosen = TakeCollectives(words);
-  if (!chosen.ok()) return chosen.status();
-  absl::StatusOr<Options> options = ParseOptions(static_cast<int>(words.size()), words.data());
-  if (!options.ok()) return options.status();
+absl::Status RunAll(const std::vector<Name>& chosen, const Options& options) {
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
   if (!context.ok()) return context.status();
   ddp::ProcessGroup& group = (*context)->world();
-  if (options->help) {
+  if (options.help) {
     if (group.rank() == 0) std::fputs(kHelp, stdout);
     return absl::OkStatus();
   }
   if (group.size() < 2) return absl::InvalidArgumentError("start at least 2 ranks by mpirun -n");
-  Bench bench(group, *options);
+  Bench bench(group, options);
   if (absl::Status s = bench.Prepare(); !s.ok()) return s;
   if (group.rank() == 0) {
     std::printf(
         "# libddp %s beside MPI, float32, out of place, %s buffers, %s\n# collective  ranks       size    ours us     "
         "MPI us MPI/ours wrong link\n",
-        BENCH_VERSION, options->ordinary ? "ordinary" : "allocated", options->fresh ? "fresh" : "hot");
+        BENCH_VERSION, options.ordinary ? "ordinary" : "allocated", options.fresh ? "fresh" : "hot");
   }
-  for (const Name& name : *chosen) {
-    for (const size_t size : options->sizes) {
+  for (const Name& name : chosen) {
+    for (const size_t size : options.sizes) {
       if (absl::Status s = bench.Run(name, size); !s.ok()) return s;
     }
   }
   return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  std::vector<char*> words(argv, argv + argc);
+  const absl::StatusOr<std::vector<Name>> chosen = TakeCollectives(words);
+  const absl::StatusOr<Options> options = ParseOptions(static_cast<int>(words.size()), words.data());
+  absl::Status status = chosen.ok() ? options.status() : chosen.status();
+  const bool understood = status.ok();
+  if (understood) status = RunAll(*chosen, *options);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "collective_bench: %s\n", std::string(status.message()).c_str());
+  return understood ? 1 : 2;
 }
 
 }  // namespace
@@ -267,8 +274,7 @@ absl::Status RunAll(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   bench::StartMpi();
-  const absl::Status status = bench::RunAll(argc, argv);
-  if (!status.ok()) std::fprintf(stderr, "collective_bench: %s\n", std::string(status.message()).c_str());
+  const int code = bench::Main(argc, argv);
   bench::StopMpi();
-  return status.ok() ? 0 : 1;
+  return code;
 }

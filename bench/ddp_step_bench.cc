@@ -35,6 +35,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr char kUsage[] = R"(Times steps of DistributedDataParallel over a backward pass that only spends time.
+
+  mpirun -n 2 ddp_step_bench [flags]
+
+  --layers=24        layers of the model
+  --layer_kb=1024    gradient of a layer, KiB
+  --compute_us=1000  backward pass of a layer
+  --steps=50         timed steps
+  --delay_us=0       added to every all-reduce
+  --link_mbs=0       a link of so many MB/s, which all-reduces use one after the other; 0: none
+  --models=5         models whose first steps are timed
+  --variant=0        only this variant, counted from 1; 0: all
+)";
+
 int64_t Now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
 // A group whose all-reduces take longer. They queue on a link of their own.
@@ -315,15 +329,15 @@ int main(int argc, char** argv) {
   Flags flags = {{"layers", 24},  {"layer_kb", 1024}, {"compute_us", 1000}, {"steps", 50},
                  {"delay_us", 0}, {"link_mbs", 0},    {"models", 5},        {"variant", 0}};
   for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0) {
+      std::fputs(kUsage, stdout);
+      return 0;
+    }
     const std::pair<std::string, std::string> flag =
         absl::StrSplit(absl::StripPrefix(argv[i], "--"), absl::MaxSplits('=', 1));
     int64_t value = 0;
     if (flags.count(flag.first) == 0 || !absl::SimpleAtoi(flag.second, &value) || value < 0) {
-      std::fprintf(
-          stderr,
-          "%s: flags are --layers, --layer_kb, --compute_us, --steps, --delay_us, --link_mbs, --models and --variant, "
-          "each =N\n",
-          argv[i]);
+      std::fprintf(stderr, "unexpected argument '%s'\n%s", argv[i], kUsage);
       return 2;
     }
     flags[flag.first] = value;

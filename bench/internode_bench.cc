@@ -9,11 +9,14 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "ddp/ddp.h"
 
 namespace {
@@ -133,10 +136,10 @@ int Run(size_t most) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const long long most = argc > 1 ? std::atoll(argv[1]) : 64 << 20;
-  if (argc > 2 || most < 1024) {
-    std::fputs("usage: mpirun -n RANKS ... internode_bench [max_bytes, at least 1024]\n", stderr);
-    return 2;
+  int64_t most = 64 << 20;
+  if (const std::optional<int> code = bench::ReadNumbers(
+          argc, argv, "mpirun -n RANKS ... internode_bench [MAX_BYTES, at least 1024]", {{&most, 1024}})) {
+    return *code;
   }
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);

@@ -62,4 +62,13 @@ BENCHMARK(BM_MlpStep)->Arg(32)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond)
 
 }  // namespace
 
-BENCHMARK_MAIN();
+// As BENCHMARK_MAIN, which ends with 1 where a flag is unknown.
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    std::fputs("see --help\n", stderr);
+    return 2;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

@@ -10,10 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/flight_ring.h"
 #include "libddp/reducer/statistics.h"
@@ -73,10 +74,10 @@ int64_t Time(Step& step, std::vector<char>* other) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const long buckets = argc > 1 ? std::atol(argv[1]) : 2, step_us = argc > 2 ? std::atol(argv[2]) : 5000;
-  if (argc > 3 || buckets < 1 || buckets > 256 || step_us < 1) {
-    std::fprintf(stderr, "usage: record_bench [buckets, 1 to 256] [step_us, at least 1]\n");
-    return 2;
+  int64_t buckets = 2, step_us = 5000;
+  if (const std::optional<int> code = bench::ReadNumbers(
+          argc, argv, "record_bench [BUCKETS, 1 to 256] [STEP_US, at least 1]", {{&buckets, 1, 256}, {&step_us}})) {
+    return *code;
   }
   Step step(static_cast<size_t>(buckets));
   std::vector<char> other(kOtherData);

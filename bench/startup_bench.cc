@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "bench/arguments.h"
 #include "ddp/ddp.h"
 
 namespace {
@@ -105,9 +107,13 @@ absl::Time AsProcesses(const Run& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 64;
-  const size_t rounds = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 5;
-  if (ranks < 1 || rounds < 1) Fail(absl::InvalidArgumentError("usage: startup_bench [RANKS] [ROUNDS]"));
+  int64_t ranks_given = 64, rounds_given = 5;
+  if (const std::optional<int> code = bench::ReadNumbers(argc, argv, "startup_bench [RANKS] [ROUNDS]",
+                                                         {{&ranks_given, 1, 100'000}, {&rounds_given}})) {
+    return *code;
+  }
+  const auto ranks = static_cast<int>(ranks_given);
+  const auto rounds = static_cast<size_t>(rounds_given);
   std::string folder = (std::filesystem::temp_directory_path() / "ddp-startup-XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) Fail(absl::InternalError("mkdtemp"));
   std::printf("%-8s %-10s %6s %10s %10s %10s %10s\n", "store", "ranks as", "ranks", "min ms", "median ms", "max ms",

@@ -15,11 +15,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/arguments.h"
 #include "ddp/autocast.h"
 #include "ddp/context.h"
 #include "ddp/grad_scaler.h"
@@ -222,17 +224,18 @@ int HostCost(bool cuda) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  const std::string what = argc > 1 ? argv[1] : "31", device = argc > 2 ? argv[2] : "";
+  const std::string what = argc > 1 ? argv[1] : "", device = argc > 2 ? argv[2] : "";
   if (what == "host" && (device == "cpu" || device == "cuda")) return bench::HostCost(device == "cuda");
-  const int rounds = std::atoi(what.c_str());
-  if (rounds < 1 || argc > 2) {
-    std::fputs("usage: unscale_bench [ROUNDS] | unscale_bench host cpu|cuda\n", stderr);
-    return 2;
+  int64_t rounds = 31;
+  if (const std::optional<int> code = bench::ReadNumbers(
+          argc, argv, "unscale_bench [ROUNDS] | unscale_bench host cpu|cuda", {{&rounds, 1, 1'000'000}})) {
+    return *code;
   }
   std::printf(
       "#    MiB  unscale (us)   bound (us)  x bound (range)      GB/s    copy (us)   x copy   check (us)   bound (us)  "
       "x bound\n");
-  for (const double mib : {0.0625, 0.5, 4.0, 16.0, 100.0}) bench::Measure(static_cast<size_t>(mib * (1 << 20)), rounds);
+  for (const double mib : {0.0625, 0.5, 4.0, 16.0, 100.0})
+    bench::Measure(static_cast<size_t>(mib * (1 << 20)), static_cast<int>(rounds));
   return 0;
 }
 #endif  // HWY_ONCE

@@ -1,6 +1,7 @@
 // Trains a LibTorch model. Usage: mpirun -n 2 train_libtorch [SAMPLES_PER_STEP [STEPS]]
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "ddp/ddp.h"
 #include "examples/data/dataset.h"
@@ -50,7 +51,15 @@ absl::Status Train(int batch, int steps) {
 }
 
 int main(int argc, char** argv) {
-  const absl::Status status = Train(argc > 1 ? std::atoi(argv[1]) : 64, argc > 2 ? std::atoi(argv[2]) : 300);
+  int numbers[] = {64, 300};
+  for (int i = 1; i < argc; ++i) {
+    const bool help = std::strcmp(argv[i], "--help") == 0;
+    if (help || i > 2 || (numbers[i - 1] = std::atoi(argv[i])) < 1) {
+      std::fputs("usage: mpirun -n 2 train_libtorch [SAMPLES_OF_A_STEP [STEPS]]\n", help ? stdout : stderr);
+      return help ? 0 : 2;
+    }
+  }
+  const absl::Status status = Train(numbers[0], numbers[1]);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

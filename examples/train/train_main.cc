@@ -162,7 +162,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) {
     PrintError(program, "", settings.ok() ? context.status() : settings.status());
-    return 1;
+    return settings.ok() ? 1 : kWrongFlags;
   }
   ddp::ProcessGroup& group = (*context)->world();
   absl::Status status = AgreeOn(group, settings.status());
@@ -181,6 +181,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   } else if (group.rank() == 0) {
     PrintError(program, "", status);
   }
+  if (!settings.ok()) return kWrongFlags;
   return absl::IsCancelled(status) ? kStoppedBySignal : 1;
 }
 

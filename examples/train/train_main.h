@@ -39,10 +39,12 @@ struct Program {
 // checkpoint of --save, if that is given, is written. sysexits.h calls it EX_TEMPFAIL: what was asked for is not done,
 // and may be by trying again.
 inline constexpr int kStoppedBySignal = 75;
+// The exit code after a flag that does not exist or cannot have its value.
+inline constexpr int kWrongFlags = 2;
 
 // Parses the flags, meets the other ranks, trains, and reports. An error is one line on standard error, said once by
 // rank 0 where all ranks have the same. Returns the process's exit code: 0 when the training is complete,
-// kStoppedBySignal, or 1; not 0 on every rank when one has failed.
+// kStoppedBySignal, kWrongFlags, or 1 after another error; not 0 on every rank when one has failed.
 int TrainMain(int argc, char** argv, const Program& program);
 
 }  // namespace examples

@@ -1,0 +1,47 @@
+// The command line of programs that take at most a few numbers.
+#ifndef BENCH_ARGUMENTS_H_
+#define BENCH_ARGUMENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+
+namespace bench {
+
+struct Number {
+  int64_t* value;  // holds the default
+  int64_t least = 1;
+  int64_t most = std::numeric_limits<int64_t>::max();
+};
+
+// Reads the words of the command line into `numbers`, in order; those that are not given keep their defaults. Returns
+// the exit code if the program has to end: 0 after --help, 2 after a word that is not such a number. Prints `usage`
+// then.
+inline std::optional<int> ReadNumbers(int argc, char** argv, const char* usage, const std::vector<Number>& numbers) {
+  for (int i = 1; i < argc; ++i) {
+    const absl::string_view word = argv[i];
+    if (word == "--help" || word == "-h") {
+      std::printf("usage: %s\n", usage);
+      return 0;
+    }
+    const auto at = static_cast<size_t>(i - 1);
+    int64_t value = 0;
+    if (at >= numbers.size() || !absl::SimpleAtoi(word, &value) || value < numbers[at].least ||
+        value > numbers[at].most) {
+      std::fprintf(stderr, "unexpected argument '%s'\nusage: %s\n", argv[i], usage);
+      return 2;
+    }
+    *numbers[at].value = value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace bench
+
+#endif  // BENCH_ARGUMENTS_H_

@@ -1,35 +1,7 @@
 # Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), builds
-# it against the installed package, and runs it alone and, given MPIEXEC, with two ranks.
+# it against the installed package with strict warnings, and runs it alone and, given MPIEXEC, with two ranks.
 
-function(run output)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text TIMEOUT 240)
-  if(NOT result EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nended with ${result}:\n${text}")
-  endif()
-  set(${output} "${text}" PARENT_SCOPE)
-endfunction()
-
-# The first fenced block of LANGUAGE in README.md, to FILE.
-function(extract language file)
-  file(READ ${SOURCE_DIR}/README.md text)
-  string(FIND "${text}" "```${language}\n" begin)
-  if(begin EQUAL -1)
-    message(FATAL_ERROR "README.md has no ```${language} block")
-  endif()
-  string(LENGTH "```${language}\n" fence)
-  math(EXPR begin "${begin} + ${fence}")
-  string(SUBSTRING "${text}" ${begin} -1 text)
-  string(FIND "${text}" "```" end)
-  string(SUBSTRING "${text}" 0 ${end} text)
-  file(WRITE ${file} "${text}")
-endfunction()
-
-function(expect text pattern)
-  if(NOT text MATCHES "${pattern}")
-    message(FATAL_ERROR "expected to match \"${pattern}\":\n${text}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
 file(REMOVE_RECURSE ${WORK_DIR})
 run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --prefix ${WORK_DIR}/prefix)
@@ -37,8 +9,10 @@ run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --p
 extract(cmake ${WORK_DIR}/consumer/CMakeLists.txt)
 extract(cpp ${WORK_DIR}/consumer/main.cc)
 set(build ${WORK_DIR}/build)
+# A program that uses no GPU itself needs no CUDA toolkit, whatever libddp was built with.
 run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/consumer -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix)
+    -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Werror")
 run(ignored ${CMAKE_COMMAND} --build ${build})
 
 # A shared library asks its users for nothing but what its headers include.

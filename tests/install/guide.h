@@ -1,0 +1,39 @@
+// What the snippets of docs/guide.md take from the program around them.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "ddp/ddp.h"
+
+struct Tensor {
+  void* data_ptr();
+  std::string name;
+  std::vector<int64_t> shape;
+  size_t offset, count;
+};
+
+extern std::unique_ptr<ddp::Context> context;
+extern std::unique_ptr<ddp::DistributedDataParallel> model;
+extern ddp::ProcessGroup& world;
+extern ddp::Optimizer& optimizer;
+extern ddp::Buffer loss_gradient;
+extern ddp::Device device, gpu;
+extern Tensor tensor;
+extern std::vector<Tensor> tensors;
+extern std::vector<ddp::Buffer> state;
+extern std::string run_id;
+extern int64_t committed_steps;
+extern size_t i, count, total;
+extern float* values;
+extern double local_loss;
+extern int rank, n;
+extern void* cuda_stream;
+
+void Forward();
+void Backward(int micro = 0);
+bool NextBatch();

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Every program says what it does for --help, and what is wrong with its command line.
+#
+#   programs_test.sh PROGRAM...
+set -u
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+cd "$folder" || exit 1
+failed=0
+
+# check PROGRAM FLAG CODE STREAM: it ends with CODE, and STREAM tells how it is used.
+check() {
+  local code=0
+  timeout 60 "$1" "$2" >out 2>err </dev/null || code=$?
+  ((code == $3)) && grep -qiE -e 'usage|--[a-z-]+|mpirun' "$4" && return
+  printf '%s %s: exit code %d instead of %d, on %s:\n%s\n' "$1" "$2" "$code" "$3" "$4" "$(head -5 "$4")"
+  failed=1
+}
+
+(($# > 0)) || exit 1
+for program; do
+  check "$program" --help 0 out
+  check "$program" --no-such-flag 2 err
+done
+exit "$failed"

@@ -91,6 +91,11 @@ def overview(points, failed):
     return markup.table(head, rows, text_columns=(0, len(head) - 1))
 
 
+def lost(p, key):
+    noise = key == "lost_to_communication" and p[key] is not None and not p["communication_sure"]
+    return percent(p[key]) + (" <span class=range>noise</span>" if noise else "")
+
+
 def overview_row(p, losses):
     bad = p["loss_check"].startswith("differs")
     return (
@@ -100,7 +105,7 @@ def overview_row(p, losses):
             number(p["samples_per_second"], 4),
             "–" if p["speedup"] is None else f"{p['speedup']:.2f}",
             percent_range(p, "efficiency"),
-            *(percent(p[key]) for key in losses),
+            *(lost(p, key) for key in losses),
             bad_badge(p["loss_check"]) if bad else escape(p["loss_check"]),
         ],
     )
@@ -194,7 +199,8 @@ every run is made once (A B A B).</li>
 <li><b>Shared machine</b>: how much a run without reduction falls short. Its ranks train apart and exchange no
 gradients, so what they lose is caches, memory bandwidth, clock frequency and cores, and with strong scaling what
 smaller batches cost. <b>Communication</b>: the difference between that and the real training. It includes waiting for
-slower ranks and the cores that reduction itself needs.</li>
+slower ranks and the cores that reduction itself needs. “Noise”: the rounds do not agree on its sign, or there is only
+one round.</li>
 <li><b>Exposed</b>: the time that a step waits for reductions after its backward pass, measured on rank 0 (median step).
 <b>Communication</b> time: that in which at least one bucket is under way, waiting included. <b>Bus bandwidth</b>: bytes
 of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all-reduce alone shows.</li>

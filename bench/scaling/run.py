@@ -1,5 +1,6 @@
 """Makes all runs of a plan, round after round, and keeps every one as soon as it is measured."""
 
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ class LiveLine:
 
     def show(self, text):
         if self.terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]  # a longer line could not be rewritten
             self.stream.write("\r" + text.ljust(self.width))
             self.width = len(text)
         else:
@@ -28,11 +30,10 @@ class LiveLine:
         self.stream.flush()
 
     def say(self, text):
-        """A line that stays."""
-        self.show(text)
-        if self.terminal:
-            self.stream.write("\n")
-            self.width = 0
+        """A line that stays, in full."""
+        self.stream.write(f"\r{' ' * self.width}\r{text}\n" if self.terminal else f"{text}\n")
+        self.stream.flush()
+        self.width = 0
 
 
 def clock(seconds):

@@ -22,6 +22,7 @@ sys.path.insert(0, HERE)
 
 import scaling_fakes as fakes  # noqa: E402
 from scaling import UserError, analysis, charts, environment, main, plan, result as result_file, trainers  # noqa: E402
+from scaling.run import LiveLine  # noqa: E402
 
 needs_matplotlib = unittest.skipIf(charts.matplotlib is None, "no matplotlib")
 
@@ -52,7 +53,7 @@ class Scaling(unittest.TestCase):
             mock.patch.dict(os.environ, {"FAKE_BEHAVIOUR": behaviour}),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            mock.patch("scaling.main.LiveLine", lambda: main_line(err)),
+            mock.patch("scaling.main.LiveLine", lambda: LiveLine(err)),
         ):
             code = main.main(list(argv))
         return code, out.getvalue(), err.getvalue()
@@ -85,12 +86,6 @@ class Scaling(unittest.TestCase):
         self.assertEqual(err.count("\n"), 1)
 
 
-def main_line(stream):
-    from scaling.run import LiveLine
-
-    return LiveLine(stream)
-
-
 @needs_matplotlib
 class Measurement(Scaling):
     def test_figures_of_known_steps(self):
@@ -115,6 +110,14 @@ class Measurement(Scaling):
         self.assertAlmostEqual(strong["speedup"], 40 / 23)
         self.assertEqual(strong["loss_check"], "as with 1 rank")
         self.assertIn("mlp, CPU, fp32, weak: 2 ranks train 1.54 times as fast as 1 rank", out)
+
+        self.assertNotIn("<span class=range>noise", self.read("report.html"))
+
+    def test_one_round_proves_nothing(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        self.assertFalse(self.points()["weak", 2]["communication_sure"])
+        self.assertIn("<span class=range>noise", self.read("report.html"))
+        self.assertIn("within the noise", self.read("report.html"))
 
     def test_rounds_take_turns(self):
         self.measure("--ranks=1,2", "--scaling=weak")
@@ -434,6 +437,16 @@ class Parts(unittest.TestCase):
         self.assertEqual(plan.choose_steps(10, 2), (200, 20))
         self.assertEqual(plan.choose_steps(1e5, 2), (10, 5))
         self.assertEqual(plan.choose_steps(1e-3, 2), (2000, 200))
+
+    def test_live_line_is_rewritten_on_a_terminal(self):
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True
+        with mock.patch("shutil.get_terminal_size", return_value=os.terminal_size((10, 24))):
+            line = LiveLine(terminal)
+            line.show("0123456789abc")
+            line.show("short")
+            line.say("an error that is longer")
+        self.assertEqual(terminal.getvalue(), "\r012345678\rshort    \r     \ran error that is longer\n")
 
     def test_error_line_skips_the_frame_of_mpirun(self):
         self.assertEqual(

@@ -135,10 +135,6 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
   }
   Trained& trained = all_[index];
   const Buffer& before = trained.parameter.grad;
-  if (trained.in_place && !trained.owned && grad.data != before.data) {
-    return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
-                  "' lies in an allocation and is reduced there, so it cannot move; set DdpOptions::copy_gradients");
-  }
   if (trained.owned) {
     return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
                   "' is the library's; give Parameter::grad, or set DdpOptions::copy_gradients");
@@ -150,6 +146,11 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
                   before.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU", "; the buffer given has ",
                   grad.data == nullptr ? "no memory" : "", grad.data == nullptr ? "" : absl::StrCat(grad.count), " of ",
                   Name(grad.dtype), grad.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU");
+  }
+  if (trained.in_place) {
+    if (grad.data == before.data) return absl::OkStatus();
+    return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
+                  "' lies in an allocation and is reduced there, so it cannot move; set DdpOptions::copy_gradients");
   }
   trained.parameter.grad = grad;
   grads_given_.store(true, std::memory_order_relaxed);

@@ -176,6 +176,18 @@ TEST_CASE("gradients inside an allocation are reduced where they lie, in any lay
   });
 }
 
+// Slices of stacked layers: more ranges than a group tells its peers of in one operation.
+TEST_CASE("a bucket may have hundreds of ranges inside an allocation") {
+  RunOnRanks([](Rank& rank) {
+    const std::vector<size_t> counts(400, 37);
+    const Slices slices(rank.group(), counts, All(counts.size(), DType::kFloat32), Forwards(counts.size()), 4);
+    const Model model = Make(rank.group(), slices.Parameters());
+    for (int step = 0; step < 3; ++step) CheckedStep(rank, *model, step);
+    RANK_CHECK_EQ(model->statistics().buckets[0].ranges, counts.size());
+    slices.CheckCanaries();
+  });
+}
+
 TEST_CASE("every option works on gradients inside an allocation") {
   RunOnRanks([](Rank& rank) {
     struct Case {
@@ -317,7 +329,7 @@ TEST_CASE("a gradient that is reduced in place cannot be moved") {
     RANK_CHECK_OK(model->SetGrad(0, slices.slices[0]));
     RANK_CHECK_STATUS(model->SetGrad(0, {own.data(), own.size(), DType::kFloat32, {}}), StatusCode::kFailedPrecondition,
                       absl::StrCat("rank ", rank.rank()), "'layer0.weight'", "copy_gradients");
-    CheckedStep(rank, *model, 0);
+    for (int step = 0; step < 3; ++step) CheckedStep(rank, *model, step);
   });
 }
 

@@ -284,6 +284,27 @@ TEST_CASE("buffers are compared if they are said to be replicated") {
   });
 }
 
+TEST_CASE("passes that are not reduced neither check nor tell") {
+  const Logged logged;
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 3}), Checked(1));
+    if (IsLast(rank)) FlipLowestBit(model->value(1), 1);
+    const auto accumulate = [&](int step) {
+      const DistributedDataParallel::NoSync local(*model);
+      RANK_CHECK_OK(Step(rank, *model, step));
+    };
+    accumulate(0);
+    RANK_CHECK_OK(Step(rank, *model, 1));  // reduced step 0
+    accumulate(2);
+    const absl::Status status = Step(rank, *model, 3);
+    if (rank.size() > 1) {
+      RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "'layer1.weight'", "step 0");
+    } else {
+      RANK_CHECK_OK(status);
+    }
+  });
+}
+
 TEST_CASE("in a Join only ranks that still train are compared") {
   const Logged logged;
   RunOnRanks([](Rank& rank) {

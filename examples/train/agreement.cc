@@ -1,6 +1,8 @@
 #include "examples/train/agreement.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <new>
 #include <string>
 #include <vector>
@@ -36,6 +38,11 @@ absl::Status AgreeOn(ddp::ProcessGroup& group, const absl::Status& mine) {
   const bool everywhere = std::count(all->begin(), all->end(), *failed) == group.size();
   const std::string who = everywhere ? "" : absl::StrCat("rank ", failed - all->begin(), ": ");
   return Agreed(absl::Status(static_cast<absl::StatusCode>((*failed)[0] - 'A'), absl::StrCat(who, failed->substr(1))));
+}
+
+std::string ExactText(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 absl::Status RequireSame(ddp::ProcessGroup& group, absl::string_view mine, absl::string_view remedy) {

@@ -3,6 +3,7 @@
 #define EXAMPLES_TRAIN_AGREEMENT_H_
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -17,6 +18,9 @@ namespace examples {
 // that they return, if this is so.
 absl::Status Agreed(absl::Status error);
 bool IsAgreed(const absl::Status& error);
+
+// Returns the shortest text that reads back as exactly `value`, for texts that ranks compare.
+std::string ExactText(double value);
 
 // Collective, like all functions below. Returns OK if `mine` is OK on all ranks. Otherwise it returns the error of the
 // lowest-numbered rank that has one, on all ranks. The error names this rank, unless all ranks have the same error.

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm_hook.h"
+#include "libddp/base/exact_text.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/scratch.h"
 
@@ -95,7 +96,7 @@ class PowerSgdHook final : public CommHook {
 
   std::string name() const override {
     return absl::StrCat("power_sgd(rank=", options_.rank, ", start_step=", options_.start_step,
-                        ", min_ratio=", options_.min_ratio, ", warm_start=", options_.warm_start,
+                        ", min_ratio=", ExactText(options_.min_ratio), ", warm_start=", options_.warm_start,
                         ", error_feedback=", options_.error_feedback, ", seed=", options_.seed, ")");
   }
   int rounds() const override { return 2; }

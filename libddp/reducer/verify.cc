@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
+#include "libddp/base/exact_text.h"
 
 namespace ddp {
 namespace {
@@ -143,7 +144,7 @@ std::vector<std::string> DescribeOptions(const DdpOptions& o) {
           absl::StrCat("replan=", o.replan),
           absl::StrCat("op=", std::string(Name(o.op))),
           absl::StrCat("weighted=", o.weighted),
-          absl::StrCat("gradient_predivide_factor=", o.gradient_predivide_factor),
+          absl::StrCat("gradient_predivide_factor=", ExactText(o.gradient_predivide_factor)),
           absl::StrCat("reduce_in_float32=", o.reduce_in_float32),
           absl::StrCat("nonfinite=", o.nonfinite != nullptr ? "set" : "unset"),
           absl::StrCat("unused=", o.unused == UnusedParameters::kError ? "kError" : "kDetect"),

@@ -1,4 +1,5 @@
 // DistributedDataParallel: misuse, and ranks whose models differ. Nothing may hang, and every rank hears of it.
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -161,6 +162,8 @@ TEST_CASE("every option that differs is named with both values") {
       {[](auto& o) { o.op = ReduceOp::kSum; }, {"op=sum", "op=avg"}},
       {[](auto& o) { o.weighted = true; }, {"weighted=1"}},
       {[](auto& o) { o.gradient_predivide_factor = 2; }, {"gradient_predivide_factor=2"}},
+      {[](auto& o) { o.gradient_predivide_factor = std::nextafter(1.0, 2.0); },
+       {"gradient_predivide_factor=1.0000000000000002", "gradient_predivide_factor=1"}},
       {[](auto& o) { o.reduce_in_float32 = true; }, {"reduce_in_float32=1"}},
       {[](auto& o) { o.nonfinite = &nonfinite; }, {"nonfinite=set", "nonfinite=unset"}},
       {[](auto& o) { o.unused = UnusedParameters::kDetect; }, {"unused=kDetect", "unused=kError"}},
@@ -179,6 +182,16 @@ TEST_CASE("every option that differs is named with both values") {
   for (const auto& [change, parts] : changes) {
     CheckDifference([&change = change](auto&, auto& options) { change(options); }, parts);
   }
+}
+
+TEST_CASE("hooks whose options differ in the last digit are told apart") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.hook = CreatePowerSgdHook({.min_ratio = rank.rank() == 0 ? 2.0 : std::nextafter(2.0, 3.0)});
+    const auto model = DistributedDataParallel::Create(rank.group(), ThreeLayers(), options);
+    if (rank.size() == 1) return RANK_CHECK_OK(model.status());
+    RANK_CHECK_STATUS(model.status(), StatusCode::kFailedPrecondition, "min_ratio=2,", "min_ratio=2.0000000000000004");
+  });
 }
 
 TEST_CASE("a rank's own mistake at Create is told on every rank") {

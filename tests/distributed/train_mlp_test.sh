@@ -271,6 +271,7 @@ case $case_name in
     # Ranks that are not alike.
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
     fails "rank 1 has --batch=32, rank 0 has --batch=64; give all ranks the same flags" apart --batch=32
+    fails "rank 1 has --momentum=0.9000001, rank 0 has --momentum=0.9; give all ranks the same flags" apart --momentum=0.9000001
     fails "rank 1: unknown flag --epoch" apart --epoch=3
     ;;
 

@@ -53,13 +53,14 @@ void BatchNorm2d::Forward(const float* x, float* y, int rows) {
     Apply(x, running_mean_.data(), running_var_.data(), y, rows);
     return;
   }
+  CheckBatchNormCanTrain(rows, shape_);
   NormalizationFor(rows).ForwardTraining(x, weight_, bias_, mean_.data(), variance_.data(), y);
   // The fused ReLU would hide a NaN. In training a channel has one only if one of these four numbers is not finite.
   const auto finite = [this](const float* numbers) { return AllFinite({numbers, mean_.size()}); };
   const bool may_have_nan = !finite(mean_.data()) || !finite(variance_.data()) || !finite(weight_) || !finite(bias_);
   if (activation_ == Activation::kRelu && may_have_nan) Apply(x, mean_.data(), variance_.data(), y, rows);
   const float count = static_cast<float>(rows) * static_cast<float>(shape_.height * shape_.width);
-  const float unbiased = count / std::max(count - 1, 1.0f);
+  const float unbiased = count / (count - 1);
   for (size_t c = 0; c < mean_.size(); ++c) {
     running_mean_[c] += kBatchNormMomentum * (mean_[c] - running_mean_[c]);
     running_var_[c] += kBatchNormMomentum * (variance_[c] * unbiased - running_var_[c]);

@@ -198,6 +198,7 @@ class GpuBatchNorm2d final : public WeightedLayer {
   void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
     NN_CHECK(weight_ != nullptr);
     if (training_) {
+      CheckBatchNormCanTrain(rows, shape_);
       Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
                                 kBatchNormMomentum, moments(), running_mean(), running_var(), session_->Scratch(),
                                 session_->stream));

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kSumThreads)
     moments.mean[channel] = mean;
     moments.rstd[channel] = rsqrtf(variance + eps);
     running_mean[channel] += momentum * (mean - running_mean[channel]);
-    running_var[channel] += momentum * (variance * (count / fmaxf(count - 1, 1)) - running_var[channel]);
+    running_var[channel] += momentum * (variance * (count / (count - 1)) - running_var[channel]);
   });
 }
 

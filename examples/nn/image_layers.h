@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 
 #include "examples/nn/image.h"
 #include "examples/nn/layer.h"
@@ -38,6 +39,14 @@ struct Pool2dOptions {
 // Constants of batch normalisation, as in PyTorch: added to the variance; share by which running statistics move.
 constexpr float kBatchNormEpsilon = 1e-5f;
 constexpr float kBatchNormMomentum = 0.1f;
+
+// Throws std::invalid_argument if a batch of `rows` images has one value per channel: it has no variance.
+inline void CheckBatchNormCanTrain(int rows, const ImageShape& shape) {
+  if (Pixels(rows, shape) > 1) return;
+  throw std::invalid_argument(
+      "batch normalisation cannot train on one value per channel, a batch of one image of 1 x 1 pixels: give a larger "
+      "batch or larger images");
+}
 
 struct BasicBlockOptions {
   ImageShape in;

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,8 @@ absl::Status EndTogether(ddp::ProcessGroup& group, absl::FunctionRef<absl::Statu
     status = absl::ResourceExhaustedError("not enough memory; give a smaller model or --batch");
   } catch (const nn::DeviceError& e) {
     status = absl::InternalError(e.what());
+  } catch (const std::invalid_argument& e) {  // a batch that a layer cannot compute
+    status = absl::InvalidArgumentError(e.what());
   }
   if (!status.ok() && !IsAgreed(status)) group.Abort(status);
   return status;

@@ -35,7 +35,8 @@ ABSL_FLAG(std::optional<double>, lr, std::nullopt,
 ABSL_FLAG(bool, lr_scale, false,
           "multiply the learning rate by the number of ranks, because their common batch grows with it");
 ABSL_FLAG(std::string, schedule, "constant",
-          "learning rate schedule: constant, cosine (down to 0 in the last step), step (see --lr_step)");
+          "learning rate schedule: constant, cosine (half a cosine wave that would reach 0 in the step after the "
+          "last), step (see --lr_step)");
 ABSL_FLAG(int64_t, lr_warmup, 0, "number of steps at the start in which the learning rate grows to its full value");
 ABSL_FLAG(int64_t, lr_step, 30,
           "with --schedule=step: multiply the learning rate by --lr_gamma after every this many epochs");

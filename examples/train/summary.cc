@@ -1,10 +1,8 @@
 #include "examples/train/summary.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,14 +11,6 @@ namespace examples {
 namespace {
 
 double Milliseconds(int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
-// Of an even number of times, the mean of the two in the middle.
-double MedianMs(std::vector<int64_t>& ns) {
-  const auto upper = ns.begin() + static_cast<ptrdiff_t>(ns.size() / 2);
-  std::nth_element(ns.begin(), upper, ns.end());
-  const int64_t lower = ns.size() % 2 == 1 ? *upper : *std::max_element(ns.begin(), upper);
-  return (Milliseconds(lower) + Milliseconds(*upper)) / 2;
-}
 
 std::string OverlapText(const Summary& summary) {
   const ddp::DdpStatistics& c = summary.communication;
@@ -38,23 +28,16 @@ std::string OverlapText(const Summary& summary) {
 
 }  // namespace
 
-void Measure(std::vector<int64_t>& step_ns, std::vector<int64_t>& exposed_ns, int64_t warmup, Summary& summary) {
-  if (step_ns.empty()) return;
-  const auto steps = static_cast<int64_t>(step_ns.size());
-  summary.warmup_counted = steps <= warmup;
-  const ptrdiff_t skipped = summary.warmup_counted ? 0 : static_cast<ptrdiff_t>(warmup);
-  step_ns.erase(step_ns.begin(), step_ns.begin() + skipped);
-  exposed_ns.erase(exposed_ns.begin(), exposed_ns.begin() + skipped);
-
-  summary.measured_steps = static_cast<int64_t>(step_ns.size());
-  const int64_t total_ns = std::accumulate(step_ns.begin(), step_ns.end(), int64_t{0});
+void Measure(const Durations& steps, const Durations& exposed, Summary& summary) {
+  if (steps.count() == 0) return;
+  summary.warmup_counted = steps.warmup_counted();
+  summary.measured_steps = steps.count();
   const int64_t samples = summary.measured_steps * summary.batch * summary.accumulate * summary.world_size;
-  summary.samples_per_second = static_cast<double>(samples) / (static_cast<double>(total_ns) / 1e9);
-  const auto [least, most] = std::minmax_element(step_ns.begin(), step_ns.end());
-  summary.step_ms_min = Milliseconds(*least);
-  summary.step_ms_max = Milliseconds(*most);
-  summary.step_ms_median = MedianMs(step_ns);
-  summary.exposed_comm_ms = MedianMs(exposed_ns);
+  summary.samples_per_second = static_cast<double>(samples) / (static_cast<double>(steps.sum_ns()) / 1e9);
+  summary.step_ms_min = Milliseconds(steps.least_ns());
+  summary.step_ms_max = Milliseconds(steps.most_ns());
+  summary.step_ms_median = steps.median_ns() / 1e6;
+  summary.exposed_comm_ms = exposed.median_ns() / 1e6;
 }
 
 std::string ToText(const Summary& summary) {

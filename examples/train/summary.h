@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "ddp/distributed_data_parallel.h"
+#include "examples/train/durations.h"
 
 namespace examples {
 
@@ -42,8 +43,8 @@ struct Summary {
   int64_t peak_rss_mb = 0;  // the largest of all ranks
 };
 
-// Computes the times from those of each step of this run. Reorders both vectors.
-void Measure(std::vector<int64_t>& step_ns, std::vector<int64_t>& exposed_ns, int64_t warmup, Summary& summary);
+// Computes the times from those of the steps of this run.
+void Measure(const Durations& steps, const Durations& exposed, Summary& summary);
 
 // Returns a summary of several lines to print.
 std::string ToText(const Summary& summary);

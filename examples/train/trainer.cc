@@ -125,7 +125,7 @@ absl::Status Trainer::RunEpoch() {
       TakeLosses(started_);
     }
     const Clock::time_point now = Clock::now();
-    step_ns_.push_back(Nanoseconds(now - before));
+    step_times_.Add(Nanoseconds(now - before));
     console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(std::max<int64_t>(1, loss_steps_)));
     before = now;
     if (absl::Status status = AfterStep(); !status.ok()) return status;
@@ -215,7 +215,7 @@ absl::Status Trainer::Backward(int micro) {
   }
   const Clock::time_point before = Clock::now();
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last) exposed_ns_.push_back(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
+  if (last) exposed_times_.Add(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
   return absl::OkStatus();
 }
 
@@ -333,7 +333,7 @@ absl::Status Trainer::Summarize() {
   summary_.skipped_steps = progress_.step - optimizer_->steps();
   summary_.parameters_sha256 = replica_->ParametersSha256();
   summary_.communication = replica_->statistics();
-  Measure(step_ns_, exposed_ns_, flags_.warmup, summary_);
+  Measure(step_times_, exposed_times_, summary_);
   summary_.peak_rss_mb = PeakRssMb();
   const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};
   if (absl::Status status = Wait(group_.AllReduce({peak}, {peak}, {.op = ddp::ReduceOp::kMax})); !status.ok()) {

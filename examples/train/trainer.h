@@ -22,6 +22,7 @@
 #include "examples/train/checkpoint.h"
 #include "examples/train/checkpoint_writer.h"
 #include "examples/train/console.h"
+#include "examples/train/durations.h"
 #include "examples/train/flags.h"
 #include "examples/train/flat_optimizer.h"
 #include "examples/train/replica.h"
@@ -140,9 +141,8 @@ class Trainer {
   // epoch.
   double loss_sum_ = 0;
   int64_t loss_steps_ = 0;
-  // This rank's times, one number per step of this run.
-  std::vector<int64_t> step_ns_;
-  std::vector<int64_t> exposed_ns_;
+  // This rank's times of the steps of this run.
+  Durations step_times_{flags_.warmup}, exposed_times_{flags_.warmup};
   int64_t exposed_on_gpu_ns_ = 0;
 
   std::vector<uint32_t> evaluation_share_;

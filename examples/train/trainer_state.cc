@@ -97,9 +97,6 @@ void Trainer::PlanSteps() {
   schedule_ = flags_.schedule;
   schedule_.total_steps = last_step_;
   schedule_.step_size = flags_.lr_step * epoch_steps;
-  const int64_t steps = std::clamp<int64_t>(last_step_ - progress_.step, 0, 1 << 20);
-  step_ns_.reserve(static_cast<size_t>(steps));
-  exposed_ns_.reserve(static_cast<size_t>(steps));
 }
 
 // Rank 0 reads the checkpoint, or the weights; the others need not even see the file.

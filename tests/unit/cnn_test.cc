@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -274,6 +275,18 @@ TEST_CASE("Batch normalisation, with and without ReLU, and its running statistic
   const std::vector<float> plain = Reordered(c, y, c.out, 1, Layout::kNative, Layout::kPlain);
   CHECK(plain[3] == Approx((4 - 0.25) / std::sqrt(0.9 + 0.5 / 3 + 1e-5) * 2 + 10));
   CHECK(buffers[0].data[0] == Approx(0.25));  // evaluation leaves them
+}
+
+TEST_CASE("Batch normalisation refuses to train on one value per channel, and evaluates it") {
+  nn::BatchNorm2d layer(NewSession(), {16, 1, 1}, Activation::kRelu, 2);
+  std::vector<float> weight(16, 1), bias(16, 0.5f), grad(16), x(32, 0.0f), y(32, NAN);
+  layer.Bind(std::vector<float*>{weight.data(), bias.data()}, std::vector<float*>{grad.data(), grad.data()});
+  CHECK_THROWS_AS(layer.Forward(x.data(), y.data(), 1), std::invalid_argument);
+  layer.Forward(x.data(), y.data(), 2);
+  CHECK(y[16] == 0.5f);
+  layer.SetTraining(false);
+  layer.Forward(x.data(), y.data(), 1);
+  CHECK(y[0] == 0.5f);
 }
 
 TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {

@@ -57,6 +57,7 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
     spec.along = GoAlong(spec.data);
     if (spec.along && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
     message = new Message(this, std::move(spec));
+    message->posted = next_posted_++;
     pending_.fetch_add(1, std::memory_order_relaxed);
     peer(to).unsent.push_back(message);
     SendWaiting(to);

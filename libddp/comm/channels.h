@@ -55,7 +55,9 @@ class Message final : public CountedWork, public MessageSpec {
   uint64_t number = 0;     // kSend: in its channel
   uint64_t fed = 0;        // kSend: chunks put into the pipe
   bool busy = false;       // a thread reads or writes `data` without the mutex
-  int64_t noticed_ns = 0;  // when somebody first found it unfinished
+  uint64_t posted = 0;     // in the order of the calls
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest of its peer and direction
+  bool is_send() const { return kind == Kind::kSend; }
 
  private:
   ~Message() override = default;
@@ -165,6 +167,7 @@ class Channels final : public ProgressThread::Client {
   std::deque<Message*> feeding_;  // the first one has the pipe
   SharedWriter pipe_writer_;
   absl::Status failure_;
+  uint64_t next_posted_ = 0;
   std::atomic<int> pending_{0};  // messages that are not done, parcels that are being fetched, replies not yet given
   uint64_t driven_ = 0, driven_at_tick_ = 0;
   int64_t next_look_ns_ = 0;

@@ -12,6 +12,7 @@
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/channels.h"
+#include "libddp/comm/message_order.h"
 
 namespace ddp {
 namespace {
@@ -92,7 +93,7 @@ void Channels::LookAround() {
   if (!failure_.ok()) return;
   RelieveSenders(now);
   Message* oldest = nullptr;
-  for (Message* message : Pending()) {
+  for (Message* message : OldestOfEach(Pending(), size_)) {
     if (message->noticed_ns == 0) message->noticed_ns = now;
     if (oldest == nullptr || message->noticed_ns < oldest->noticed_ns) oldest = message;
   }

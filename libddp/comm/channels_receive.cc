@@ -20,6 +20,7 @@ absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
     Lock lock(mutex_);
     if (FailedElsewhere()) return failure_;
     auto* const message = new Message(this, std::move(spec));
+    message->posted = next_posted_++;
     work = Work(message);
     pending_.fetch_add(1, std::memory_order_relaxed);
     Peer& p = peer(message->peer);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
 
@@ -413,7 +415,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
   failed_ns_ = NowNs();
   failed_.store(true, std::memory_order_release);
   Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
-  std::thread([self = shared_from_this()] {
+  std::thread([self = shared_from_this(), why = failure_] {
     pthread_setname_np(pthread_self(), "ddp-abort");
     self->runtime().LeaveCapturesAlone().IgnoreError();
     if (self->options_.transport != nullptr) self->options_.transport->Abort();

@@ -145,7 +145,7 @@ class Engine final : public ProgressThread::Client {
   bool IsEagerRoot(const Operation& operation) const {
     return operation.eager() && operation.key().root == options_.rank;
   }
-  const Operation* OldestPending() const;
+  Operation* OldestPending() const;
   bool HasAnnounced(const Operation& operation, int rank) const;
   bool Needs(const Operation& operation, int peer) const;
   Operation* At(uint64_t sequence) const { return queue_[sequence - first_sequence_]; }

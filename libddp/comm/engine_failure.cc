@@ -79,11 +79,9 @@ void Engine::LookAround(Lock&) {
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;
   control_.peer(options_.rank).seen_ns.store(now, std::memory_order_relaxed);
-  for (Operation* operation : queue_) {
-    if (!operation->Done() && operation->noticed_ns == 0) operation->noticed_ns = now;
-  }
-  const Operation* const oldest = OldestPending();
+  Operation* const oldest = OldestPending();
   if (oldest == nullptr) return;
+  if (oldest->noticed_ns == 0) oldest->noticed_ns = now;
   const int64_t waited = now - oldest->noticed_ns;
   CheckPeers(waited);
   if (!failure_.ok()) return;
@@ -153,6 +151,10 @@ Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
 // so once in a while.
 Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited_ns) const {
   if (operation.sequence >= announced_) return FindSlotHolders(operation.sequence);
+  // Without the root's data nobody can go on, and only the root decides who else has to come.
+  if (const int root = operation.key().root; operation.IsBroadcast() && !HasAnnounced(operation, root)) {
+    return {absl::StrCat("did not arrive: rank ", options_.NameOf(root), ", the root"), {options_.NameOf(root)}};
+  }
   const int64_t silent_since = NowNs() - waited_ns / 2;
   std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {

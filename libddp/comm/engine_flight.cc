@@ -16,7 +16,7 @@ std::string Operation::Describe() const {
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
 }
 
-const Operation* Engine::OldestPending() const {
+Operation* Engine::OldestPending() const {
   const auto pending = [](const Operation* operation) { return !operation->Done(); };
   const auto found = std::find_if(queue_.begin(), queue_.end(), pending);
   return found == queue_.end() ? nullptr : *found;
@@ -37,7 +37,7 @@ void Engine::TellStall(const Operation& oldest, int64_t waited_ns) {
   if (options_.observer == nullptr || patience <= 0 || waited_ns < patience) return;
   int before = 0;
   for (int r = 0; r < options_.rank; ++r) before += HasAnnounced(oldest, r);
-  if (waited_ns < patience + before * kTellPatienceNs) return;
+  if (waited_ns - before * kTellPatienceNs < patience) return;
   std::atomic<uint64_t>& told = control_.desk().stalls;
   uint64_t until = told.load(std::memory_order_relaxed);
   // What is in the queue behind it waits for the same.

@@ -26,7 +26,7 @@ FlightIncident NodePipeline::Incident(bool failure, absl::string_view what) cons
 // A stall is told once on each node, by the lowest rank that waits: the others give it time to.
 void NodePipeline::TellStall(const NodeOperation& oldest, int64_t waited_ns) {
   const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
-  if (options_.observer == nullptr || patience <= 0 || waited_ns < patience + local() * kTellPatienceNs) return;
+  if (options_.observer == nullptr || patience <= 0 || waited_ns - local() * kTellPatienceNs < patience) return;
   std::atomic<uint64_t>& told = reducing_.options().control.desk().stalls;
   uint64_t until = told.load(std::memory_order_relaxed);
   // What is in the queue behind it waits for the same.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/comm/message_order.h"
 #include "libddp/comm/node_pipeline.h"
 
 namespace ddp {
@@ -39,12 +40,19 @@ absl::Status NodeMessage::Wait(absl::Time deadline) {
 }
 
 std::string NodeMessage::Describe() const {
-  return absl::StrCat(is_send ? "send(to rank " : "recv(from rank ", peer, ", tag ", tag, ", ", What(dtype, count),
+  return absl::StrCat(is_send_ ? "send(to rank " : "recv(from rank ", peer, ", tag ", tag, ", ", What(dtype, count),
                       ")");
 }
 
 NodeMessages::NodeMessages(NodePipeline* pipeline, int ranks)
     : pipeline_(*pipeline), sent_(static_cast<size_t>(ranks)), heard_from_(static_cast<size_t>(ranks)) {}
+
+NodeMessage* NodeMessages::Make(bool send, NodeMessageSpec spec) {
+  auto* const message = new NodeMessage(&pipeline_, send, std::move(spec));
+  message->posted = next_posted_++;
+  ++pending_;
+  return message;
+}
 
 absl::StatusOr<Work> NodeMessages::Send(NodeMessageSpec spec) {
   auto parcel = std::make_unique<Parcel>();
@@ -61,9 +69,8 @@ absl::StatusOr<Work> NodeMessages::Send(NodeMessageSpec spec) {
   spec.data.CopyOut(0, parcel->data.get(), spec.bytes());
   Work work;
   if (spec.bytes() > kSmallBytes) {
-    parcel->owner = new NodeMessage(&pipeline_, /*send=*/true, std::move(spec));
+    parcel->owner = Make(/*send=*/true, std::move(spec));
     work = Work(parcel->owner);
-    ++pending_;
   }
   SendEnvelope(parcel.get());
   Post(parcel.get(), /*send=*/true);
@@ -72,9 +79,8 @@ absl::StatusOr<Work> NodeMessages::Send(NodeMessageSpec spec) {
 }
 
 Work NodeMessages::Recv(NodeMessageSpec spec) {
-  auto* const message = new NodeMessage(&pipeline_, /*send=*/false, std::move(spec));
+  NodeMessage* const message = Make(/*send=*/false, std::move(spec));
   Work work(message);
-  ++pending_;
   const auto found = std::find_if(incoming_.begin(), incoming_.end(), [&](const ParcelPtr& p) {
     return p->owner == nullptr && p->peer == message->peer && p->envelope.tag == message->tag;
   });
@@ -203,12 +209,12 @@ std::vector<NodeMessage*> NodeMessages::Unfinished() const {
 }
 
 absl::Status NodeMessages::Look(int64_t now, int64_t timeout_ns, const std::vector<Gone>& gone) {
-  for (NodeMessage* message : Unfinished()) {
-    if (message->noticed_ns == 0) message->noticed_ns = now;
+  const std::vector<NodeMessage*> unfinished = Unfinished();
+  for (NodeMessage* message : unfinished) {
     // All that it had sent has come: there will be nothing more.
     const size_t peer = static_cast<size_t>(message->peer);
     const bool waits_for_more =
-        message->is_send || std::find(expected_.begin(), expected_.end(), message) != expected_.end();
+        message->is_send() || std::find(expected_.begin(), expected_.end(), message) != expected_.end();
     if (gone[peer].gone && waits_for_more && heard_from_[peer] == gone[peer].envelopes) {
       return WithFailedRanks(
           absl::UnavailableError(absl::StrCat("rank ", message->peer, " has left the group without its part in rank ",
@@ -216,6 +222,9 @@ absl::Status NodeMessages::Look(int64_t now, int64_t timeout_ns, const std::vect
                                               "; both ranks must make matching calls")),
           {message->peer});
     }
+  }
+  for (NodeMessage* message : OldestOfEach(unfinished, pipeline_.options_.layout.size())) {
+    if (message->noticed_ns == 0) message->noticed_ns = now;
     if (now - message->noticed_ns > timeout_ns) return TimedOut(*message);
   }
   return absl::OkStatus();
@@ -224,14 +233,14 @@ absl::Status NodeMessages::Look(int64_t now, int64_t timeout_ns, const std::vect
 absl::Status NodeMessages::TimedOut(const NodeMessage& message) const {
   std::set<std::string> others;
   for (const ParcelPtr& parcel : incoming_) {
-    if (message.is_send || parcel->owner != nullptr || parcel->peer != message.peer || others.size() == 8) continue;
+    if (message.is_send() || parcel->owner != nullptr || parcel->peer != message.peer || others.size() == 8) continue;
     others.insert(absl::StrCat("tag ", parcel->envelope.tag, " (", parcel->envelope.bytes(), " bytes)"));
   }
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", pipeline_.options_.rank, ": ", message.Describe(), " timed out after ",
           absl::FormatDuration(pipeline_.options_.timeout), ": rank ", message.peer,
-          message.is_send ? " has not received it" : " has sent nothing with this tag",
+          message.is_send() ? " has not received it" : " has sent nothing with this tag",
           others.empty() ? "" : absl::StrCat("; waiting to be received from it: ", absl::StrJoin(others, ", ")),
           "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or makes no matching call")),
       {message.peer});

@@ -40,7 +40,7 @@ struct NodeMessageSpec {
 class NodeMessage final : public CountedWork, public NodeMessageSpec {
  public:
   NodeMessage(NodePipeline* pipeline, bool send, NodeMessageSpec spec)
-      : NodeMessageSpec(std::move(spec)), is_send(send), pipeline_(pipeline) {}
+      : NodeMessageSpec(std::move(spec)), pipeline_(pipeline), is_send_(send) {}
 
   absl::Status Wait(absl::Time deadline) override;
   // Finish, and gives up the reference of NodeMessages.
@@ -50,13 +50,15 @@ class NodeMessage final : public CountedWork, public NodeMessageSpec {
   }
   std::string Describe() const;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
 
-  const bool is_send;
-  int64_t noticed_ns = 0;  // when somebody first found it unfinished
+  bool is_send() const { return is_send_; }
+  uint64_t posted = 0;     // in the order of the calls
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest of its peer and direction
 
  private:
   ~NodeMessage() override = default;
 
   NodePipeline* const pipeline_;
+  const bool is_send_;
 };
 
 // All is called with the pipeline's drive mutex held.
@@ -110,6 +112,7 @@ class NodeMessages {
   void Post(Parcel* parcel, bool send);
   void SendEnvelope(Parcel* parcel);
   void Match(Parcel* parcel, NodeMessage* receiver);
+  NodeMessage* Make(bool send, NodeMessageSpec spec);
   absl::Status TimedOut(const NodeMessage& message) const;
   std::vector<NodeMessage*> Unfinished() const;
 
@@ -119,7 +122,7 @@ class NodeMessages {
   std::deque<ParcelPtr> outgoing_, incoming_;
   std::vector<NodeMessage*> expected_;       // receives without a message, in order
   std::vector<uint64_t> sent_, heard_from_;  // envelopes, by rank
-  uint64_t next_number_ = 0;
+  uint64_t next_number_ = 0, next_posted_ = 0;
   int pending_ = 0;
 };
 

@@ -65,7 +65,7 @@ class NodeOperation final : public CountedWork {
   std::unique_ptr<char[]> mail;              // the peers' headers and this rank's, each with room for what it carries
   std::deque<Transfer> headers_in, headers_out;
   NodeHeader header;
-  int64_t noticed_ns = 0;
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest unfinished one: its time-out counts from here
 
   const OperationKey& key() const { return key_; }
   const BlockPlan& plan() const { return plan_; }

@@ -112,9 +112,6 @@ absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
                      ": MPI was initialised for use by one thread, and this is another one; initialise it with ",
                      "MPI_Init_thread and MPI_THREAD_SERIALIZED, or call Send and Recv in the thread that did"));
   }
-  absl::StatusOr<Work> work = call();
-  if (messages_->Pending()) pending_.store(true, std::memory_order_release);
-  Drive(/*background=*/false, /*steal=*/false);
   progress_->Notify();
   return work;
 }

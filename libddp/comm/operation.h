@@ -82,7 +82,7 @@ class Operation final : public CountedWork {
   Mode mode = Mode::kInline;
   int arrived = 0;  // so many ranks have announced it, from the root on (rank 0 where there is none)
   int workers = 0;
-  int64_t noticed_ns = 0;  // when somebody first found it unfinished: its time-out counts from here
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest unfinished one: its time-out counts from here
   // kDirect and kFetched: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
   absl::InlinedVector<char*, 4> in_bases, out_bases;
   std::vector<RangeList> ins, outs;

@@ -1,4 +1,4 @@
-// The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, time-outs and Abort.
+// The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, and Abort.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -258,74 +258,6 @@ TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and 
     const Buffer whole = memory.View(DType::kInt8, 0, 1000);
     RANK_CHECK_OK(Rank::Finish(rank.group().AllReduce({whole}, {whole})));
   });
-}
-
-TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") {
-  if (RankCount() == 1) return;
-  ContextOptions options;
-  options.timeout = absl::Seconds(1);
-  for (const Placement placement : {Placement::kAllocated, Placement::kOrdinary}) {
-    const size_t count = placement == Placement::kAllocated ? 1 : 200'000;
-    RunOnRanks(
-        [&](Rank& rank) {
-          Memory m(rank, placement, DType::kFloat32, count);
-          rank.Meet();
-          const int late = rank.size() - 1;
-          const std::string name = absl::StrCat("rank ", late);
-          if (rank.rank() != late) {
-            const absl::Time begin = absl::Now();
-            Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
-            Work behind = RANK_VALUE(rank.group().Barrier());
-            RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
-            RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
-            const absl::Duration took = absl::Now() - begin;
-            RANK_CHECK(took > absl::Milliseconds(900) && took < absl::Seconds(20), absl::FormatDuration(took));
-          }
-          rank.Meet();
-          // Now it comes, too late.
-          RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
-                            StatusCode::kDeadlineExceeded, "all_reduce", name);
-        },
-        options);
-  }
-}
-
-TEST_CASE("a rank that does not come to small broadcasts is named after the time-out", "[timeout]") {
-  if (RankCount() == 1 || !OnOneNode()) return;  // between nodes, messages say so
-  ContextOptions options;
-  options.timeout = absl::Seconds(1);
-  RunOnRanks(
-      [](Rank& rank) {
-        Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
-        rank.Meet();
-        const int late = rank.size() - 1;
-        const std::string name = absl::StrCat("rank ", late);
-        const auto broadcast = [&] { return Rank::Finish(rank.group().Broadcast({m.whole()}, 0)); };
-        absl::Status status;
-        for (int i = 0; i < 300 && rank.rank() != late && status.ok(); ++i) status = broadcast();
-        if (rank.rank() != late) {
-          RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", name, "did not arrive");
-          RANK_CHECK(FailedRanks(status) == std::vector<int>{late});
-        }
-        rank.Meet();
-        RANK_CHECK_STATUS(broadcast(), StatusCode::kDeadlineExceeded, "broadcast", name);
-      },
-      options);
-}
-
-TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
-  ContextOptions options;
-  options.timeout = absl::Seconds(1);
-  RunOnRanks(
-      [](Rank& rank) {
-        for (int i = 0; i < 2; ++i) {
-          RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
-          rank.Meet();
-          std::this_thread::sleep_for(std::chrono::milliseconds(1300));
-          rank.Meet();
-        }
-      },
-      options);
 }
 
 TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {

@@ -154,6 +154,25 @@ TEST_CASE("a stall is told once, with the bucket and who is missing, and goes on
       options);
 }
 
+TEST_CASE("a stall warning that never comes due is never given", "[nodes][timeout]") {
+  if (RankCount() == 1) return;
+  Lines::Get();
+  ContextOptions options;
+  options.stall_warning = absl::InfiniteDuration();
+  RunOnRanks(
+      [](Rank& rank) {
+        Waiting waiting(rank, 1000);
+        rank.Meet();
+        static_cast<void>(Logged(rank));
+        rank.Meet();
+        if (waiting.late()) absl::SleepFor(absl::Milliseconds(300));
+        RANK_CHECK_OK(Rank::Finish(waiting.Start()));
+        rank.Meet();
+        for (const std::string& line : Logged(rank)) RANK_CHECK(false, line);
+      },
+      options);
+}
+
 TEST_CASE("a time-out is told once, with who waits for whom", "[timeout]") {
   if (RankCount() == 1) return;
   const Recorder recorder;

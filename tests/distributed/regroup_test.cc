@@ -73,6 +73,29 @@ TEST_CASE("a new group of the ranks of the world reduces among them") {
   });
 }
 
+TEST_CASE("a new group and its parts keep the time-out of the context") {
+  if (!RanksAreThreads() || RankCount() == 1) return;
+  ContextOptions options;
+  options.timeout = absl::Milliseconds(400);
+  RunOnRanks(
+      [](Rank& rank) {
+        std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.context().NewGroup(FirstRanks(rank.size()), In(60)));
+        std::unique_ptr<ProcessGroup> part = RANK_VALUE(group->Split(0, rank.rank()));
+        for (ProcessGroup* each : {group.get(), part.get()}) {
+          rank.Meet();
+          const bool late = rank.rank() == 0;
+          const auto check = [&] {
+            RANK_CHECK_STATUS(Rank::Finish(each->Barrier()), StatusCode::kDeadlineExceeded, "barrier",
+                              "timed out after", "did not arrive", "rank 0");
+          };
+          if (!late) check();
+          rank.Meet();
+          if (late) check();
+        }
+      },
+      options);
+}
+
 TEST_CASE("lists that cannot be a group are refused") {
   RunOnRanks([](Rank& rank) {
     Context& context = rank.context();

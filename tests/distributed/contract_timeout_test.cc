@@ -1,0 +1,134 @@
+// The contract of ProcessGroup, part 8: time-outs.
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+using absl::StatusCode;
+
+TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") {
+  if (RankCount() == 1) return;
+  ContextOptions options;
+  options.timeout = absl::Seconds(1);
+  for (const Placement placement : {Placement::kAllocated, Placement::kOrdinary}) {
+    const size_t count = placement == Placement::kAllocated ? 1 : 200'000;
+    RunOnRanks(
+        [&](Rank& rank) {
+          Memory m(rank, placement, DType::kFloat32, count);
+          rank.Meet();
+          const int late = rank.size() - 1;
+          const std::string name = absl::StrCat("rank ", late);
+          if (rank.rank() != late) {
+            const absl::Time begin = absl::Now();
+            Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+            Work behind = RANK_VALUE(rank.group().Barrier());
+            RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
+            RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
+            const absl::Duration took = absl::Now() - begin;
+            RANK_CHECK(took > absl::Milliseconds(900) && took < absl::Seconds(20), absl::FormatDuration(took));
+          }
+          rank.Meet();
+          // Now it comes, too late.
+          RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
+                            StatusCode::kDeadlineExceeded, "all_reduce", name);
+        },
+        options);
+  }
+}
+
+TEST_CASE("a rank that does not come to small broadcasts is named after the time-out", "[timeout]") {
+  if (RankCount() == 1 || !OnOneNode()) return;  // between nodes, messages say so
+  ContextOptions options;
+  options.timeout = absl::Seconds(1);
+  RunOnRanks(
+      [](Rank& rank) {
+        Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
+        rank.Meet();
+        const int late = rank.size() - 1;
+        const std::string name = absl::StrCat("rank ", late);
+        const auto broadcast = [&] { return Rank::Finish(rank.group().Broadcast({m.whole()}, 0)); };
+        absl::Status status;
+        for (int i = 0; i < 300 && rank.rank() != late && status.ok(); ++i) status = broadcast();
+        if (rank.rank() != late) {
+          RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", name, "did not arrive");
+          RANK_CHECK(FailedRanks(status) == std::vector<int>{late});
+        }
+        rank.Meet();
+        RANK_CHECK_STATUS(broadcast(), StatusCode::kDeadlineExceeded, "broadcast", name);
+      },
+      options);
+}
+
+TEST_CASE("a missing root of a broadcast is to blame, whoever else has not come", "[timeout]") {
+  if (RankCount() == 1) return;
+  for (const size_t count : {size_t{10}, size_t{200'000}}) {
+    ContextOptions options;
+    options.timeout = absl::Milliseconds(500);
+    RunOnRanks(
+        [&](Rank& rank) {
+          Memory m(rank, Placement::kOrdinary, DType::kFloat32, count);
+          rank.Meet();
+          const bool late = rank.rank() == 0 || (rank.size() > 2 && rank.rank() == rank.size() - 1);
+          const auto check = [&](const absl::Status& status) {
+            RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", "did not arrive: rank 0");
+            RANK_CHECK(FailedRanks(status) == std::vector<int>{0}, status.ToString());
+          };
+          if (!late) check(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)));
+          rank.Meet();
+          if (late) check(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)));
+        },
+        options);
+  }
+}
+
+// Rank 0 takes longer than the time-out for all of them, but not for one.
+TEST_CASE("time in which earlier operations made progress does not count", "[timeout]") {
+  constexpr int kCount = 10;
+  ContextOptions options;
+  options.timeout = absl::Milliseconds(800);
+  RunOnRanks(
+      [](Rank& rank) {
+        const bool slow = rank.rank() == 0;
+        const int peer = slow ? 1 : 0;
+        const bool messages = rank.rank() < 2 && rank.size() > 1;
+        Memory sums(rank, Placement::kOrdinary, DType::kInt32, kCount),
+            sent(rank, Placement::kOrdinary, DType::kInt32, 10'000),
+            received(rank, Placement::kOrdinary, DType::kInt32, kCount * 10'000);
+        sums.Fill(1);
+        std::vector<Work> works;
+        for (size_t i = 0; i < kCount; ++i) {
+          if (slow) absl::SleepFor(absl::Milliseconds(100));
+          works.push_back(RANK_VALUE(rank.group().AllReduce({sums.Range(i, 1)}, {sums.Range(i, 1)})));
+          if (!messages) continue;
+          works.push_back(RANK_VALUE(rank.group().Send({sent.whole()}, peer, 1)));
+          works.push_back(RANK_VALUE(rank.group().Recv({received.Range(i * 10'000, 10'000)}, peer, 1)));
+        }
+        for (Work& work : works) RANK_CHECK_OK(work.Wait());
+        for (size_t i = 0; i < kCount; ++i) RANK_CHECK_EQ(sums.Get(i), static_cast<double>(rank.size()));
+      },
+      options);
+}
+
+TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
+  ContextOptions options;
+  options.timeout = absl::Seconds(1);
+  RunOnRanks(
+      [](Rank& rank) {
+        for (int i = 0; i < 2; ++i) {
+          RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+          rank.Meet();
+          std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+          rank.Meet();
+        }
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace ddp::testing

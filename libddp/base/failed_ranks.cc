@@ -1,6 +1,8 @@
 #include "libddp/base/failed_ranks.h"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/cord.h"
@@ -13,16 +15,6 @@ namespace ddp {
 namespace {
 
 constexpr absl::string_view kPayload = "libddp/failed_ranks";
-
-// Into an array of characters, cut off before the last separator that fits.
-void CopyText(absl::string_view text, absl::string_view separator, absl::Span<char> to) {
-  if (text.size() >= to.size()) {
-    const size_t end = separator.empty() ? absl::string_view::npos : text.rfind(separator, to.size() - 1);
-    text = text.substr(0, std::min(end, to.size() - 1));
-  }
-  std::copy(text.begin(), text.end(), to.begin());
-  to[text.size()] = 0;
-}
 
 }  // namespace
 
@@ -40,13 +32,27 @@ absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed)
 }
 
 void PackedError::Pack(const absl::Status& error) {
+  *this = PackedError();
   code = static_cast<int32_t>(error.code());
-  CopyText(PackFailedRanks(error), ",", absl::MakeSpan(failed_ranks));
-  CopyText(error.message(), "", absl::MakeSpan(message));
+  const absl::string_view text = error.message().substr(0, sizeof message - 1);
+  std::copy(text.begin(), text.end(), message);
+  for (const int rank : FailedRanks(error)) {
+    if (rank >= 0 && rank < kMaxRanks) failed_ranks[rank / 64] |= uint64_t{1} << (rank % 64);
+  }
 }
 
 absl::Status PackedError::Unpack() const {
-  return WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(code), message), failed_ranks);
+  std::vector<int> ranks;
+  for (int word = 0; word < kMaxRanks / 64; ++word) {
+    for (uint64_t bits = failed_ranks[word]; bits != 0; bits &= bits - 1) {
+      ranks.push_back(word * 64 + std::countr_zero(bits));
+    }
+  }
+  return WithFailedRanks(absl::Status(static_cast<absl::StatusCode>(code), message), ranks);
+}
+
+size_t PackedError::Bytes(int ranks) {
+  return offsetof(PackedError, failed_ranks) + static_cast<size_t>((ranks + 63) / 64) * sizeof(uint64_t);
 }
 
 std::vector<int> FailedRanks(const absl::Status& error) {

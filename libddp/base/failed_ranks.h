@@ -2,6 +2,7 @@
 #ifndef LIBDDP_BASE_FAILED_RANKS_H_
 #define LIBDDP_BASE_FAILED_RANKS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -19,14 +20,19 @@ absl::Status WithFailedRanks(absl::Status error, absl::Span<const int> ranks);
 std::string PackFailedRanks(const absl::Status& error);
 absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed);
 
-// An error as plain memory, on its way to another rank. What is too long is cut off.
+// No group is larger.
+inline constexpr int kMaxRanks = 1 << 16;
+
+// An error as plain memory, on its way to another rank. Its ranks are complete; a message that is too long is cut off.
 struct PackedError {
   void Pack(const absl::Status& error);
   absl::Status Unpack() const;
+  // So many bytes of this hold an error of a group of `ranks`.
+  static size_t Bytes(int ranks);
 
-  int32_t code = 0;             // absl::StatusCode
-  char failed_ranks[136] = {};  // see PackFailedRanks
+  int32_t code = 0;  // absl::StatusCode
   char message[876] = {};
+  uint64_t failed_ranks[kMaxRanks / 64] = {};  // one bit each
 };
 
 }  // namespace ddp

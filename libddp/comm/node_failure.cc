@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <set>
 #include <string>
 #include <utility>
@@ -176,6 +177,7 @@ std::string NodePipeline::NodesOf(const std::set<int>& ranks) const {
 void NodePipeline::ListenForNews() {
   Transfer& t = mail_->listening;
   if (t.data != nullptr) return;
+  mail_->in = News();
   t = Transfer{.peer = Transfer::kAnyPeer, .tag = kNews, .data = &mail_->in, .bytes = sizeof(News)};
   if (absl::Status s = wire_.Receive(&t); !s.ok()) FailLocked(s, false);
 }
@@ -192,6 +194,8 @@ void NodePipeline::HearNews() {
   if (failure_.ok()) ListenForNews();
 }
 
+size_t NodePipeline::NewsBytes() const { return offsetof(News, failure) + PackedError::Bytes(options_.layout.size()); }
+
 // Sends, once, this rank's failure to all ranks of other nodes, or that it leaves in good order to all ranks.
 void NodePipeline::Tell(bool background) {
   if (told_ || !wire_.Usable(background)) return;
@@ -203,7 +207,7 @@ void NodePipeline::Tell(bool background) {
     news.finished = finished_;
     news.messages = messages_->envelopes_to(r);
     news.failure.Pack(failure_);
-    Transmit(&mail_->telling, /*send=*/true, r, kNews, &news, sizeof news);
+    Transmit(&mail_->telling, /*send=*/true, r, kNews, &news, NewsBytes());
   }
 }
 
@@ -225,7 +229,10 @@ void NodePipeline::Leave() {
       if (!wire_.Poll().ok()) break;
       sched_yield();
     }
-    if (mail_->listening.data != nullptr && !mail_->listening.done) wire_.Cancel(&mail_->listening);
+    const bool heard = mail_->listening.data != nullptr && (mail_->listening.done || !wire_.Cancel(&mail_->listening));
+    // What the others will say when they leave, too, would stay in MPI's memory.
+    const auto to_come = std::count(finished_by_gone_.begin(), finished_by_gone_.end(), kHere) - 1 - (heard ? 1 : 0);
+    if (failure_.ok()) wire_.Drain(kNews, NewsBytes(), static_cast<int>(to_come));
     messages_->StopListening();
     // Once more: of what has been told nothing shall be left to MPI alone, which moves only when it is called.
     wire_.Poll().IgnoreError();

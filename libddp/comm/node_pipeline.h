@@ -115,9 +115,9 @@ class NodePipeline final : public ProgressThread::Client {
   // What a rank tells those of other nodes when it fails or leaves.
   struct News {
     int32_t rank = 0;
-    PackedError failure;    // OK: it leaves in good order,
-    uint64_t finished = 0;  // and so many operations are finished there
-    uint64_t messages = 0;  // and so many envelopes have been sent to whom this is for
+    uint64_t finished = 0;  // how many operations are finished there
+    uint64_t messages = 0;  // how many envelopes it has sent to the receiver of this
+    PackedError failure;    // OK: it leaves in good order. Travels only as far as a group of this size needs.
   };
   struct Mail {
     News in;
@@ -185,6 +185,7 @@ class NodePipeline final : public ProgressThread::Client {
   std::string NodesOf(const std::set<int>& ranks) const;
   void ListenForNews();
   void HearNews();
+  size_t NewsBytes() const;
   void Tell(bool background);
   void Leave();
 

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/launch/launchers.h"
 
 namespace ddp {
@@ -32,7 +33,8 @@ absl::Status CheckRanges(const LaunchInfo& info, const Names& names, absl::strin
   const auto between = [](absl::string_view low, absl::string_view name, int value, absl::string_view less) {
     return absl::StrCat(low, " to ", name, less, " = ", value);
   };
-  absl::Status s = check(names.world_size, info.world_size, 1, info.world_size, "at least 1");
+  absl::Status s =
+      check(names.world_size, info.world_size, 1, kMaxRanks, absl::StrCat("at least 1 and at most ", kMaxRanks));
   s.Update(check(names.rank, info.rank, 0, info.world_size - 1,
                  between("0", names.world_size, info.world_size - 1, " - 1")));
   s.Update(check(names.local_world_size, info.local_world_size, 1, info.world_size,

@@ -1,6 +1,8 @@
 #include "libddp/comm/shared_failure.h"
 
 #include <chrono>
+#include <cstring>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,15 +49,30 @@ TEST_CASE("a rank that died while it said why it failed holds nobody up, and is 
   CHECK(FailedRanks(told) == std::vector<int>{3});
 }
 
-TEST_CASE("an error too long for its place is cut off, its ranks at a comma") {
-  std::vector<int> ranks(100, 12);
-  PackedError packed;
-  packed.Pack(WithFailedRanks(absl::InternalError(std::string(2000, 'x')), ranks));
-  const absl::Status read = packed.Unpack();
-  CHECK(read.code() == absl::StatusCode::kInternal);
-  CHECK(read.message() == std::string(sizeof packed.message - 1, 'x'));
-  ranks.resize(45);  // "12," 45 times takes 135 characters
-  CHECK(FailedRanks(read) == ranks);
+TEST_CASE("an error keeps all its ranks in every group, and of its message what there is room for") {
+  for (const int count : {1, 46, 1000, kMaxRanks}) {
+    std::vector<int> ranks(static_cast<size_t>(count));
+    std::iota(ranks.begin(), ranks.end(), kMaxRanks - count);
+    const absl::Status error = WithFailedRanks(absl::InternalError(std::string(2000, 'x')), ranks);
+    SharedFailure failure{};
+    REQUIRE(FailedRanks(failure.Record(error, 0)) == ranks);
+    const absl::Status read = failure.Record(absl::AbortedError("later"), 1);
+    CHECK(read.code() == absl::StatusCode::kInternal);
+    CHECK(read.message() == std::string(sizeof(PackedError::message) - 1, 'x'));
+    CHECK(FailedRanks(read) == ranks);
+  }
+}
+
+TEST_CASE("on its way to another rank an error takes the room that its group needs") {
+  for (const int size : {1, 64, 65, 1000, kMaxRanks}) {
+    const std::vector<int> ranks = {0, size - 1};
+    PackedError sent, received;
+    sent.Pack(WithFailedRanks(absl::InternalError("x"), ranks));
+    std::memcpy(&received, &sent, PackedError::Bytes(size));
+    CHECK(FailedRanks(received.Unpack()) == (size == 1 ? std::vector<int>{0} : ranks));
+  }
+  CHECK(PackedError::Bytes(64) < 1024);
+  CHECK(PackedError::Bytes(kMaxRanks) <= sizeof(PackedError));
 }
 
 }  // namespace

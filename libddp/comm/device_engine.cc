@@ -122,8 +122,8 @@ void DeviceEngine::Shutdown() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (failed_) {
-      changed_.wait_until(lock, std::chrono::system_clock::now() + absl::ToChronoSeconds(abort_grace()),
-                          [&] { return released_; });
+      const int64_t give_up = NowNs() + absl::ToInt64Nanoseconds(abort_grace());
+      while (!released_ && NowNs() < give_up) changed_.WaitFor(lock, std::chrono::nanoseconds(give_up - NowNs()));
       released_ = true;
     }
     left.swap(pending_);
@@ -238,7 +238,7 @@ bool DeviceEngine::Finished(DeviceWork* work) {
   if (work->state.load(std::memory_order_acquire) != DeviceWork::kPending) return true;
   if (failed_.load(std::memory_order_acquire)) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return released_ || NowNs() > failed_ns_ + absl::ToInt64Nanoseconds(abort_grace());
+    return released_ || NowNs() - failed_ns_ > absl::ToInt64Nanoseconds(abort_grace());
   }
   const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
   if (!finished.ok()) {
@@ -272,7 +272,7 @@ absl::Status DeviceEngine::Outcome(DeviceWork* work) {
 std::string DeviceEngine::Stuck() const {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failed_ || released_ || captured_ || NowNs() <= failed_ns_ + absl::ToInt64Nanoseconds(options_.abort_grace))
+    if (!failed_ || released_ || captured_ || NowNs() - failed_ns_ <= absl::ToInt64Nanoseconds(options_.abort_grace))
       return "";
   }
   const std::string why = options_.transport == nullptr ? "" : options_.transport->WhyStuck();
@@ -421,7 +421,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
     if (self->options_.transport != nullptr) self->options_.transport->Abort();
     const std::lock_guard<std::mutex> locked(self->mutex_);
     self->released_ = true;
-    self->changed_.notify_all();
+    self->changed_.NotifyAll();
   }).detach();
 }
 

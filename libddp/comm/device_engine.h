@@ -4,7 +4,6 @@
 #define LIBDDP_COMM_DEVICE_ENGINE_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/base/steady_condition.h"
+#include "libddp/comm/internal_group.h"
 #include "libddp/comm/operation.h"
 #include "libddp/comm/peer_board.h"
 #include "libddp/comm/progress_thread.h"
@@ -142,7 +143,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   int64_t failed_ns_ = 0;
   bool released_ = false;  // nothing runs any more
   std::atomic<bool> told_stuck_{false};
-  std::condition_variable changed_;
+  SteadyCondition changed_;
   int64_t next_look_ns_ = 0;
 };
 

@@ -80,7 +80,7 @@ absl::StatusOr<Work> NodePipeline::Launch(NodeOperation* operation) {
     operation->sequence = next_sequence_++;
     notes_.Queued(*operation);
     launched_.push_back(operation);
-    pending_.store(true, std::memory_order_release);
+    pending_.store(true);
   }
   progress_->Notify();
   // Whoever drives now will see it.
@@ -100,17 +100,23 @@ void NodePipeline::TakeLaunched() {
 
 template <typename Call>
 absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
-  wanted_.fetch_add(1);
-  Lock lock(drive_mutex_);
-  wanted_.fetch_sub(1);
-  driven_.fetch_add(1, std::memory_order_relaxed);
-  if (wire_.Usable(/*background=*/false)) Drive(/*background=*/false, /*steal=*/false);
-  if (!failure_.ok()) return failure_;
-  if (!wire_.Usable(/*background=*/false)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", options_.rank,
-                     ": MPI was initialised for use by one thread, and this is another one; initialise it with ",
-                     "MPI_Init_thread and MPI_THREAD_SERIALIZED, or call Send and Recv in the thread that did"));
+  absl::StatusOr<Work> work;
+  {
+    wanted_.fetch_add(1);
+    Lock lock(drive_mutex_);
+    wanted_.fetch_sub(1);
+    driven_.fetch_add(1, std::memory_order_relaxed);
+    if (wire_.Usable(/*background=*/false)) Drive(/*background=*/false, /*steal=*/false);
+    if (!failure_.ok()) return failure_;
+    if (!wire_.Usable(/*background=*/false)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", options_.rank,
+                       ": MPI was initialised for use by one thread, and this is another one; initialise it with ",
+                       "MPI_Init_thread and MPI_THREAD_SERIALIZED, or call Send and Recv in the thread that did"));
+    }
+    work = call();
+    if (messages_->Pending()) pending_.store(true);
+    Drive(/*background=*/false, /*steal=*/false);
   }
   progress_->Notify();
   return work;
@@ -161,7 +167,7 @@ void NodePipeline::Progress() {
 ProgressThread::Found NodePipeline::Tick() {
   Lock lock(drive_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return ProgressThread::Found::kPending;
-  const bool pending = pending_.load(std::memory_order_acquire);
+  const bool pending = pending_.load();
   const uint64_t driven = driven_.load(std::memory_order_relaxed);
   const bool left_alone = std::exchange(driven_at_tick_, driven) == driven;
   bool worked = false;

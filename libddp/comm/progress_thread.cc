@@ -17,7 +17,7 @@ ProgressThread::~ProgressThread() {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -33,9 +33,11 @@ void ProgressThread::Remove(Client* client) {
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
 }
 
+// Under the mutex, so that the thread is not between its last look and its wait.
 void ProgressThread::WakeUp() {
-  resting_.store(false, std::memory_order_relaxed);
-  wake_.notify_all();
+  std::lock_guard<std::mutex> lock(mutex_);
+  resting_.store(false);
+  wake_.NotifyAll();
 }
 
 ProgressThread::Interval ProgressThread::NextLook(Interval last, Found found) {
@@ -50,16 +52,18 @@ void ProgressThread::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   Interval interval = kShortest, idle(0);
   while (!stop_) {
-    const bool rest = idle >= kIdleBeforeRest;
-    resting_.store(rest, std::memory_order_relaxed);
-    // system_clock: ThreadSanitizer does not know the wait on the steady one. A clock that jumps makes one look early
-    // or late.
-    wake_.wait_until(lock, std::chrono::system_clock::now() + (rest ? kRest : interval));
-    const bool woken = rest && !resting_.exchange(false, std::memory_order_relaxed);
+    resting_.store(idle >= kIdleBeforeRest);
     Found found = Found::kNothing;
     for (Client* client : clients_) found = std::max(found, client->Tick());
-    idle = found != Found::kNothing || woken ? Interval(0) : std::min(idle + interval, kIdleBeforeRest);
-    interval = woken ? kShortest : NextLook(interval, found);
+    if (found != Found::kNothing) resting_.store(false);
+    const bool rest = resting_.load();
+    idle = found != Found::kNothing ? Interval(0) : std::min(idle + interval, kIdleBeforeRest);
+    interval = NextLook(interval, found);
+    wake_.WaitFor(lock, rest ? kRest : interval);
+    if (rest && !resting_.load()) {  // woken
+      idle = Interval(0);
+      interval = kShortest;
+    }
   }
 }
 

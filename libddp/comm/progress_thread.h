@@ -4,13 +4,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "libddp/base/steady_condition.h"
 
 namespace ddp {
 
@@ -52,9 +53,10 @@ class ProgressThread {
   // Returns when no Tick of the client is running, nor will be.
   void Remove(Client* client);
 
-  // Something has been launched. A load, unless the thread was at rest.
+  // Something has been launched, which the client's Tick finds from now on. A load, unless the thread was at rest. Not
+  // to be called with a mutex held that a Tick waits for.
   void Notify() {
-    if (resting_.load(std::memory_order_relaxed)) WakeUp();
+    if (resting_.load()) WakeUp();
   }
 
  private:
@@ -62,9 +64,10 @@ class ProgressThread {
   void Run();
 
   const std::function<void()> elsewhere_;
+  // Set before the look that a long wait follows: what that look misses was launched later, and Notify sees this.
   std::atomic<bool> resting_{false};
   std::mutex mutex_;
-  std::condition_variable wake_;
+  SteadyCondition wake_;
   std::vector<Client*> clients_;
   bool stop_ = false;
   std::thread thread_;  // started with the first client

@@ -161,6 +161,7 @@ class Channels final : public ProgressThread::Client {
   const int rank_, size_;
   ProgressThread* const progress_;
 
+  const OwnerProcess owner_;
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;
   std::vector<ParcelPtr> fetching_;

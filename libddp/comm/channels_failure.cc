@@ -25,6 +25,7 @@ constexpr int64_t kLastRepliesNs = 1'000'000'000;
 }  // namespace
 
 Channels::~Channels() {
+  if (!owner_.IsHere()) return;
   progress_->Remove(this);
   Lock lock(mutex_);
   const int64_t give_up = NowNs() + kLastRepliesNs;

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/comm/device_group.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
@@ -29,6 +30,14 @@ namespace {
 class ContextImpl final : public Context {
  public:
   ~ContextImpl() override {
+    if (!process_.IsHere()) {  // a child by fork has none of the threads, and nothing to say to the peers
+      (void)world_.release();
+      (void)progress_.release();
+      (void)observer_.release();
+      (void)over_store_.release();
+      (void)mpi_.release();
+      return;
+    }
     if (world_ != nullptr) observer_->End(*world_);
     // A peer may be stuck then: the end of MPI must not wait for it for ever.
     if (mpi_ != nullptr && (world_ == nullptr || !world_->status().ok())) mpi_->MarkFailed();
@@ -58,10 +67,11 @@ class ContextImpl final : public Context {
     return {.timeout = timeout_,
             .deadline = deadline,
             .stall_warning = stall_warning_,
-            .progress = &progress_,
+            .progress = progress_.get(),
             .observer = observer_.get()};
   }
 
+  const OwnerProcess process_;
   // Destroyed in reverse order: the group first, MPI last.
   LaunchInfo info_;
   absl::Duration timeout_, stall_warning_;
@@ -72,9 +82,9 @@ class ContextImpl final : public Context {
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
   std::unique_ptr<ContextObserver> observer_;
-  ProgressThread progress_{[this] {
+  std::unique_ptr<ProgressThread> progress_ = std::make_unique<ProgressThread>([this] {
     if (mpi_ != nullptr) mpi_->Progress();
-  }};
+  });
   std::unique_ptr<ProcessGroup> world_;
 };
 
@@ -104,9 +114,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
   DeviceGroupOptions options;
   options.device = device_;
   options.timeout = timeout_;
-  options.progress = &progress_;
-  return backend_ == "nccl" ? CreateNcclGroup(std::move(over_cpu), options)
-                            : CreateLocalDeviceGroup(std::move(over_cpu), options);
+  options.progress = progress_.get();
+  // One rank of several needs no NCCL; a world of one has it if the program says so.
+  const bool alone = over_cpu->size() == 1 && info_.world_size > 1;
+  return backend_ == "nccl" && !alone ? CreateNcclGroup(std::move(over_cpu), options)
+                                      : CreateLocalDeviceGroup(std::move(over_cpu), options);
 }
 
 // All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.

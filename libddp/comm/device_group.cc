@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/comm/agreement.h"
 #include "libddp/comm/allocation_list.h"
 #include "libddp/comm/device_engine.h"
@@ -46,6 +47,12 @@ class DeviceGroup final : public ProcessGroup {
         engine_(std::move(engine)),
         moves_(communicator_.get(), memory_.get(), options_.runtime, control_->rank(), control_->size()) {}
   ~DeviceGroup() override {
+    if (!owner_.IsHere()) {  // a child by fork can use neither CUDA nor its parent's NCCL
+      (void)memory_.release();
+      new std::shared_ptr<DeviceEngine>(engine_);
+      new std::shared_ptr<NcclCommunicator>(communicator_);
+      return;
+    }
     engine_->Shutdown();
     if (communicator_ != nullptr) communicator_->Destroy();  // before its memory goes
   }
@@ -178,7 +185,8 @@ class DeviceGroup final : public ProcessGroup {
                               const ReduceOptions& options, Stream after);
   ReduceTransport TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const;
 
-  const std::unique_ptr<ProcessGroup> control_;
+  const OwnerProcess owner_;
+  const std::shared_ptr<InternalGroup> control_;
   const DeviceGroupOptions options_;
   const std::shared_ptr<NcclCommunicator> communicator_;  // null in a world of one
   const std::unique_ptr<RegisteredMemory> memory_;

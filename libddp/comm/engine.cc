@@ -30,6 +30,7 @@ Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::
 }
 
 Engine::~Engine() {
+  if (!owner_.IsHere()) return;
   progress_->Remove(this);
   Lock lock(mutex_);
   control_.peer(options_.rank).departed.store(1, std::memory_order_release);

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/allocation_table.h"
 #include "libddp/comm/context_observer.h"
@@ -158,6 +159,7 @@ class Engine final : public ProgressThread::Client {
   bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
   const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
 
+  const OwnerProcess owner_;
   mutable std::mutex mutex_;
   std::deque<Operation*> queue_;                  // not yet retired, in order; one reference each
   uint64_t first_sequence_ = 0;                   // of queue_.front()

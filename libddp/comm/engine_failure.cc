@@ -12,6 +12,7 @@
 
 namespace ddp {
 void Engine::Fail(const absl::Status& why) {
+  if (!owner_.IsHere()) return;
   Lock lock(mutex_);
   FailLocked(why);
 }

@@ -21,7 +21,8 @@ constexpr int64_t kLeaveNs = 1'000'000'000;
 
 }  // namespace
 
-void NodePipeline::Fail(const absl::Status& why) {
+void NodePipeline::Fail(const absl::Status& why, bool background) {
+  if (!owner_.IsHere()) return;
   wanted_.fetch_add(1);
   Lock lock(drive_mutex_);
   wanted_.fetch_sub(1);

@@ -61,6 +61,7 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
 }
 
 NodePipeline::~NodePipeline() {
+  if (!owner_.IsHere()) return;
   progress_->Remove(this);
   Lock lock(drive_mutex_);
   TakeLaunched();

@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/flight_notes.h"
@@ -204,6 +205,7 @@ class NodePipeline final : public ProgressThread::Client {
   const size_t mail_stride_;
   std::vector<std::unique_ptr<char[]>> spare_mail_;
 
+  const OwnerProcess owner_;
   // Taken in this order: drive, launch.
   std::mutex drive_mutex_;
   std::atomic<int> wanted_{0};        // threads that want drive_mutex_ for something else than to drive

@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group
 }
 
 PeerBoard::~PeerBoard() {
-  if (memory_ != nullptr) line(place_).departed.store(1, std::memory_order_release);
+  if (memory_ != nullptr && owner_.IsHere()) line(place_).departed.store(1, std::memory_order_release);
 }
 
 void PeerBoard::Post(uint64_t sequence, const BoardEntry& entry) {

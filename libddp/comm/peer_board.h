@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/comm/control_block.h"
 #include "libddp/comm/peer_watch.h"
 #include "libddp/comm/shared_segment.h"
@@ -71,6 +72,7 @@ class PeerBoard {
   Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + sizeof(SharedFailure))[place]; }
   SharedFailure& shared_failure() const { return *reinterpret_cast<SharedFailure*>(memory_->data()); }
 
+  const OwnerProcess owner_;
   int rank_ = 0;
   size_t place_ = 0;        // this rank's line
   std::vector<int> ranks_;  // of this host; their places

@@ -141,6 +141,7 @@ absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream
 }
 
 Model::~Model() {
+  if (!owner_.IsHere()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!in_step_) {
     reducer_.Drain().IgnoreError();

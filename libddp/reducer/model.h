@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
@@ -152,6 +153,7 @@ class Model final : public DistributedDataParallel {
   std::atomic<bool> grads_given_{false};  // SetGrad was called since the last reduction
   std::vector<uint32_t> order_;           // parameters as they were announced in this step
   std::atomic<size_t> order_size_{0};
+  const OwnerProcess owner_;
   mutable std::mutex mutex_;
   int64_t begin_ns_ = 0;
   size_t copied_out_ = 0;        // buckets of this step whose gradients are back where they belong

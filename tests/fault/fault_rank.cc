@@ -1,5 +1,7 @@
 // One rank of a fault test: works with the others, and at a given moment comes to a given end, if it is the victim.
 // Prints a line "code: message" with the first error that it gets, or "done".
+#include <sys/wait.h>
+
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -94,6 +96,41 @@ absl::Status Train(ProcessGroup& group, const Flags& flags, bool victim) {
   return absl::OkStatus();
 }
 
+// A child by fork destroys what it has of its parent's and exits, in the middle of the parent's work. It never has the
+// last word: that it ended well is for the parent to check.
+absl::Status Fork(std::unique_ptr<Context>* context, bool victim) {
+  ProcessGroup& world = (*context)->world();
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> part = world.Split(0, world.rank());
+  if (!part.ok()) return part.status();
+  std::vector<Parameter> parameters = {{"p", {}, Buffer{nullptr, 1000, DType::kFloat32, {}}, {}},
+                                       {"q", {}, Buffer{nullptr, 1000, DType::kFloat32, {}}, {}}};
+  auto model = DistributedDataParallel::Create(world, parameters);
+  if (!model.ok()) return model.status();
+  std::vector<float> data(100'000);
+  const Buffer buffer{data.data(), data.size(), DType::kFloat32, {}};
+  absl::StatusOr<Work> pending = (*part)->AllReduce({buffer}, {buffer});
+  (*model)->GradReady(1);
+  if (victim) {
+    if (const pid_t child = fork(); child == 0) {
+      model->reset();
+      part->reset();
+      context->reset();
+      std::exit(0);
+    } else {
+      int how = 0;
+      if (waitpid(child, &how, 0) != child || how != 0) return absl::InternalError("the child did not end well");
+    }
+  }
+  (*model)->GradReady(0);
+  if (absl::Status s = (*model)->FinishBackward(); !s.ok()) return s;
+  if (absl::Status s = pending.ok() ? pending->Wait() : pending.status(); !s.ok()) return s;
+  for (ProcessGroup* group : {&world, part->get()}) {
+    absl::StatusOr<Work> work = group->AllReduce({buffer}, {buffer});
+    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Flags& flags) {
   const int rank = flags.Number("rank");
   absl::StatusOr<std::shared_ptr<Store>> store = OpenStore(flags);
@@ -101,6 +138,7 @@ absl::Status Run(const Flags& flags) {
   absl::StatusOr<std::unique_ptr<Context>> context = Join(flags, *store);
   if (!context.ok()) return context.status();
   const bool victim = rank == flags.Number("victim", -1);
+  if (flags.Text("when") == "fork") return Fork(&*context, victim);
   const absl::Status status = flags.Text("when") == "backward" ? Train((*context)->world(), flags, victim)
                                                                : Reduce((*context)->world(), flags, victim);
   if (flags.Text("leave") == "undestroyed") {

@@ -131,6 +131,18 @@ TEST_CASE("ranks that disagree about the size of the world all say so") {
   CheckNothingLeft(job);
 }
 
+TEST_CASE("a child by fork that ends changes nothing for its parent's job") {
+  Job job;
+  for (int rank = 0; rank < 3; ++rank) job.Start(rank, 3, {"--when=fork", "--victim=1"}, kLongTimeout);
+  for (const Ending& ending : job.Finish(kPatience)) {
+    INFO("output: " << ending.output);
+    CHECK(ending.exited);
+    CHECK(ending.code == 0);
+    CHECK(ending.output == "done\n");
+  }
+  CheckNothingLeft(job);
+}
+
 TEST_CASE("two processes of one rank are told") {
   Job job;
   for (const int rank : {0, 1, 1}) job.Start(rank, 3, {"--when=never"}, {"DDP_TIMEOUT=20"});

@@ -89,7 +89,8 @@ class MultiNodeGroup final : public ProcessGroup {
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {
-    pipeline_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+    pipeline_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())),
+                   /*background=*/false);
   }
   absl::Status status() const override { return pipeline_.status(); }
   void Progress() override { pipeline_.Progress(); }
@@ -343,6 +344,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MultiNodeGroup::Split(int color, i
     const Wish& wish = (*wishes)[static_cast<size_t>(r)];
     channel = std::max(channel, wish.channel);
     if (color >= 0 && wish.color == color) ranks.push_back(r);
+  }
+  if (channel >= pipeline_.options().wire->channels()) {  // so for all ranks
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", rank(), ": MPI has no tags left for another group of several nodes, after ", channel,
+                     "; keep groups instead of making new ones"));
   }
   channels_->store(channel + 1);
   std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -9,7 +11,21 @@ namespace ddp {
 
 void MemoryExchange::Put(int from, int to, uint64_t tag, std::string message) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto drop = dropped_.find({to, tag}); drop != dropped_.end()) {
+    if (--drop->second == 0) dropped_.erase(drop);
+    return;
+  }
   waiting_[{to, tag, from}].push_back(std::move(message));
+}
+
+void MemoryExchange::Drop(int to, uint64_t tag, int count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = waiting_.lower_bound({to, tag, 0});
+  for (; count > 0 && found != waiting_.end() && std::get<0>(found->first) == to && std::get<1>(found->first) == tag;) {
+    for (; count > 0 && !found->second.empty(); --count) found->second.pop_front();
+    if (found->second.empty()) found = waiting_.erase(found);
+  }
+  if (count > 0) dropped_[{to, tag}] += count;
 }
 
 // Under one lock, or a message that comes in between could go to the second of two receives.
@@ -74,9 +90,14 @@ class MemoryWire final : public Wire {
     return true;
   }
 
+  void Drain(int tag, size_t /*bytes*/, int count) override {
+    exchange_->Drop(rank_, FirstTag() + static_cast<uint64_t>(tag), count);
+  }
+
   std::unique_ptr<Wire> Channel(uint32_t channel) const override {
     return std::make_unique<MemoryWire>(exchange_, rank_, channel);
   }
+  uint32_t channels() const override { return std::numeric_limits<uint32_t>::max(); }
 
  private:
   uint64_t FirstTag() const { return uint64_t{channel_} * kTags; }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "absl/types/span.h"
 #include "libddp/launch/wire.h"
@@ -21,10 +22,13 @@ class MemoryExchange {
   void Put(int from, int to, uint64_t tag, std::string message);
   // Gives rank `to` what has come for these receives, whose tags count from `first_tag`, in their order.
   void Deliver(int to, uint64_t first_tag, absl::Span<Transfer* const> receives);
+  // Drops `count` messages to this rank that have come or will come.
+  void Drop(int to, uint64_t tag, int count);
 
  private:
   std::mutex mutex_;
   std::map<std::tuple<int, uint64_t, int>, std::deque<std::string>> waiting_;  // by receiver, tag, sender
+  std::map<std::pair<int, uint64_t>, int> dropped_;                            // by receiver, tag: how many to come
 };
 
 std::unique_ptr<Wire> CreateMemoryWire(std::shared_ptr<MemoryExchange> exchange, int rank);

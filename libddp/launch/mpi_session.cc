@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "libddp/base/log.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/launch/mpi_wire.h"
 
 namespace ddp {
@@ -86,7 +87,7 @@ class MpiRendezvous final : public Rendezvous {
   // Whether all ranks come to this point in time.
   absl::Status Meet(absl::Time deadline) {
     if (absl::Status s = Duplicate(deadline); !s.ok()) return status_ = s;
-    absl::Status s = CheckMpi(MPI_Ibarrier(pending_->comm, &pending_->request), "MPI_Ibarrier");
+    absl::Status s = Call([&] { return MPI_Ibarrier(pending_->comm, &pending_->request); }, "MPI_Ibarrier");
     if (s.ok()) s = Finish(deadline);
     return status_ = s;
   }
@@ -96,12 +97,21 @@ class MpiRendezvous final : public Rendezvous {
     return absl::Status(s.code(), absl::StrCat("rank ", rank_, ": ", what, ": ", s.message()));
   }
 
+  template <typename Function>
+  static absl::Status Call(Function function, absl::string_view name) {
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    return CheckMpi(function(), name);
+  }
+
   // Here and not in MpiSession::Open, because it waits for the peers and only AllGather has a deadline.
   absl::Status Duplicate(absl::Time deadline) {
     if (pending_->comm != MPI_COMM_NULL) return absl::OkStatus();
-    absl::Status s = CheckMpi(MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request), "MPI_Comm_idup");
+    absl::Status s =
+        Call([&] { return MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request); }, "MPI_Comm_idup");
     if (s.ok()) s = Finish(deadline);
-    if (s.ok()) s = CheckMpi(MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (s.ok()) {
+      s = Call([&] { return MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN); }, "MPI_Comm_set_errhandler");
+    }
     if (s.ok()) shared_->comm = pending_->comm;
     return s;
   }
@@ -109,9 +119,12 @@ class MpiRendezvous final : public Rendezvous {
   absl::Status GatherSizes(size_t mine, absl::Time deadline) {
     pending_->my_size = static_cast<int64_t>(mine);
     pending_->sizes.resize(size_);
-    absl::Status s = CheckMpi(MPI_Iallgather(&pending_->my_size, 1, MPI_INT64_T, pending_->sizes.data(), 1, MPI_INT64_T,
-                                             pending_->comm, &pending_->request),
-                              "MPI_Iallgather");
+    absl::Status s = Call(
+        [&] {
+          return MPI_Iallgather(&pending_->my_size, 1, MPI_INT64_T, pending_->sizes.data(), 1, MPI_INT64_T,
+                                pending_->comm, &pending_->request);
+        },
+        "MPI_Iallgather");
     return s.ok() ? Finish(deadline) : s;
   }
 
@@ -132,10 +145,13 @@ class MpiRendezvous final : public Rendezvous {
 
   absl::Status GatherStrings(absl::string_view mine, absl::Time deadline) {
     pending_->mine = std::string(mine);
-    absl::Status s = CheckMpi(MPI_Iallgatherv(pending_->mine.data(), static_cast<int>(pending_->mine.size()), MPI_CHAR,
-                                              pending_->all.data(), pending_->counts.data(), pending_->offsets.data(),
-                                              MPI_CHAR, pending_->comm, &pending_->request),
-                              "MPI_Iallgatherv");
+    absl::Status s = Call(
+        [&] {
+          return MPI_Iallgatherv(pending_->mine.data(), static_cast<int>(pending_->mine.size()), MPI_CHAR,
+                                 pending_->all.data(), pending_->counts.data(), pending_->offsets.data(), MPI_CHAR,
+                                 pending_->comm, &pending_->request);
+        },
+        "MPI_Iallgatherv");
     return s.ok() ? Finish(deadline) : s;
   }
 
@@ -145,11 +161,8 @@ class MpiRendezvous final : public Rendezvous {
     const absl::Time start = absl::Now();
     for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, absl::Milliseconds(2))) {
       int done = 0;
-      {
-        std::lock_guard<std::mutex> lock(shared_->mutex);
-        absl::Status s = CheckMpi(MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-        if (!s.ok()) return s;
-      }
+      absl::Status s = Call([&] { return MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE); }, "MPI_Test");
+      if (!s.ok()) return s;
       if (done) return absl::OkStatus();
       const absl::Time now = absl::Now();
       if (now >= deadline) {
@@ -177,16 +190,24 @@ class MpiSessionImpl final : public MpiSession {
   }
 
   ~MpiSessionImpl() override {
+    if (!process_.IsHere()) return;
     int finalized = 0;
     if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
     absl::Status s = rendezvous_.status();
     if (s.ok() && shared_->abandoned) s = absl::AbortedError("MPI still works on messages that were given up");
     if (s.ok()) s = CheckThread();
-    if (s.ok() && failed_ && owner_) s = rendezvous_.Meet(absl::Now() + kLeaveTimeout);
+    // MPI_Finalize waits for all ranks, without a time limit. So all meet here first: a rank that leaves early finds
+    // the others later, as it would in MPI_Finalize, and those whose world has failed see at once that it has come.
+    if (s.ok() && owner_ && (failed_ || rendezvous_.comm() != MPI_COMM_NULL)) {
+      s = rendezvous_.Meet(failed_ ? absl::Now() + kLeaveTimeout : absl::InfiniteFuture());
+    }
     if (!s.ok()) {
       if (owner_) Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
+      new std::shared_ptr<MpiShared>(shared_);  // MPI may still write to what is to be dropped
       return;
     }
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    shared_->drain.Cancel();
     // A last word of a wire may still be on its way here. It must not find the next communicator under this one's
     // number.
     if (rendezvous_.comm() != MPI_COMM_NULL && !shared_->wired) MPI_Comm_free(&rendezvous_.comm());
@@ -203,7 +224,7 @@ class MpiSessionImpl final : public MpiSession {
     if (MPI_Query_thread(&level) != MPI_SUCCESS || MPI_Is_thread_main(&is_main) != MPI_SUCCESS) return;
     // With MPI_THREAD_SERIALIZED another thread of the program may be inside MPI now.
     if (level != MPI_THREAD_MULTIPLE && (level == MPI_THREAD_SERIALIZED || !is_main)) return;
-    const std::unique_lock<std::mutex> lock(shared_->mutex, std::try_to_lock);
+    const std::unique_lock<std::mutex> lock(MpiMutex(), std::try_to_lock);
     if (!lock.owns_lock()) return;  // then somebody else is making progress
     // Nobody sends messages to itself here: this looks in vain, for which MPI has to work.
     int found = 0;
@@ -213,6 +234,7 @@ class MpiSessionImpl final : public MpiSession {
  private:
   const std::shared_ptr<MpiShared> shared_;
   MpiRendezvous rendezvous_;
+  const OwnerProcess process_;
   const bool owner_;
   bool failed_ = false;
 };

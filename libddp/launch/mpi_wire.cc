@@ -17,13 +17,50 @@ absl::Status CheckMpi(int code, absl::string_view call) {
                                              "; restart the job, and see mpirun's own messages"));
 }
 
+std::mutex& MpiMutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+void MpiDrain::Receive(Expected* expected) {
+  if (MPI_Irecv(expected->buffer.data(), static_cast<int>(expected->buffer.size()), MPI_BYTE, MPI_ANY_SOURCE,
+                expected->tag, expected->comm, &expected->request) != MPI_SUCCESS) {
+    expected->left = 0;
+  }
+}
+
+void MpiDrain::Add(MPI_Comm comm, int tag, size_t bytes, int count) {
+  if (count == 0) return;
+  Receive(&expected_.emplace_back(Expected{comm, tag, count, std::vector<char>(bytes)}));
+}
+
+// Not each time: a group that a peer keeps for long would cost every other group's polls.
+void MpiDrain::Poll() {
+  constexpr unsigned kSeldom = 64;
+  if (expected_.empty() || ++polls_ % kSeldom != 0) return;
+  expected_.remove_if([](Expected& e) {
+    int done = 1;
+    while (e.left > 0 && MPI_Test(&e.request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) {
+      if (--e.left > 0) Receive(&e);
+    }
+    return e.left == 0;
+  });
+}
+
+void MpiDrain::Cancel() {
+  for (Expected& e : expected_) {
+    if (MPI_Cancel(&e.request) == MPI_SUCCESS) MPI_Wait(&e.request, MPI_STATUS_IGNORE);
+  }
+  expected_.clear();
+}
+
 namespace {
 
 class MpiWire final : public Wire {
  public:
   MpiWire(std::shared_ptr<MpiShared> shared, uint32_t channel)
       : shared_(std::move(shared)), tag_base_(static_cast<int>(channel) * kTags) {
-    std::lock_guard<std::mutex> lock(shared_->mutex);
+    std::lock_guard<std::mutex> lock(MpiMutex());
     MPI_Query_thread(&level_);
   }
 
@@ -50,16 +87,14 @@ class MpiWire final : public Wire {
   }
 
   absl::Status Poll() override {
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    shared_->drain.Poll();
     if (requests_.empty()) return absl::OkStatus();
     const int n = static_cast<int>(requests_.size());
     int done = 0;
     indices_.resize(requests_.size());
     statuses_.resize(requests_.size());
-    int code = MPI_SUCCESS;
-    {
-      std::lock_guard<std::mutex> lock(shared_->mutex);
-      code = MPI_Testsome(n, requests_.data(), &done, indices_.data(), statuses_.data());
-    }
+    const int code = MPI_Testsome(n, requests_.data(), &done, indices_.data(), statuses_.data());
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return CheckMpi(code, "MPI_Testsome");
     if (done == MPI_UNDEFINED || done == 0) return absl::OkStatus();
     for (int k = 0; k < done; ++k) {
@@ -88,7 +123,7 @@ class MpiWire final : public Wire {
     const size_t i = static_cast<size_t>(found - transfers_.begin());
     MPI_Status status;
     int cancelled = 0;
-    std::lock_guard<std::mutex> lock(shared_->mutex);
+    std::lock_guard<std::mutex> lock(MpiMutex());
     // A receive is either cancelled or complete: the wait for it ends at once.
     if (MPI_Cancel(&requests_[i]) != MPI_SUCCESS || MPI_Wait(&requests_[i], &status) != MPI_SUCCESS) return false;
     Sweep();
@@ -104,6 +139,21 @@ class MpiWire final : public Wire {
     return false;
   }
 
+  void Drain(int tag, size_t bytes, int count) override {
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    shared_->drain.Add(shared_->comm, tag_base_ + tag, bytes, count);
+  }
+
+  // As many as MPI has tags for.
+  uint32_t channels() const override {
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    int* largest_tag = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found);
+    constexpr int kLeast = 32767;  // which the standard grants
+    return (static_cast<uint32_t>(found != 0 ? *largest_tag : kLeast) + 1) / kTags;
+  }
+
   std::unique_ptr<Wire> Channel(uint32_t channel) const override { return std::make_unique<MpiWire>(shared_, channel); }
 
  private:
@@ -111,7 +161,7 @@ class MpiWire final : public Wire {
   absl::Status Start(Transfer* t, absl::string_view name, Call call) {
     MPI_Request request = MPI_REQUEST_NULL;
     {
-      std::lock_guard<std::mutex> lock(shared_->mutex);
+      std::lock_guard<std::mutex> lock(MpiMutex());
       if (absl::Status s = CheckMpi(call(&request), name); !s.ok()) return s;
     }
     requests_.push_back(request);

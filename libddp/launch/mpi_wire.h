@@ -4,8 +4,11 @@
 
 #include <mpi.h>
 
+#include <cstddef>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -16,10 +19,36 @@ namespace ddp {
 // OK, or Unavailable with MPI's own text.
 absl::Status CheckMpi(int code, absl::string_view call);
 
+// Held in every call of MPI: below MPI_THREAD_MULTIPLE one thread at a time may be there, of whatever session, as a
+// process has one MPI.
+std::mutex& MpiMutex();
+
+// Receives messages that nobody waits for any more. Under MpiMutex.
+class MpiDrain {
+ public:
+  // Receives `count` more messages of at most `bytes` bytes from any rank, one after the other.
+  void Add(MPI_Comm comm, int tag, size_t bytes, int count);
+  // Takes what has come.
+  void Poll();
+  // Receives nothing more.
+  void Cancel();
+
+ private:
+  struct Expected {
+    MPI_Comm comm;
+    int tag, left;
+    std::vector<char> buffer;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  static void Receive(Expected* expected);
+  std::list<Expected> expected_;
+  unsigned polls_ = 0;
+};
+
 // What the parts of a session have in common.
 struct MpiShared {
   MPI_Comm comm = MPI_COMM_NULL;  // a duplicate of MPI_COMM_WORLD, whose errors are returned
-  std::mutex mutex;        // held in every call of MPI: below MPI_THREAD_MULTIPLE one thread at a time may be there
+  MpiDrain drain;
   bool owner = false;      // the session initialised MPI, so the program does not call it
   bool abandoned = false;  // something was given up that MPI still works on
   bool wired = false;      // a wire has been opened

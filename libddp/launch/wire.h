@@ -54,8 +54,14 @@ class Wire {
   // must stay for as long as the process lives.
   virtual bool Abandon() = 0;
 
-  // A wire between the same ranks whose messages never meet those of this one or of another channel (0 is the first).
+  // Receives `count` more messages with this tag, of at most `bytes` bytes from any rank, and drops them: also after
+  // the end of this wire.
+  virtual void Drain(int tag, size_t bytes, int count) = 0;
+
+  // A wire between the same ranks whose messages never meet those of this one or of another channel: 0, which is the
+  // first, to channels() - 1.
   virtual std::unique_ptr<Wire> Channel(uint32_t channel) const = 0;
+  virtual uint32_t channels() const = 0;
 };
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
-// The cases tagged [owner], [single], [stuck] and [waiting] need a process of their own each, for MPI starts only once
-// in it.
+// The cases tagged [owner], [leaver], [single], [stuck] and [waiting] need a process of their own each, for MPI starts
+// only once in it.
 #include "libddp/launch/mpi_session.h"
 
 #include <mpi.h>
@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "ddp/context.h"
+#include "libddp/launch/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/launch.h"
 
@@ -107,6 +108,38 @@ TEST_CASE("a session that started MPI ends it", "[.][owner]") {
   const absl::Status s = MpiSession::Open(Launch()).status();
   CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
   CHECK(absl::StrContains(s.message(), "already finalized"));
+}
+
+// One rank ends a healthy session; the others' world fails because of that, later.
+TEST_CASE("a rank that leaves early is found by those whose world has failed", "[.][leaver]") {
+  auto session = Open();
+  CheckGather(session->rendezvous(), 1);
+  if (testing::MpiRank() != 0) {
+    absl::SleepFor(absl::Milliseconds(200));
+    session->MarkFailed();
+  }
+  session.reset();
+  CHECK(IsFinalized());
+}
+
+TEST_CASE("every channel of a wire has tags that MPI knows") {
+  testing::StartMpi();
+  const auto session = Open();
+  CheckGather(session->rendezvous(), 0);
+  const auto wire = session->rendezvous().OpenWire();
+  REQUIRE(wire.ok());
+  REQUIRE((*wire)->channels() > 1000);
+  const auto last = (*wire)->Channel((*wire)->channels() - 1);
+  const int peer = (testing::MpiRank() + 1) % testing::MpiSize();
+  int sent = testing::MpiRank(), received = -1;
+  Transfer in{.peer = Transfer::kAnyPeer, .tag = Wire::kTags - 1, .data = &received, .bytes = sizeof received};
+  Transfer out{.peer = peer, .tag = Wire::kTags - 1, .data = &sent, .bytes = sizeof sent};
+  REQUIRE(last->Receive(&in).ok());
+  REQUIRE(last->Send(&out).ok());
+  for (const absl::Time until = Soon(); !(in.done && out.done) && absl::Now() < until;) REQUIRE(last->Poll().ok());
+  CHECK(received == in.peer);
+  CHECK(received == (testing::MpiRank() + testing::MpiSize() - 1) % testing::MpiSize());
+  REQUIRE(last->Abandon());
 }
 
 // Ends the job, which mpirun reports as failed: what it prints tells that it went well.

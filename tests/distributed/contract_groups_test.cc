@@ -1,0 +1,122 @@
+// The contract of ProcessGroup, part 7: several groups of the same ranks, at the same time and one after the other.
+#include <malloc.h>
+
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/memory.h"
+
+namespace ddp::testing {
+namespace {
+
+// Runs each on a thread of its own; throws what the first of them throws.
+void RunTogether(const std::vector<std::function<void()>>& bodies) {
+  std::vector<std::exception_ptr> failures(bodies.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < bodies.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        bodies[i]();
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+}
+
+TEST_CASE("a world and its parts work at once, each from a thread of its own") {
+  RunOnRanks([](Rank& rank) {
+    struct Part {
+      ProcessGroup* group;
+      std::unique_ptr<ProcessGroup> owner;
+      std::unique_ptr<Allocation> memory;
+    };
+    std::vector<Part> parts(4);
+    parts[0].group = &rank.group();
+    for (int p = 1; p < 4; ++p) {
+      const int color = p == 1 ? 0 : p == 2 ? rank.rank() % 2 : rank.rank() / 2;
+      parts[static_cast<size_t>(p)].owner = RANK_VALUE(rank.group().Split(color, rank.rank()));
+      parts[static_cast<size_t>(p)].group = parts[static_cast<size_t>(p)].owner.get();
+    }
+    constexpr size_t kMost = 40'000;
+    for (Part& part : parts) {
+      part.memory = std::make_unique<Allocation>(RANK_VALUE(part.group->Allocate(kMost * sizeof(int64_t), Device{})));
+    }
+    const auto work = [&](const Part& part, unsigned seed) {
+      ProcessGroup& group = *part.group;
+      std::vector<int64_t> ordinary(kMost), all(kMost * static_cast<size_t>(group.size()));
+      std::mt19937 random(seed);
+      for (int round = 0; round < 40; ++round) {
+        const size_t count = size_t{1} << random() % 16;
+        auto* const data = round % 2 == 0 ? ordinary.data() : static_cast<int64_t*>(part.memory->data());
+        for (size_t i = 0; i < count; ++i) data[i] = group.rank() + static_cast<int64_t>(seed + i);
+        const Buffer b{data, count, DType::kInt64, {}},
+            gathered{all.data(), count * static_cast<size_t>(group.size()), DType::kInt64, {}};
+        RANK_CHECK_OK(Rank::Finish(group.AllReduce({b}, {b})));
+        const int64_t n = group.size();
+        for (size_t i = 0; i < count; ++i) {
+          RANK_CHECK_EQ(data[i], n * (n - 1) / 2 + n * static_cast<int64_t>(seed + i));
+        }
+        data[0] = group.rank();
+        RANK_CHECK_OK(Rank::Finish(group.AllGather({b}, {gathered})));
+        for (int64_t r = 0; r < n; ++r) RANK_CHECK_EQ(all[static_cast<size_t>(r) * count], r);
+        data[0] = group.rank() == round % n ? 1000 + round : -1;
+        RANK_CHECK_OK(Rank::Finish(group.Broadcast({b}, static_cast<int>(round % n))));
+        RANK_CHECK_EQ(data[0], 1000 + round);
+      }
+    };
+    std::vector<std::function<void()>> bodies;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      bodies.emplace_back([&, p] { work(parts[p], 100 * static_cast<unsigned>(p)); });
+    }
+    RunTogether(bodies);
+    for (const Part& part : parts) RANK_CHECK_OK(part.group->status());
+  });
+}
+
+ptrdiff_t EntriesOf(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+}
+
+TEST_CASE("groups that have been made and destroyed leave nothing") {
+  RunOnRanks([](Rank& rank) {
+    const auto make = [&](int groups) {
+      for (int i = 0; i < groups; ++i) {
+        const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+        RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+        if (i % 10 == 0) RANK_VALUE(group->Allocate(5000, Device{}));
+      }
+      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      rank.Meet();
+    };
+    constexpr int kGroups = 150;
+    make(50);  // what is made once, and kept
+    const size_t before = mallinfo2().uordblks;
+    const ptrdiff_t files = EntriesOf("/proc/self/fd"), threads = EntriesOf("/proc/self/task");
+    rank.Meet();  // while ranks that are threads measure, nobody works
+    make(kGroups);
+    const size_t after = mallinfo2().uordblks;
+    const bool asked = !RanksAreThreads() || rank.rank() == 0;
+    if (asked) {
+      // The C library keeps some of what has been freed for each thread, and counts it as in use.
+      if (!RanksAreThreads()) RANK_CHECK(after < before + 250'000, before, " bytes, then ", after);
+      RANK_CHECK_EQ(EntriesOf("/proc/self/fd"), files);
+      RANK_CHECK_EQ(EntriesOf("/proc/self/task"), threads);
+    }
+    rank.Meet();
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -75,10 +75,14 @@ Buffer Bytes(std::string& bytes) { return {bytes.data(), bytes.size(), DType::kU
 
 absl::Status Reduce(ProcessGroup& group, Buffers in, Buffers out, int root, const ReduceOptions& options) {
   const CallCheck check(group.rank(), group.size(), "reduce");
-  if (absl::Status s = check.Root(root); !s.ok()) return s;
-  if (group.rank() == root) return Finish(group.AllReduce(in, out, options));
   Extent extent;
+  if (absl::Status s = check.Root(root); !s.ok()) return s;
   if (absl::Status s = check.CheckBuffers("in", in, &extent); !s.ok()) return s;
+  if (group.rank() == root) {
+    Extent result;
+    if (absl::Status s = check.CheckBuffers("out", out, &result); !s.ok()) return s;
+    return Finish(group.AllReduce(in, out, options));
+  }
   // The result's dtype is the root's to say; all ranks must agree on it.
   const DType dtype = out.empty() ? extent.dtype : out[0].dtype;
   const std::unique_ptr<char[]> unused(new char[extent.count * SizeOf(dtype)]);

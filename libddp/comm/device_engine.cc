@@ -367,6 +367,7 @@ void DeviceEngine::Look(DeviceWork* oldest) {
     PeerBoard& board = *options_.board;
     if (oldest->operation.message == nullptr && waited > kDisagreementGraceNs) {
       if (const auto text = board.Disagreement(oldest->sequence)) return Fail(absl::FailedPreconditionError(*text));
+      if (const auto text = board.CallsOnHost(oldest->sequence)) return Fail(absl::FailedPreconditionError(*text));
     }
     if (waited > kDeathGraceNs) {
       if (const auto text = board.Gone(oldest->sequence)) return Fail(absl::UnavailableError(*text));
@@ -394,14 +395,20 @@ absl::Status DeviceEngine::TimedOut(const DeviceWork& work) const {
   }
   std::vector<int> missing;
   if (options_.board != nullptr) missing = options_.board->Missing(work.sequence);
-  return absl::DeadlineExceededError(absl::StrCat(
-      "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
-      absl::FormatDuration(options_.timeout), ": ",
-      missing.empty()
-          ? "all ranks of this host have called it; the GPU or the network is stuck, or a rank "
-            "elsewhere did not arrive"
-          : absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", "), "; they are stopped, stuck or slow"),
-      " (DDP_TIMEOUT sets the limit in seconds)"));
+  const OperationKey& key = work.operation.key;
+  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
+                        std::find(missing.begin(), missing.end(), int{key.root}) != missing.end();
+  if (rootless) missing = {key.root};  // everybody waits for the root first
+  return WithFailedRanks(
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
+          absl::FormatDuration(options_.timeout), ": ",
+          missing.empty() ? "all ranks of this host have called it; the GPU or the network is stuck, or a rank "
+                            "elsewhere did not arrive"
+                          : absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", "),
+                                         "; they are stopped, stuck or slow"),
+          " (DDP_TIMEOUT sets the limit in seconds)")),
+      missing);
 }
 
 // --- failing --------------------------------------------------------------------------------------------------------
@@ -417,6 +424,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
   Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
   std::thread([self = shared_from_this(), why = failure_] {
     pthread_setname_np(pthread_self(), "ddp-abort");
+    if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
     self->runtime().LeaveCapturesAlone().IgnoreError();
     if (self->options_.transport != nullptr) self->options_.transport->Abort();
     const std::lock_guard<std::mutex> locked(self->mutex_);

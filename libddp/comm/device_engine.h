@@ -58,6 +58,7 @@ struct DeviceEngineOptions {
   DeviceRuntime* runtime = nullptr;
   std::shared_ptr<DeviceTransport> transport;  // null: nothing can hang (a world of one)
   std::shared_ptr<PeerBoard> board;            // null: nobody else is there
+  std::weak_ptr<InternalGroup> control;        // of the same ranks on CPU memory: fails with this
   ProgressThread* progress = nullptr;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "libddp/comm/allocation_list.h"
 #include "libddp/comm/device_engine.h"
 #include "libddp/comm/device_moves.h"
+#include "libddp/comm/internal_group.h"
 #include "libddp/comm/nccl_communicator.h"
 #include "libddp/comm/peer_board.h"
 #include "libddp/comm/reduce_plan.h"
@@ -34,9 +36,9 @@ uint64_t Shape(uint64_t hash, Buffers buffers) {
   return hash;
 }
 
-class DeviceGroup final : public ProcessGroup {
+class DeviceGroup final : public InternalGroup {
  public:
-  DeviceGroup(std::unique_ptr<ProcessGroup> control, DeviceGroupOptions options,
+  DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options,
               std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<DeviceEngine> engine)
       : control_(std::move(control)),
         options_(options),
@@ -63,15 +65,15 @@ class DeviceGroup final : public ProcessGroup {
   Device device() const override { return options_.device; }
 
   absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return control_->AllReduce(in, out, options, after);
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllReduce, in).AllReduce(in, out, options, after);
     return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options, after);
   }
   absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return control_->ReduceScatter(in, out, options, after);
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kReduceScatter, in).ReduceScatter(in, out, options, after);
     return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options, after);
   }
   absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
-    if (OnCpu(buffers)) return control_->Broadcast(buffers, root, after);
+    if (OnCpu(buffers)) return OnHost(Kind::kBroadcast, buffers).Broadcast(buffers, root, after);
     const CallCheck check = Check("broadcast");
     Extent extent;
     if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
@@ -82,7 +84,7 @@ class DeviceGroup final : public ProcessGroup {
                   [&](void* stream) { return moves_.Broadcast(buffers, root, stream); });
   }
   absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return control_->AllGather(in, out, after);
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGather, in).AllGather(in, out, after);
     const CallCheck check = Check("all_gather");
     Extent from, to;
     if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
@@ -93,7 +95,7 @@ class DeviceGroup final : public ProcessGroup {
                   [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
   }
   absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return control_->AllGatherV(in, out, counts, after);
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGatherV, in).AllGatherV(in, out, counts, after);
     Extent extent;
     if (absl::Status s = Check("all_gather_v").Counts(in, out, counts, &extent); !s.ok()) return s;
     const OperationKey key{.kind = Kind::kAllGatherV, .in = extent.dtype, .out = extent.dtype};
@@ -103,7 +105,7 @@ class DeviceGroup final : public ProcessGroup {
                   [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
   }
   absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return control_->AllToAll(in, out, after);
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllToAll, in).AllToAll(in, out, after);
     Extent extent;
     if (absl::Status s = Check("all_to_all").Parts(in, out, &extent); !s.ok()) return s;
     const OperationKey key{.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype};
@@ -124,9 +126,10 @@ class DeviceGroup final : public ProcessGroup {
     absl::StatusOr<std::unique_ptr<ProcessGroup>> control = control_->Split(color, key);
     if (!control.ok()) return control.status();
     if (*control == nullptr) return std::unique_ptr<ProcessGroup>();
-    // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted.
-    return communicator_ == nullptr ? CreateLocalDeviceGroup(*std::move(control), options_)
-                                    : CreateNcclGroup(*std::move(control), options_);
+    // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted. One rank
+    // alone needs none.
+    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options_)
+                                   : CreateNcclGroup(*std::move(control), options_);
   }
 
   absl::Status Register(const Allocation& memory) override {
@@ -145,8 +148,11 @@ class DeviceGroup final : public ProcessGroup {
     return found.has_value() ? found : control_->Find(data, bytes);
   }
   void Abort(absl::Status why) override {
-    engine_->Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
-    control_->Abort(std::move(why));
+    Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+  }
+  void Fail(const absl::Status& why) override {
+    engine_->Fail(why);
+    control_->Fail(engine_->status());
   }
   absl::Status status() const override {
     absl::Status status = engine_->status();
@@ -160,6 +166,15 @@ class DeviceGroup final : public ProcessGroup {
   static bool OnCpu(Buffers buffers) {
     return std::all_of(buffers.begin(), buffers.end(),
                        [](const Buffer& b) { return b.device.kind == Device::Kind::kCpu; });
+  }
+  // The group for a call on CPU memory, of which peers that wait for this rank on the GPU can learn.
+  ProcessGroup& OnHost(Kind kind, Buffers in) {
+    PeerBoard* const board = engine_->options().board.get();
+    if (board == nullptr || in.empty()) return *control_;
+    const size_t count =
+        std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
+    board->PostHostCall({.kind = kind, .in = in[0].dtype, .out = in[0].dtype}, count);
+    return *control_;
   }
   CallCheck Check(absl::string_view call) const { return CallCheck(rank(), size(), call, options_.device); }
 
@@ -189,7 +204,7 @@ class DeviceGroup final : public ProcessGroup {
   const std::shared_ptr<InternalGroup> control_;
   const DeviceGroupOptions options_;
   const std::shared_ptr<NcclCommunicator> communicator_;  // null in a world of one
-  const std::unique_ptr<RegisteredMemory> memory_;
+  std::unique_ptr<RegisteredMemory> memory_;
   const std::shared_ptr<DeviceEngine> engine_;
   DeviceMoves moves_;
   std::mutex allocate_mutex_;
@@ -362,10 +377,14 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
   return communicator;
 }
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGroup> control,
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGroup> over_cpu,
                                                        const DeviceGroupOptions& options,
                                                        std::shared_ptr<NcclCommunicator> communicator,
                                                        std::shared_ptr<PeerBoard> board) {
+  const std::shared_ptr<ProcessGroup> shared = std::move(over_cpu);
+  const auto control = std::dynamic_pointer_cast<InternalGroup>(shared);
+  if (control == nullptr)
+    return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
   absl::StatusOr<std::shared_ptr<DeviceEngine>> engine = DeviceEngine::Create({.rank = control->rank(),
                                                                                .size = control->size(),
                                                                                .device = options.device,
@@ -374,10 +393,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGr
                                                                                .runtime = options.runtime,
                                                                                .transport = communicator,
                                                                                .board = std::move(board),
+                                                                               .control = control,
                                                                                .progress = options.progress});
   if (!engine.ok()) return engine.status();
-  return std::unique_ptr<ProcessGroup>(
-      new DeviceGroup(std::move(control), options, std::move(communicator), *std::move(engine)));
+  return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(communicator), *std::move(engine)));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "libddp/comm/engine.h"
 #include "libddp/comm/exchange.h"
 #include "libddp/comm/group_memory.h"
+#include "libddp/comm/internal_group.h"
 #include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/multi_node_group.h"
@@ -36,7 +37,7 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
-class HierarchicalGroup final : public ProcessGroup {
+class HierarchicalGroup final : public InternalGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
       : control_(std::move(control)),
@@ -123,8 +124,9 @@ class HierarchicalGroup final : public ProcessGroup {
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
   void Abort(absl::Status why) override {
-    engine_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+    Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
   }
+  void Fail(const absl::Status& why) override { engine_.Fail(why); }
   absl::Status status() const override { return engine_.status(); }
   void Progress() override {
     engine_.Progress();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/allocation_list.h"
 #include "libddp/comm/backing.h"
+#include "libddp/comm/internal_group.h"
 #include "libddp/comm/range_list.h"
 #include "libddp/comm/validate.h"
 #include "libddp/device/cpu_reduce.h"
@@ -17,7 +18,7 @@ namespace {
 
 bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a.count == b.count; }
 
-class LocalGroup final : public ProcessGroup {
+class LocalGroup final : public InternalGroup {
  public:
   explicit LocalGroup(Observer* observer) : observer_(observer) {}
 
@@ -94,8 +95,11 @@ class LocalGroup final : public ProcessGroup {
   }
 
   void Abort(absl::Status why) override {
+    Fail(absl::AbortedError(absl::StrCat("rank 0 aborted the group: ", why.message())));
+  }
+  void Fail(const absl::Status& why) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.ok()) failure_ = absl::AbortedError(absl::StrCat("rank 0 aborted the group: ", why.message()));
+    if (failure_.ok()) failure_ = why;
   }
   absl::Status status() const override {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -15,6 +15,7 @@
 #include "libddp/comm/exchange.h"
 #include "libddp/comm/group_memory.h"
 #include "libddp/comm/hierarchical_group.h"
+#include "libddp/comm/internal_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/node_pipeline.h"
 #include "libddp/comm/validate.h"
@@ -48,7 +49,7 @@ struct Members {
 // Channels of the wire are numbered alike on the ranks that use them; every rank knows which it has not used yet.
 using ChannelCounter = std::shared_ptr<std::atomic<uint32_t>>;
 
-class MultiNodeGroup final : public ProcessGroup {
+class MultiNodeGroup final : public InternalGroup {
  public:
   MultiNodeGroup(NodePipelineOptions options, Members members, ChannelCounter channels, const GroupOptions& group)
       : members_(std::move(members)),
@@ -92,6 +93,8 @@ class MultiNodeGroup final : public ProcessGroup {
     pipeline_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())),
                    /*background=*/false);
   }
+  // Not only by the program's threads.
+  void Fail(const absl::Status& why) override { pipeline_.Fail(why, /*background=*/true); }
   absl::Status status() const override { return pipeline_.status(); }
   void Progress() override { pipeline_.Progress(); }
   Observer* observer() const override { return pipeline_.listener(); }

@@ -27,7 +27,7 @@ void NodePipeline::Fail(const absl::Status& why, bool background) {
   Lock lock(drive_mutex_);
   wanted_.fetch_sub(1);
   FailLocked(why);
-  Drive(/*background=*/false, /*steal=*/false);
+  Drive(background, /*steal=*/false);
 }
 
 absl::Status NodePipeline::status() const {
@@ -94,12 +94,9 @@ void NodePipeline::LookAround(bool background) {
   next_look_ns_ = now + kLookEveryNs;
   absl::Status s = reducing_.Look();
   if (s.ok()) s = spreading_.Look();
-  const NodeOperation* oldest = nullptr;
-  for (NodeOperation* operation : queue_) {
-    if (operation->Done()) continue;
-    if (operation->noticed_ns == 0) operation->noticed_ns = now;
-    if (oldest == nullptr) oldest = operation;
-  }
+  const auto found = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });
+  NodeOperation* const oldest = found == queue_.end() ? nullptr : *found;
+  if (oldest != nullptr && oldest->noticed_ns == 0) oldest->noticed_ns = now;
   for (int r = 0; s.ok() && oldest != nullptr && r < options_.layout.size(); ++r) {
     if (finished_by_gone_[static_cast<size_t>(r)] > oldest->sequence) continue;  // also if it is here
     s = WithFailedRanks(absl::UnavailableError(absl::StrCat(
@@ -111,7 +108,7 @@ void NodePipeline::LookAround(bool background) {
   if (s.ok() && oldest != nullptr) {
     // Where nothing is missing from other nodes, the engines should know more.
     const int64_t timeout_ns = absl::ToInt64Nanoseconds(options_.timeout), waited = now - oldest->noticed_ns;
-    if (waited > timeout_ns && (waited > timeout_ns / 10 * 11 || !Missing(*oldest).empty())) s = TimedOut(*oldest);
+    if (waited > timeout_ns && (waited / 11 * 10 > timeout_ns || !Missing(*oldest).empty())) s = TimedOut(*oldest);
     if (s.ok()) TellStall(*oldest, waited);
   }
   if (s.ok()) return;

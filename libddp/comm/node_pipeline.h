@@ -79,7 +79,8 @@ class NodePipeline final : public ProgressThread::Client {
   void Progress();
   ProgressThread::Found Tick() override;
 
-  void Fail(const absl::Status& why);
+  // `background`: by a thread of the library's own.
+  void Fail(const absl::Status& why, bool background);
   absl::Status status() const;
 
   Observer* listener() const { return notes_.listener(); }

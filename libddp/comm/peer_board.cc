@@ -73,6 +73,31 @@ void PeerBoard::Post(uint64_t sequence, const BoardEntry& entry) {
   mine.posted.store(sequence + 1, std::memory_order_release);
 }
 
+void PeerBoard::PostHostCall(const OperationKey& key, uint64_t count) {
+  Line& mine = line(place_);
+  mine.host_what.store(key.Pack(), std::memory_order_relaxed);
+  mine.host_count.store(count, std::memory_order_relaxed);
+  mine.host_calls.fetch_add(1, std::memory_order_release);
+}
+
+// All ranks make the same calls in the same order. A peer that has made a call on CPU memory which this rank has not,
+// but not yet this operation, is at another call. Its operations are read last: it may be moving on.
+std::optional<std::string> PeerBoard::CallsOnHost(uint64_t sequence) const {
+  const Line& mine = line(place_);
+  const uint64_t calls = mine.host_calls.load(std::memory_order_acquire);
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    const Line& theirs = line(p);
+    if (theirs.host_calls.load(std::memory_order_acquire) <= calls) continue;
+    if (theirs.posted.load(std::memory_order_acquire) > sequence) continue;
+    const Slot& slot = mine.ring[sequence % kRing];
+    return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
+                        OperationKey::Unpack(slot.what).Describe(slot.count), " on GPU memory, rank ", ranks_[p],
+                        " calls ", OperationKey::Unpack(theirs.host_what).Describe(theirs.host_count),
+                        " on CPU memory; all ranks must make the same calls in the same order, on memory of one kind");
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence) const {
   const Slot& mine = line(place_).ring[sequence % kRing];
   for (size_t p = 0; p < ranks_.size(); ++p) {

@@ -20,6 +20,8 @@
 
 namespace ddp {
 
+struct OperationKey;
+
 // One operation, as its ranks must agree on it.
 struct BoardEntry {
   uint64_t what = 0;   // OperationKey::Pack
@@ -38,9 +40,13 @@ class PeerBoard {
 
   // This rank has come to operation `sequence`; they are posted in order.
   void Post(uint64_t sequence, const BoardEntry& entry);
+  // This rank makes a collective call on CPU memory, which is not on the board. Thread-safe.
+  void PostHostCall(const OperationKey& key, uint64_t count);
 
   // Whether a peer's operation of that number is another one: what is wrong, with both sides.
   std::optional<std::string> Disagreement(uint64_t sequence) const;
+  // Whether a peer makes a call on CPU memory in place of operation `sequence`, which this rank has posted.
+  std::optional<std::string> CallsOnHost(uint64_t sequence) const;
 
   // The ranks of this host that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
@@ -64,6 +70,7 @@ class PeerBoard {
   struct Line {
     alignas(kCacheLine) std::atomic<uint64_t> posted{0};  // operations so far
     std::atomic<uint32_t> departed{0};
+    std::atomic<uint64_t> host_calls{0}, host_what{0}, host_count{0};  // so far; the last one
     alignas(kCacheLine) Slot ring[kRing];
   };
 

@@ -132,6 +132,29 @@ TEST_CASE("ranks that call different things are told so, and nobody hangs") {
   }
 }
 
+TEST_CASE("ranks that give memory of different kinds are told so, and nobody hangs") {
+  for (const bool broadcast : {false, true}) {
+    Job job(2);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array on_gpu(rank, group, DType::kFloat32, 10, false);
+      std::vector<float> on_cpu(10);
+      const Buffer host{on_cpu.data(), on_cpu.size(), DType::kFloat32, Device{}};
+      RANK_CHECK_OK(Finish(group.AllReduce({&host, 1}, {&host, 1})));
+      RANK_CHECK_OK(Finish(group.AllReduce(on_gpu.Cut(1), on_gpu.Cut(1))));
+      const Buffer mine = rank.rank == 0 ? on_gpu.whole() : host;
+      const absl::Status status =
+          Finish(broadcast ? group.Broadcast({&mine, 1}, 0) : group.AllReduce({&mine, 1}, {&mine, 1}));
+      RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "rank 0 calls", "on GPU memory", "rank 1 calls",
+                        "on CPU memory");
+      // The group has failed as a whole.
+      RANK_CHECK_STATUS(group.status(), absl::StatusCode::kFailedPrecondition, "on GPU memory");
+      RANK_CHECK_STATUS(Finish(group.AllReduce({&host, 1}, {&host, 1})), absl::StatusCode::kFailedPrecondition,
+                        "on GPU memory");
+    });
+    CHECK(job.nccl.live_comms() == 0);
+  }
+}
+
 TEST_CASE("a rank that does not come is named when time is out") {
   Job job(3);
   job.timeout = TimeFor(absl::Seconds(4));
@@ -144,6 +167,20 @@ TEST_CASE("a rank that does not come is named when time is out") {
     }
     RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded,
                       "did not arrive: rank 1", "all_reduce", absl::FormatDuration(rank.timeout), "DDP_TIMEOUT");
+  });
+}
+
+TEST_CASE("a missing root of a broadcast is named alone when time is out") {
+  Job job(3);
+  job.timeout = TimeFor(absl::Seconds(1));
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, false);
+    if (rank.rank != 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const absl::Status status = Finish(group.Broadcast(a.Cut(1), 0));
+    RANK_CHECK_STATUS(status, absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 0;", "broadcast");
+    RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
   });
 }
 
@@ -178,11 +215,13 @@ TEST_CASE("a GPU that does not come free after an abort is told with the remedy"
   };
   for (const Case& c : {Case{22203, "2.28 and later do"}, Case{22809, "NCCL_WIN_ENABLE=0"}, Case{22902, nullptr}}) {
     Job job(2, c.version);
+    std::atomic<int> ready{0};
     job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
       DeviceGroupOptions options = rank.Options();
       options.abort_grace = absl::Milliseconds(200);
       std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
       Array a(rank, *group, DType::kFloat32, 10, true);
+      for (++ready; ready < 2;) std::this_thread::yield();  // both have their memory
       if (rank.rank == 1) {
         while (group->status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return;

@@ -171,28 +171,6 @@ TEST_CASE("CPU memory is served by the CPU's group, and other GPUs' memory is re
   });
 }
 
-TEST_CASE("groups that are split off work for themselves") {
-  Job job(4);
-  job.Run([](Rank& rank, ProcessGroup& group) {
-    std::unique_ptr<ProcessGroup> half = RANK_VALUE(group.Split(rank.rank == 3 ? -1 : rank.rank % 2, 0));
-    RANK_CHECK_EQ(half == nullptr, rank.rank == 3);
-    if (half != nullptr) {
-      Array a(rank, *half, DType::kInt32, 3, true);
-      a.Set(0, 1);
-      RANK_CHECK_OK(Finish(half->AllReduce(a.Cut(1), a.Cut(1))));
-      RANK_CHECK_EQ(a.Get(0), rank.rank == 1 ? 1 : 2);
-    }
-    RANK_CHECK_OK(Finish(group.Barrier()));  // nobody aborts what another has not seen finished
-    if (half != nullptr) {
-      Array a(rank, *half, DType::kInt32, 3, false);
-      half->Abort(absl::InternalError("done with it"));
-      RANK_CHECK_STATUS(Finish(half->AllReduce(a.Cut(1), a.Cut(1))), kAborted, "done with it");
-    }
-    Array b(rank, group, DType::kInt32, 1, false);
-    RANK_CHECK_OK(Finish(group.AllReduce(b.Cut(1), b.Cut(1))));
-  });
-}
-
 TEST_CASE("messages arrive in the order of the calls") {
   Job job(3);
   job.timeout = TimeFor(absl::Seconds(4));

@@ -1,0 +1,101 @@
+// Groups of part of the ranks over simulated GPUs, and what is made of a group's operations.
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "ddp/collectives.h"
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
+
+TEST_CASE("one rank alone needs no NCCL") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    std::unique_ptr<ProcessGroup> own = RANK_VALUE(group.Split(rank.rank == 0 ? 0 : 1, 0));
+    RANK_CHECK_EQ(std::string(own->backend()), rank.rank == 0 ? "local" : "nccl");
+    Array a(rank, *own, DType::kFloat32, 1001, true);
+    a.Set(1000, 4);
+    RANK_CHECK_OK(Finish(own->AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg})));
+    RANK_CHECK_EQ(a.Get(1000), 4.0);
+    RANK_CHECK_OK(Finish(group.Barrier()));
+  });
+  CHECK(job.nccl.live_comms() == 0);
+}
+
+TEST_CASE("operations of ddp/collectives.h refuse GPU memory on all ranks alike") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, false), b(rank, group, DType::kFloat32, 20, false);
+    for (const int root : {0, 1}) {
+      RANK_CHECK_STATUS(Reduce(group, a.Cut(1), a.Cut(1), root), absl::StatusCode::kInvalidArgument, "reduce",
+                        "CPU memory", absl::StrCat("rank ", rank.rank));
+      RANK_CHECK_STATUS(Gather(group, a.Cut(1), b.Cut(1), root), absl::StatusCode::kInvalidArgument, "gather");
+      RANK_CHECK_STATUS(Scatter(group, b.Cut(1), a.Cut(1), root), absl::StatusCode::kInvalidArgument, "scatter");
+    }
+    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1))));  // nothing has stuck
+  });
+}
+
+TEST_CASE("groups that are split off work for themselves") {
+  Job job(4);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    std::unique_ptr<ProcessGroup> half = RANK_VALUE(group.Split(rank.rank == 3 ? -1 : rank.rank % 2, 0));
+    RANK_CHECK_EQ(half == nullptr, rank.rank == 3);
+    if (half != nullptr) {
+      Array a(rank, *half, DType::kInt32, 3, true);
+      a.Set(0, 1);
+      RANK_CHECK_OK(Finish(half->AllReduce(a.Cut(1), a.Cut(1))));
+      RANK_CHECK_EQ(a.Get(0), rank.rank == 1 ? 1 : 2);
+    }
+    RANK_CHECK_OK(Finish(group.Barrier()));  // nobody aborts what another has not seen finished
+    if (half != nullptr) {
+      Array a(rank, *half, DType::kInt32, 3, false);
+      half->Abort(absl::InternalError("done with it"));
+      RANK_CHECK_STATUS(Finish(half->AllReduce(a.Cut(1), a.Cut(1))), kAborted, "done with it");
+    }
+    Array b(rank, group, DType::kInt32, 1, false);
+    RANK_CHECK_OK(Finish(group.AllReduce(b.Cut(1), b.Cut(1))));
+  });
+}
+
+TEST_CASE("a world and its parts work at once, each from a thread of its own") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    std::unique_ptr<ProcessGroup> all = RANK_VALUE(group.Split(0, 0));
+    std::unique_ptr<ProcessGroup> some = RANK_VALUE(group.Split(rank.rank == 0 ? 0 : 1, 0));
+    const auto work = [&rank](ProcessGroup& mine, double seed, std::string* failure) {
+      try {
+        const double n = mine.size();
+        Array a(rank, mine, DType::kInt32, 500, false),
+            gathered(rank, mine, DType::kInt32, 500 * static_cast<size_t>(n), false);
+        for (int round = 0; round < 30; ++round) {
+          for (size_t i = 0; i < 500; ++i) a.Set(i, mine.rank() + seed + round);
+          RANK_CHECK_OK(Finish(mine.AllReduce(a.Cut(1), a.Cut(2))));
+          for (size_t i = 0; i < 500; ++i) RANK_CHECK_EQ(a.Get(i), n * (n - 1) / 2 + n * (seed + round));
+          a.Set(0, mine.rank());
+          RANK_CHECK_OK(Finish(mine.AllGather(a.Cut(1), gathered.Cut(1))));
+          for (size_t r = 0; r < static_cast<size_t>(n); ++r) {
+            RANK_CHECK_EQ(gathered.Get(500 * r), static_cast<double>(r));
+          }
+        }
+      } catch (const std::exception& e) {
+        *failure = e.what();
+        mine.Abort(absl::InternalError(*failure));
+      }
+    };
+    std::string failures[3];
+    std::thread first([&] { work(*all, 1000, &failures[0]); }), second([&] { work(*some, 2000, &failures[1]); });
+    work(group, 3000, &failures[2]);
+    first.join();
+    second.join();
+    for (const std::string& failure : failures) RANK_CHECK(failure.empty(), failure);
+    RANK_CHECK_OK(Finish(group.Barrier()));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

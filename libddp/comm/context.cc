@@ -79,6 +79,7 @@ class ContextImpl final : public Context {
   Device device_;
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
+  std::string key_prefix_;               // of this world's keys in it
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
   std::unique_ptr<ContextObserver> observer_;
@@ -219,13 +220,14 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
   }
   store_ = options.store;
   if (info_.rendezvous == RendezvousMethod::kTcpStore) {
-    absl::StatusOr<std::shared_ptr<Store>> store = OpenLaunchStore(info_, timeout_);
-    if (!store.ok()) return store.status();
-    store_ = *std::move(store);
+    absl::StatusOr<LaunchStore> opened = OpenLaunchStore(info_, timeout_);
+    if (!opened.ok()) return opened.status();
+    store_ = std::move(opened->store);
+    key_prefix_ = std::move(opened->prefix);
   } else if (store_ == nullptr) {
     store_ = CreateMemoryStore();
   }
-  over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, "world");
+  over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, absl::StrCat(key_prefix_, "world"));
   return over_store_.get();
 }
 
@@ -258,7 +260,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
   for (const char c : list) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   std::string name;
   do {
-    name = absl::StrCat("group/", absl::Hex(hash), "/", ++attempts_[list]);
+    name = absl::StrCat(key_prefix_, "group/", absl::Hex(hash), "/", ++attempts_[list]);
   } while (StoreRendezvousFailed(*store_, name));
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
   const std::unique_ptr<Rendezvous> rendezvous =

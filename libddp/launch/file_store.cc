@@ -150,8 +150,14 @@ class FileStore final : public Store {
 };
 
 absl::Status FileStore::Reopen() {
-  // O_NONBLOCK: whatever the path names, opening it does not hang.
-  file_ = FileDescriptor(open(options_.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600));
+  // O_NONBLOCK: whatever the path names, opening it does not hang. In a folder that others may write to, a link or a
+  // file of somebody else's would let them decide what the ranks tell each other.
+  constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  file_ = FileDescriptor(open(options_.path.c_str(), kFlags, 0600));
+  if (file_.get() < 0 && errno == ELOOP) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("file store '", options_.path, "' is a symbolic link; name the file itself"));
+  }
   if (file_.get() < 0) {
     return ErrnoError(errno, "open", options_.path, "name a file that this user may write, in a folder that exists");
   }
@@ -160,6 +166,12 @@ absl::Status FileStore::Reopen() {
   if (!S_ISREG(about.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat("file store '", options_.path, "' is not a regular file; name another one"));
+  }
+  if (about.st_uid != geteuid() || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "file store '", options_.path, "' ",
+        about.st_uid != geteuid() ? absl::StrCat("belongs to user ", about.st_uid) : "can be written by other users",
+        "; name a file that does not exist yet, in a folder of your own"));
   }
   return absl::OkStatus();
 }
@@ -207,7 +219,7 @@ absl::Status FileStore::Open() {
     const absl::Status s = Exclusively("", deadline, [&]() -> absl::Status {
       struct stat ours, named;
       if (fstat(file_.get(), &ours) != 0) return ErrnoError(errno, "fstat", options_.path, "name another file");
-      if (stat(options_.path.c_str(), &named) != 0 || named.st_ino != ours.st_ino || named.st_dev != ours.st_dev) {
+      if (lstat(options_.path.c_str(), &named) != 0 || named.st_ino != ours.st_ino || named.st_dev != ours.st_dev) {
         return absl::OkStatus();
       }
       if (absl::Status claimed = ClaimRun(); !claimed.ok()) return claimed;

@@ -55,6 +55,7 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t queued_ = 0;  // bytes in out_
   bool reading_ = false;
   bool last_words_ = false;  // closes when out_ is empty
+  bool came_ = false;        // the client has read the verdict, and stays
 };
 
 class StoreServerImpl final : public StoreServer {
@@ -66,6 +67,7 @@ class StoreServerImpl final : public StoreServer {
   absl::Status Start();
 
   void Authenticated(const std::shared_ptr<Session>& session);
+  void Came();
   void Left(const std::shared_ptr<Session>& session);
   void Refused(const absl::Status& why);
 
@@ -130,6 +132,8 @@ void Session::Received(size_t size) {
   if (!before && authenticated()) {
     timer_.cancel();
     server_.Authenticated(shared_from_this());
+  } else if (before && !std::exchange(came_, true)) {
+    server_.Came();
   }
   if (s.ok()) {
     Read();
@@ -254,6 +258,10 @@ void StoreServerImpl::Welcome(tcp::socket socket) {
 
 void StoreServerImpl::Authenticated(const std::shared_ptr<Session>& session) {
   clients_.splice(clients_.end(), unproved_, session->place);
+}
+
+// A client that has proved itself may still give up and try again.
+void StoreServerImpl::Came() {
   if (++came_ == options_.world_size) file_.Remove();
 }
 

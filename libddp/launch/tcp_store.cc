@@ -26,6 +26,7 @@
 #include "ddp/store.h"
 #include "libddp/base/env.h"
 #include "libddp/launch/asio.h"
+#include "libddp/launch/launch_store.h"
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 #include "libddp/launch/store_server.h"
@@ -42,7 +43,8 @@ constexpr absl::Duration kGrace = absl::Seconds(2);
 
 class TcpStore final : public Store {
  public:
-  explicit TcpStore(TcpStoreOptions options) : options_(std::move(options)), socket_(io_) {}
+  // `next`: an earlier store's server may still be at the port.
+  TcpStore(TcpStoreOptions options, bool next) : options_(std::move(options)), next_(next), socket_(io_) {}
   ~TcpStore() override;
 
   absl::Status Open();
@@ -73,6 +75,7 @@ class TcpStore final : public Store {
   void Fail(const absl::Status& why);
 
   TcpStoreOptions options_;
+  const bool next_;
   const pid_t pid_ = getpid();
   std::unique_ptr<StoreServer> server_;  // on one rank; ends after this client has left
   asio::io_context io_{1};
@@ -134,6 +137,9 @@ absl::Status TcpStore::Open() {
   }
   if (absl::Status s = Connect(deadline); !s.ok()) return s;
   io_.restart();
+  // Tells the server that this rank is there: of a connection whose verdict came too late it hears nothing more. There
+  // is no answer.
+  Write(EncodeRequest({StoreOp::kCancel, 0, "", ""}));
   Read();
   thread_ = std::thread([this] { io_.run(); });
   return absl::OkStatus();
@@ -143,7 +149,9 @@ absl::Status TcpStore::Connect(absl::Time deadline) {
   for (absl::Duration pause = absl::Milliseconds(2);; pause = std::min(2 * pause, absl::Milliseconds(100))) {
     const absl::Status s = Try(std::min(deadline, absl::Now() + kTryTimeout));
     if (s.ok()) return s;
-    if (!absl::IsUnavailable(s)) return absl::Status(s.code(), absl::StrCat(Where(), ": ", s.message()));
+    // The earlier server is another run's, or its secret file is gone.
+    const bool earlier = next_ && absl::IsFailedPrecondition(s);
+    if (!absl::IsUnavailable(s) && !earlier) return absl::Status(s.code(), absl::StrCat(Where(), ": ", s.message()));
     if (absl::Now() + pause >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(Where(), ": did not appear within ", absl::FormatDuration(options_.timeout), " (", s.message(),
@@ -359,13 +367,11 @@ absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t delta, absl
   return absl::DataLossError(absl::StrCat(Where(), ": the server's answer to key '", key, "' is no number"));
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<Store>> CreateTcpStore(TcpStoreOptions options) {
+absl::StatusOr<std::shared_ptr<Store>> OpenTcpStore(TcpStoreOptions options, bool next) {
   // Asio throws where the system gives it no descriptor to wait with, and std::thread where it gives none.
   try {
     // A child of fork has neither the thread nor the right to speak for its parent: there nothing is destroyed.
-    const std::shared_ptr<TcpStore> store(new TcpStore(std::move(options)), [pid = getpid()](TcpStore* pointer) {
+    const std::shared_ptr<TcpStore> store(new TcpStore(std::move(options), next), [pid = getpid()](TcpStore* pointer) {
       if (getpid() == pid) delete pointer;
     });
     if (absl::Status s = store->Open(); !s.ok()) return s;
@@ -374,6 +380,16 @@ absl::StatusOr<std::shared_ptr<Store>> CreateTcpStore(TcpStoreOptions options) {
     return absl::ResourceExhaustedError(absl::StrCat("TCP store: cannot be opened: ", e.what(),
                                                      "; allow more threads and open files (ulimit -u, ulimit -n)"));
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Store>> CreateTcpStore(TcpStoreOptions options) {
+  return OpenTcpStore(std::move(options), /*next=*/false);
+}
+
+absl::StatusOr<std::shared_ptr<Store>> CreateNextTcpStore(TcpStoreOptions options) {
+  return OpenTcpStore(std::move(options), /*next=*/true);
 }
 
 }  // namespace ddp

@@ -4,10 +4,37 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "ddp/ddp.h"
 
 namespace {
+
+// Worlds of one process: one after the other, then two at a time.
+absl::Status MakeSeveral(int count) {
+  const auto sum = [](ddp::Context& context) -> absl::Status {
+    int64_t value = context.rank();
+    const ddp::Buffer buffer = {&value, 1, ddp::DType::kInt64, {}};
+    absl::StatusOr<ddp::Work> work = context.world().AllReduce({buffer}, {buffer});
+    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+    const int64_t size = context.world_size();
+    return value == size * (size - 1) / 2 ? absl::OkStatus() : absl::InternalError(absl::StrCat("the sum is ", value));
+  };
+  for (int i = 0; i < count; ++i) {
+    absl::StatusOr<std::unique_ptr<ddp::Context>> first = ddp::Context::Create();
+    if (!first.ok()) return first.status();
+    if (absl::Status s = sum(**first); !s.ok()) return s;
+    if (i + 1 < count) continue;
+    absl::StatusOr<std::unique_ptr<ddp::Context>> second = ddp::Context::Create();
+    if (!second.ok()) return second.status();
+    first->reset();
+    if (absl::Status s = sum(**second); !s.ok()) return s;
+    auto group = (*second)->NewGroup({1, 0}, absl::Now() + absl::Seconds(30));
+    if ((*second)->rank() < 2 && !group.ok()) return group.status();
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::string> Run() {
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
@@ -24,7 +51,14 @@ absl::StatusOr<std::string> Run() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  int worlds = 0;
+  if (argc > 1 && absl::SimpleAtoi(argv[1], &worlds)) {
+    if (const absl::Status s = MakeSeveral(worlds); !s.ok()) {
+      std::printf("%s\n", s.ToString().c_str());
+      return 1;
+    }
+  }
   const absl::StatusOr<std::string> said = Run();
   // In one piece, as the lines of several ranks come together.
   const std::string line = absl::StrCat(said.ok() ? *said : said.status().ToString(), "\n");

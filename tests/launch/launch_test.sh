@@ -46,7 +46,7 @@ as_torchrun() {
   local rank=$1 size=$2
   shift 2
   env RANK="$rank" WORLD_SIZE="$size" LOCAL_RANK="$rank" LOCAL_WORLD_SIZE="$size" MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" \
-    TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=0 "$@" "$launch_rank" >"${job-}$rank" 2>&1 &
+    TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=0 "$@" "$launch_rank" ${worlds:+"$worlds"} >"${job-}$rank" 2>&1 &
   pids+=($!)
 }
 
@@ -54,7 +54,7 @@ as_srun() {
   local rank=$1 size=$2
   shift 2
   env SLURM_PROCID="$rank" SLURM_NTASKS="$size" SLURM_LOCALID="$rank" SLURM_STEP_TASKS_PER_NODE="$size" SLURM_NODEID=0 SLURM_JOB_ID=$$ \
-    SLURM_STEP_ID=0 "$@" "$launch_rank" >"$rank" 2>&1 &
+    SLURM_STEP_ID=0 "$@" "$launch_rank" ${worlds:+"$worlds"} >"$rank" 2>&1 &
   pids+=($!)
 }
 
@@ -108,6 +108,17 @@ case $case_name in
     for rank in 0 1; do as_torchrun $rank 2 DDP_STORE_SECRET=known DDP_STORE_PORT=$((port + 1)) MASTER_PORT=1; done
     all_succeed
     all_say 2 torchrun
+    ;;
+
+  several_worlds)
+    # Several Contexts in one process, and then one more.
+    worlds=3
+    for ((rank = 3; rank-- > 0;)); do as_torchrun $rank 3; done
+    all_succeed
+    all_say 3 torchrun
+    for rank in 0 1; do as_srun $rank 2; done
+    all_succeed
+    all_say 2 srun
     ;;
 
   srun_variables)

@@ -257,6 +257,34 @@ TEST_CASE("a path that cannot be used is refused by name") {
   }
 }
 
+TEST_CASE("what others could have put there is not believed") {
+  const Folder folder;
+  const std::string path = folder.File();
+  const auto refused = [&](const std::string& what) {
+    CheckStatus(CreateFileStore({path, "run", 0}).status(), absl::StatusCode::kPermissionDenied, {path, what});
+  };
+  SECTION("a file of another user") {
+    if (geteuid() != 0) return;
+    (void)Open(path);
+    REQUIRE(chown(path.c_str(), 12345, 12345) == 0);
+    refused("belongs to user 12345");
+  }
+  SECTION("a file that others may write") {
+    (void)Open(path);
+    for (const mode_t mode : {0620, 0602}) {
+      REQUIRE(chmod(path.c_str(), mode) == 0);
+      refused("can be written by other users");
+    }
+    REQUIRE(chmod(path.c_str(), 0644) == 0);
+    (void)Open(path);
+  }
+  SECTION("a symbolic link") {
+    (void)Open(folder.File("other"));
+    REQUIRE(symlink(folder.File("other").c_str(), path.c_str()) == 0);
+    refused("symbolic link");
+  }
+}
+
 TEST_CASE("keys and values have bounds") {
   const Folder folder;
   const auto store = Open(folder.File());

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "ddp/store.h"
+#include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 #include "tests/support/catch.h"
 #include "tests/unit/store_contract.h"
@@ -155,6 +156,31 @@ TEST_CASE("processes meet, run after run on one port, and leave nothing behind")
     }
     for (pid_t child : children) CHECK(Succeeded(child));
   }
+}
+
+// Whoever gives up a connection on which it has proved itself already, and tries again, is one rank.
+TEST_CASE("a rank that tries again is counted once") {
+  const Place place;
+  TcpStoreOptions options = place.Options(true);
+  options.world_size = 3;
+  const auto first = Open(options);
+  const absl::StatusOr<std::string> secret = SecretFile::Read(place.port);
+  REQUIRE(secret.ok());
+  for (int i = 0; i < 3; ++i) {
+    RawSocket given_up;
+    REQUIRE(given_up.Connect(place.port));
+    bool closed = false;
+    const std::string greeting = given_up.ReceiveAll(absl::Milliseconds(200), &closed).substr(4);
+    ClientHandshake handshake(*secret, "run", std::string(kNonceSize, 'n'));
+    const absl::StatusOr<std::string> hello = handshake.Answer(greeting);
+    REQUIRE(hello.ok());
+    given_up.Send(*hello);
+    REQUIRE(handshake.Check(given_up.ReceiveAll(absl::Milliseconds(200), &closed).substr(4)).ok());
+  }
+  options.serve = false;
+  const auto second = Open(options), third = Open(options);
+  CHECK(third->Set("key", "value", Soon()).ok());
+  CHECK(SecretFile::Read(place.port).status().code() == absl::StatusCode::kNotFound);
 }
 
 TEST_CASE("on several hosts a secret is needed, and is enough") {

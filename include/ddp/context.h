@@ -71,6 +71,12 @@ struct ContextOptions {
 // a TCP store, which rank 0 serves on the loopback interface until all ranks have left. Its port is DDP_STORE_PORT; if
 // unset, the one after MASTER_PORT under torchrun, and one derived from the job under srun. CPU ranks on several hosts
 // need MPI.
+//
+// A process may have several Contexts, one after the other or at the same time, if all ranks create and destroy them in
+// the same order. If the Context initialised MPI, only one is possible: MPI starts once in a process.
+//
+// After fork, the child may destroy its copies of the library's objects, or simply exit: its peers do not notice. It
+// cannot use them.
 class DDP_EXPORT Context {
  public:
   static absl::StatusOr<std::unique_ptr<Context>> Create(const ContextOptions& options = {});

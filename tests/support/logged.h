@@ -16,12 +16,17 @@
 
 namespace ddp::testing {
 
-// Keeps warnings and errors of this process instead of printing them, while it lives. Make it where no other thread
-// logs: before the ranks of a test start.
+// Keeps warnings and errors of this process instead of printing them, while it lives, whatever DDP_LOG_LEVEL says. Make
+// it where no other thread logs: before the ranks of a test start.
 class Logged {
  public:
-  Logged() : sink_(std::make_shared<Sink>()), others_(std::exchange(Log().sinks(), {sink_})) {}
-  ~Logged() { Log().sinks() = std::move(others_); }
+  Logged() : sink_(std::make_shared<Sink>()), others_(std::exchange(Log().sinks(), {sink_})), level_(Log().level()) {
+    Log().set_level(spdlog::level::warn);
+  }
+  ~Logged() {
+    Log().set_level(level_);
+    Log().sinks() = std::move(others_);
+  }
   Logged(const Logged&) = delete;
   Logged& operator=(const Logged&) = delete;
 
@@ -56,6 +61,7 @@ class Logged {
 
   const std::shared_ptr<Sink> sink_;
   std::vector<spdlog::sink_ptr> others_;
+  const spdlog::level::level_enum level_;
 };
 
 }  // namespace ddp::testing

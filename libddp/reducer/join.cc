@@ -113,12 +113,15 @@ absl::Status Model::ShadowStep() {
   SetScale();
   absl::Status status;
   const Stream stream = streams_.Use({});
+  ForgetGivenGradients();
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kTrained && roles_[i] != Role::kIdle) continue;
     status.Update(Zero({&all_[i].slot, 1}, stream));
     if (Detecting()) {
       left_out_.push_back(i);
       kept_.emplace_back();
+    } else {
+      status.Update(UseStandIn(i));
     }
     Arrive(i);
   }

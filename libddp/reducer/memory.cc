@@ -103,6 +103,7 @@ absl::Status ModelMemory::PlaceGradients(ProcessGroup& group, std::vector<Traine
     Parameter& p = t.parameter;
     const bool fresh = !p.frozen && t.slot.data == nullptr;
     wanted.push_back(fresh && p.grad.data == nullptr && !copy_gradients_);
+    t.given_by_step |= fresh && p.grad.data == nullptr && copy_gradients_;
     if (p.grad.data == nullptr && !t.owned) p.grad = {nullptr, p.value.count, p.value.dtype, p.value.device};
     grads.push_back(p.grad);
   }

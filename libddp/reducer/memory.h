@@ -24,6 +24,11 @@ struct Trained {
   bool value_owned = false;  // the value is
   bool in_place = false;     // `slot` is the gradient's own memory
 
+  // Memory that SetGrad gives counts for one reduced step; after that the program may have freed it.
+  bool given_by_step = false;                // the gradient has no other memory of the program's
+  bool given = false;                        // SetGrad has been called since the last reduced step
+  std::shared_ptr<void> stand_in = nullptr;  // holds a result for which the program has given no memory
+
   bool copied() const { return !in_place; }
 };
 

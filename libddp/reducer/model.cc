@@ -38,6 +38,15 @@ absl::Status ReadVariables(DdpOptions* options) {
       absl::StrCat("DDP_CHECK_REPLICAS is '", *text, "'; it must be a number of steps, or 0 for never"));
 }
 
+// The gradient as Create was told of it, for VerifyModel. Some ranks may have given other memory since, or may have
+// freed it: the slot stands for all of that.
+Buffer GivenGradient(const Trained& trained) {
+  if (trained.owned) return {};
+  Buffer grad = trained.parameter.grad;
+  if (trained.given_by_step) grad.data = trained.slot.data;
+  return grad;
+}
+
 Buffer AsBytes(const Buffer& b) { return {b.data, b.count * SizeOf(b.dtype), DType::kUInt8, b.device}; }
 
 }  // namespace
@@ -193,7 +202,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
     next.push_back(old);
     next.back().parameter.frozen = p.frozen;
     p.value = old.parameter.value;
-    p.grad = old.owned ? Buffer{} : old.parameter.grad;
+    p.grad = GivenGradient(old);
   }
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
   if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
@@ -231,7 +240,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   for (const Trained& t : all_) {
     given.push_back(t.parameter);
     if (t.value_owned) given.back().value.data = nullptr;
-    if (t.owned) given.back().grad = Buffer{};
+    given.back().grad = GivenGradient(t);
   }
   if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
   if (absl::Status s = memory_.Register(group, all_); !s.ok()) return s;

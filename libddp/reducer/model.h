@@ -96,6 +96,8 @@ class Model final : public DistributedDataParallel {
   absl::Status CopyGradients(absl::Span<const size_t> indices, bool in, Stream stream);
   absl::Status CopyOutDone(Stream stream);
   absl::Status CheckGivenGradients();
+  absl::Status UseStandIn(size_t index);
+  void ForgetGivenGradients();
   absl::Status FinishOnGpu(Stream stream);
   void Record(int64_t step, int64_t begin_ns, std::vector<BucketTimes> times, int64_t exposed_ns);
   void ReadTimer();
@@ -150,7 +152,7 @@ class Model final : public DistributedDataParallel {
   std::atomic<bool> observing_{false};  // of this step: whether the order of announcements is written down
   std::atomic<int> no_sync_{0};
   std::atomic<bool> is_last_{true};
-  std::atomic<bool> grads_given_{false};  // SetGrad was called since the last reduction
+  std::atomic<bool> grads_given_{false};  // SetGrad has been called since the last reduction
   std::vector<uint32_t> order_;           // parameters as they were announced in this step
   std::atomic<size_t> order_size_{0};
   const OwnerProcess owner_;

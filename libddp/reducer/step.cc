@@ -33,6 +33,7 @@ void Model::BeginStep(Stream stream) {
   if (in_step_) return;
   begin_ns_ = NowNs();
   agreed_failure_ = false;
+  ForgetGivenGradients();
   reducing_ = no_sync_ == 0 && is_last_;
   if (reducing_) BeginReduction(stream);
   in_step_.store(true, std::memory_order_release);
@@ -45,6 +46,7 @@ void Model::BeginReduction(Stream stream) {
   copied_out_ = 0;
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kIdle) continue;
+    misuse_.Update(UseStandIn(i));
     misuse_.Update(Zero({&all_[i].slot, 1}, streams_.Use({})));
     Arrive(i);
   }
@@ -83,6 +85,10 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
                    roles_[index] == Role::kFrozen
                        ? "is frozen; SetParameters changes that"
                        : "was not used in the first step; without DdpOptions::static_graph that may change");
+  }
+  if (trained.given_by_step && !trained.given && trained.slot.count > 0) {
+    return misused("the gradient of '", trained.parameter.name,
+                   "' was announced before its memory was given; call SetGrad first, in every step");
   }
   if (streams_.on_gpu() && IsGpu(stream.device) && stream.device != device_) {
     return misused("the gradient of '", trained.parameter.name, "' was announced with a stream of GPU ",
@@ -130,6 +136,7 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
   const auto refuse = [this](absl::StatusCode code, const auto&... what) {
     return absl::Status(code, absl::StrCat("rank ", group_->rank(), ": SetGrad: ", what...));
   };
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (index >= all_.size()) {
     return refuse(absl::StatusCode::kInvalidArgument, "index ", index, " of ", all_.size(), " parameters");
   }
@@ -153,20 +160,35 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
                   "' lies in an allocation and is reduced there, so it cannot move; set DdpOptions::copy_gradients");
   }
   trained.parameter.grad = grad;
+  trained.given_by_step = trained.given = true;
   grads_given_.store(true, std::memory_order_relaxed);
   return absl::OkStatus();
 }
 
-void Model::CopyIn(size_t index, Stream stream) {
-  const Trained& trained = all_[index];
-  absl::Status status;
-  if (trained.parameter.grad.data == nullptr && trained.slot.count > 0) {
-    status = absl::FailedPreconditionError(
-        absl::StrCat("rank ", group_->rank(), ": the gradient of '", trained.parameter.name,
-                     "' was announced before its memory was given; call SetGrad first"));
-  } else if (!streams_.on_gpu()) {  // there, those of a bucket are copied together
-    status = CopyGradients({&index, 1}, true, stream);
+// The program may have freed what it has not given again since the last reduced step.
+void Model::ForgetGivenGradients() {
+  for (Trained& trained : all_) {
+    if (trained.given_by_step && !trained.given) trained.parameter.grad.data = nullptr;
   }
+}
+
+// Gives a gradient without memory some of the library's, for a result that other ranks contribute to.
+absl::Status Model::UseStandIn(size_t index) {
+  Trained& trained = all_[index];
+  Buffer& grad = trained.parameter.grad;
+  if (grad.data != nullptr || grad.count == 0) return absl::OkStatus();
+  if (trained.stand_in == nullptr) {
+    absl::StatusOr<std::shared_ptr<void>> memory = AllocateOn(device_, grad.count * SizeOf(grad.dtype));
+    if (!memory.ok()) return memory.status();
+    trained.stand_in = *std::move(memory);
+  }
+  grad.data = trained.stand_in.get();
+  return absl::OkStatus();
+}
+
+void Model::CopyIn(size_t index, Stream stream) {
+  if (streams_.on_gpu()) return;  // there, those of a bucket are copied together
+  const absl::Status status = CopyGradients({&index, 1}, true, stream);
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   misuse_.Update(status);
@@ -327,7 +349,10 @@ void Model::EndStep() {
   for (size_t i = 0; i < all_.size(); ++i) {
     announced_[i].store(announced_[i].load(std::memory_order_relaxed) & keep, std::memory_order_relaxed);
   }
-  if (reducing_) reducer_.End();
+  if (reducing_) {
+    reducer_.End();
+    for (Trained& trained : all_) trained.given = false;
+  }
   left_out_.clear();
   kept_.clear();
   meeting_.reset();

@@ -87,7 +87,8 @@ absl::Status Model::FinishUsedMap(Stream stream) {
     const Trained& trained = all_[left_out_[k]];
     absl::Status status;
     if (used_map_[left_out_[k]] != 0) {
-      status = CopyGradients({&left_out_[k], 1}, false, stream);
+      status = UseStandIn(left_out_[k]);
+      status.Update(CopyGradients({&left_out_[k], 1}, false, stream));
     } else if (kept_[k].has_value()) {
       status = CopyScaled(kept_[k]->span(), {&trained.slot, 1}, 1, stream);
     }

@@ -1,4 +1,6 @@
 // DistributedDataParallel: parameters that a step does not use.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -167,6 +169,155 @@ TEST_CASE("a deviation from a static graph is an error, whichever way it goes") 
         for (const size_t p : {size_t{2}, size_t{1}, size_t{0}}) model.GradReady(p);
       },
       "layer1.weight");
+}
+
+// --- gradients that a framework frees --------------------------------------------------------------------------------
+
+// Gradients as PyTorch has them: memory comes when backward writes a gradient, and zero_grad() frees it. What is freed
+// is used again for other gradients, and must not be written to by anybody else.
+class Framework {
+ public:
+  explicit Framework(DistributedDataParallel& model) : model_(model), grads_(model.size()) {}
+
+  void Backward(Rank& rank, int step, const std::function<bool(size_t)>& uses) {
+    for (const size_t p : Backwards(model_.size())) {
+      if (!uses(p)) continue;
+      if (grads_[p].empty()) grads_[p] = Take(model_.grad(p).count);
+      RANK_CHECK_OK(model_.SetGrad(p, {grads_[p].data(), grads_[p].size(), DType::kFloat32, {}}));
+      WriteGradient(rank, model_, p, step);
+      model_.GradReady(p);
+    }
+  }
+
+  void ZeroGrad() {
+    for (std::vector<float>& grad : grads_) {
+      if (grad.empty()) continue;
+      std::fill(grad.begin(), grad.end(), kFreed);
+      freed_.push_back(std::exchange(grad, {}));
+    }
+  }
+
+  bool FreedIsUntouched() const {
+    return std::all_of(freed_.begin(), freed_.end(), [](const std::vector<float>& memory) {
+      return std::all_of(memory.begin(), memory.end(), [](float x) { return x == kFreed; });
+    });
+  }
+
+ private:
+  static constexpr float kFreed = -12345;
+
+  // The freed block of the least index that is large enough, cut to size: another parameter's as a rule.
+  std::vector<float> Take(size_t count) {
+    for (std::vector<float>& memory : freed_) {
+      if (memory.size() < count) continue;
+      std::vector<float> taken = std::exchange(memory, {});
+      taken.resize(count);
+      return taken;
+    }
+    return std::vector<float>(count);
+  }
+
+  DistributedDataParallel& model_;
+  std::vector<std::vector<float>> grads_, freed_;
+};
+
+// What all ranks' gradients are after a step in which `uses(rank, p)`.
+void CheckFrameworkStep(Rank& rank, DistributedDataParallel& model, const Framework& framework, int step,
+                        const std::function<bool(int, size_t)>& uses) {
+  RANK_CHECK(framework.FreedIsUntouched());
+  double squares = 0;
+  for (size_t p = 0; p < model.size(); ++p) {
+    const auto expected = [&](size_t i) {
+      double sum = 0;
+      for (int r = 0; r < rank.size(); ++r) sum += uses(r, p) ? Gradient(r, p, i, step) : 0;
+      return sum / rank.size();
+    };
+    bool used = false;
+    for (int r = 0; r < rank.size(); ++r) used |= uses(r, p);
+    RANK_CHECK_EQ(model.grad(p).data != nullptr, used);
+    if (!used) continue;
+    CheckGradient(rank, model, p, [&](size_t, size_t i) { return expected(i); });
+    for (size_t i = 0; i < model.grad(p).count; ++i) squares += expected(i) * expected(i);
+  }
+  const double norm = RANK_VALUE(model.GradNorm());
+  RANK_CHECK(std::abs(norm - std::sqrt(squares)) <= 1e-9 * norm, norm);
+}
+
+TEST_CASE("memory that SetGrad gave is left alone after the step that reduced it") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool static_graph : {false, true}) {
+      for (const size_t bucket_bytes : {size_t{1}, size_t{25} << 20}) {
+        DdpOptions options;
+        options.copy_gradients = true;
+        options.bucket_bytes = bucket_bytes;
+        options.static_graph = static_graph;
+        if (!static_graph) options.unused = UnusedParameters::kDetect;
+        const Model model = Make(rank, MakeParameters({500, 10, 200, 300, 30, 64}), options);
+        Framework framework(*model);
+        for (int step = 0; step < 4; ++step) {
+          const auto uses = [&](int r, size_t p) { return Uses(r, rank.size(), p, static_graph ? 0 : step); };
+          const auto here = [&](size_t p) { return uses(rank.rank(), p); };
+          if (step == 2) {  // micro-batches in between: gradients of the first live until the second is reduced
+            const DistributedDataParallel::NoSync local(*model);
+            framework.Backward(rank, step, here);
+            RANK_CHECK_OK(model->FinishBackward());
+            if (!static_graph) RANK_CHECK_OK(model->SetParameters(MakeParameters({500, 10, 200, 300, 30, 64})));
+          } else {
+            framework.Backward(rank, step, here);
+          }
+          RANK_CHECK_OK(model->FinishBackward());
+          CheckFrameworkStep(rank, *model, framework, step, uses);
+          framework.ZeroGrad();
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a rank that is through with a Join gets the others' results in memory of the library's") {
+  RunOnRanks([](Rank& rank) {
+    for (const UnusedParameters unused : {UnusedParameters::kError, UnusedParameters::kDetect}) {
+      DdpOptions options;
+      options.copy_gradients = true;
+      options.unused = unused;
+      const Model model = Make(rank, MakeParameters({500, 10}), options);
+      Framework framework(*model);
+      const int steps = 1 + rank.rank();
+      int shadowed = 0;
+      const auto check = [&](int step) {
+        CheckFrameworkStep(rank, *model, framework, step, [&](int r, size_t) { return step < 1 + r; });
+        framework.ZeroGrad();
+        return absl::OkStatus();
+      };
+      JoinOptions join_options;
+      join_options.on_shadowed_step = [&] { return check(steps + shadowed++); };
+      DistributedDataParallel::Join join(*model, join_options);
+      for (int step = 0; step < steps; ++step) {
+        framework.Backward(rank, step, [](size_t) { return true; });
+        RANK_CHECK_OK(model->FinishBackward());
+        check(step).IgnoreError();
+      }
+      RANK_CHECK_OK(join.Finish());
+      RANK_CHECK_EQ(shadowed, rank.size() - steps);
+    }
+  });
+}
+
+TEST_CASE("a gradient announced without SetGrad in its step is named") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.copy_gradients = true;
+    const Model model = Make(rank, MakeParameters({100}), options);
+    Framework framework(*model);
+    framework.Backward(rank, 0, [](size_t) { return true; });
+    RANK_CHECK_OK(model->FinishBackward());
+    rank.Meet();
+    model->GradReady(0);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "'layer0.weight'") &&
+                   absl::StrContains(status.message(), "call SetGrad first, in every step"),
+               status.ToString());
+  });
 }
 
 }  // namespace

@@ -71,10 +71,10 @@ void Model::LeaveJoin() {
 // Takes part in what the others do until they are through too; then all take the model, and the scale of the loss, of
 // one that went on longest.
 absl::Status Model::FinishJoin() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (join_over_) return absl::FailedPreconditionError("this Join is over");
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
-  absl::Status status = ShadowOthers();
+  absl::Status status = ShadowOthers(lock);
   if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
   if (status.ok() && join_->scaler != nullptr) status = join_->scaler->Broadcast(*group_, last_active_);
   agreed_failure_ = false;
@@ -83,7 +83,7 @@ absl::Status Model::FinishJoin() {
   return status;
 }
 
-absl::Status Model::ShadowOthers() {
+absl::Status Model::ShadowOthers(std::unique_lock<std::mutex>& lock) {
   while (true) {
     absl::Status status = StartMeeting(StepNote::kThrough);
     if (status.ok()) status = FinishMeeting();
@@ -95,7 +95,9 @@ absl::Status Model::ShadowOthers() {
     } else {
       status = ShadowStep();
       if (status.ok() && join_->on_shadowed_step != nullptr) {
+        lock.unlock();  // it may call the model
         status = join_->on_shadowed_step();
+        lock.lock();
         if (!status.ok()) GiveUp(status);
       }
     }

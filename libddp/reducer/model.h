@@ -130,7 +130,7 @@ class Model final : public DistributedDataParallel {
   absl::Status FinishMeeting();
   void SetScale();
   absl::Status ShadowStep();
-  absl::Status ShadowOthers();
+  absl::Status ShadowOthers(std::unique_lock<std::mutex>& lock);
 
   std::vector<Buffer> Gradients() const;
 

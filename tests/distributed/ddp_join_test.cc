@@ -112,6 +112,28 @@ TEST_CASE("joining goes with copied gradients, hooks, a static graph and micro-b
   });
 }
 
+TEST_CASE("the callback for a shadowed step may use the model") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 30}));
+    JoinOptions options;
+    int shadowed = 0;
+    options.on_shadowed_step = [&] {
+      const int step = 1 + rank.rank() + shadowed++;
+      RANK_CHECK_EQ(model->statistics().steps, int64_t{step + 1});
+      RANK_CHECK(RANK_VALUE(model->GradNorm()) > 0);
+      model->ZeroGrad();
+      return absl::OkStatus();
+    };
+    Join join(*model, options);
+    for (int step = 0; step < 1 + rank.rank(); ++step) {
+      Announce(rank, *model, {1, 0}, step);
+      RANK_CHECK_OK(model->FinishBackward());
+    }
+    RANK_CHECK_OK(join.Finish());
+    RANK_CHECK_EQ(shadowed, rank.size() - 1 - rank.rank());
+  });
+}
+
 TEST_CASE("ranks that are through tell nothing about the order of gradients, nor that they are used") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

@@ -158,7 +158,9 @@ Model::~Model() {
     FinishReplicaCheck().IgnoreError();  // it logs what it has found
   }
   if (!in_step_ || !reducing_) WarnOfLostGradients();
-  if (!reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
+  // The peers of a reduced step wait for this rank, whether or not it has launched anything.
+  const bool expected = in_step_ && reducing_;
+  if (!expected && !reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
   group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
   Abandon();
 }

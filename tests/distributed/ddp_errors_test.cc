@@ -8,13 +8,12 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
-#include "tests/support/ranks.h"
+#include "tests/support/ddp_model.h"
 
 namespace ddp::testing {
 namespace {
 
 using absl::StatusCode;
-using Model = std::unique_ptr<DistributedDataParallel>;
 
 std::vector<Parameter> ThreeLayers() {
   std::vector<Parameter> parameters;
@@ -213,7 +212,7 @@ TEST_CASE("a rank's own mistake at Create is told on every rank") {
   check([](auto& p, auto&) { p[1].name = ""; }, {"name"});
   check([](auto& p, auto&) { p[1].shape = {7, 7}; }, {"conv.bias", "[7, 7]", "1000"});
   check([](auto& p, auto&) { p[1].value.dtype = DType::kInt32; }, {"conv.bias", "floating"});
-  check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias"});
+  check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias", "without a gradient"});
   check([](auto& p, auto&) { p[1].grad = Buffer{somewhere, 10, DType::kFloat32, {}}; }, {"conv.bias", "10", "1000"});
   check(
       [](auto& p, auto&) {
@@ -244,6 +243,37 @@ TEST_CASE("a rank that aborts ends the others' step") {
     RANK_CHECK(!status.ok());
     if (rank.rank() != 1) RANK_CHECK_STATUS(status, StatusCode::kAborted, "cannot read batch 17", "rank 1");
     RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "cannot read batch 17", "rank 1");
+  });
+}
+
+TEST_CASE("a model destroyed before its step has launched a bucket ends the step on every rank") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    Model model = Make(rank, MakeParameters({100, 100}));
+    rank.Meet();
+    if (rank.rank() == 0) {
+      model->GradReady(1);  // its bucket waits for the other gradient
+      model.reset();
+      RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "destroyed in the middle of a step");
+      return;
+    }
+    Announce(rank, *model, {1, 0}, 0);
+    RANK_CHECK_STATUS(model->FinishBackward(), StatusCode::kAborted, "rank 0", "destroyed in the middle of a step");
+  });
+}
+
+TEST_CASE("a model destroyed between steps, or in one that is not reduced, leaves the group as it is") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool local : {false, true}) {
+      Model model = Make(rank, MakeParameters({100, 100}));
+      CheckStep(rank, *model, {1, 0}, 0);
+      if (local) {
+        model->SetIsLastMicrobatch(false);
+        model->GradReady(1);
+      }
+      model.reset();
+      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    }
   });
 }
 

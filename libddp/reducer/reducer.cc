@@ -275,7 +275,7 @@ void Reducer::Launch(Stream stream) {
 template <typename Fn>
 auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
   const auto where = [&] {
-    return absl::StrCat("rank ", group_->rank(), ": step ", step_, ", bucket ", bucket.view.index, ": hook ",
+    return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": hook ",
                         hook_->name());
   };
   try {

@@ -78,7 +78,8 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
   const Trained& trained = all_[index];
   if ((announced_[index].fetch_or(kNow | kSince, std::memory_order_relaxed) & kNow) != 0) {
     return misused("the gradient of '", trained.parameter.name,
-                   "' was announced twice in one step; announce it once, after its last contribution");
+                   "' was announced twice in one step; announce it once, after its last contribution, and call "
+                   "FinishBackward after every backward pass");
   }
   if (roles_[index] != Role::kTrained) {
     return misused("the gradient of '", trained.parameter.name, "' was announced, but the parameter ",

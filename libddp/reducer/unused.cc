@@ -45,12 +45,15 @@ std::string Model::Names(absl::Span<const size_t> parameters) const {
 }
 
 absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
+  const bool none =
+      std::none_of(announced_.get(), announced_.get() + all_.size(), [](const auto& a) { return a != 0; });
   return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", group_->rank(), ": step ", statistics_.steps(), " ended without a gradient for ", Names(missing),
-      options_.static_graph
-          ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
-            "parameters"
-          : "; announce every parameter in every reduced step, or set DdpOptions::unused to kDetect"));
+      "rank ", group_->rank(), ": step ", statistics_.steps() + 1, " ended without a gradient for ", Names(missing),
+      none                    ? "; no gradient was announced at all: was FinishBackward called twice?"
+      : options_.static_graph ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
+                                "parameters"
+                              : "; announce every parameter in every reduced step, or set DdpOptions::unused to "
+                                "kDetect, which leaves a gradient as it is if no rank announces it"));
 }
 
 // A contribution of zeros. The reduction may lie over the gradient itself, so what it was is kept for the case that

@@ -62,11 +62,13 @@ TEST_CASE("a parameter without a gradient is named on every rank") {
         model.GradReady(2);
         model.GradReady(0);
       },
-      {"conv.bias", "without a gradient"});
+      // Steps count from 1.
+      {"conv.bias", "step 2 ended without a gradient", "kDetect, which leaves a gradient as it is"});
 }
 
 TEST_CASE("a step without any gradient names them all") {
-  CheckMisuse([](DistributedDataParallel&) {}, {"conv.weight", "conv.bias", "head.weight"});
+  CheckMisuse([](DistributedDataParallel&) {},
+              {"conv.weight", "conv.bias", "head.weight", "was FinishBackward called twice?"});
 }
 
 TEST_CASE("a gradient announced twice is named on every rank") {
@@ -77,7 +79,7 @@ TEST_CASE("a gradient announced twice is named on every rank") {
         model.GradReady(1);
         model.GradReady(0);
       },
-      {"head.weight", "twice"});
+      {"head.weight", "twice", "call FinishBackward after every backward pass"});
 }
 
 TEST_CASE("an index out of range is told on every rank") {
@@ -212,7 +214,7 @@ TEST_CASE("a rank's own mistake at Create is told on every rank") {
   check([](auto& p, auto&) { p[1].name = ""; }, {"name"});
   check([](auto& p, auto&) { p[1].shape = {7, 7}; }, {"conv.bias", "[7, 7]", "1000"});
   check([](auto& p, auto&) { p[1].value.dtype = DType::kInt32; }, {"conv.bias", "floating"});
-  check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias", "without a gradient"});
+  check([](auto& p, auto&) { p[1].value.device.kind = Device::Kind::kCuda; }, {"conv.bias"});
   check([](auto& p, auto&) { p[1].grad = Buffer{somewhere, 10, DType::kFloat32, {}}; }, {"conv.bias", "10", "1000"});
   check(
       [](auto& p, auto&) {

@@ -1,5 +1,6 @@
 // GradScaler on several ranks: all of them skip the same steps and keep the same scale.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -107,6 +108,26 @@ class Training {
     RANK_CHECK_OK(scaler_->Update());
   }
 
+  // Gradients are unscaled, then changed by the program, as clipping does; `spoil`: into something that is not finite.
+  void ChangedStep(bool spoil) {
+    for (size_t p = model_->size(); p-- > 0;) {
+      const absl::Span<float> grad = Floats(model_->grad(p));
+      for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<float>((i + p) % 5 * (rank_.rank() + 1));
+      RANK_CHECK_OK(scaler_->Scale({model_->grad(p)}));
+      model_->GradReady(p);
+    }
+    RANK_CHECK_OK(model_->FinishBackward());
+    RANK_CHECK_OK(scaler_->Unscale(*optimizer_));
+    const double norm = RANK_VALUE(model_->ClipGradNorm(1));
+    RANK_CHECK(norm > 1 && std::abs(RANK_VALUE(model_->GradNorm()) - 1) < 1e-5, norm);
+    const absl::Span<float> grads = Floats(model_->grad_spans()[0]), all = values();
+    if (spoil) grads[3] = kInf;
+    const std::vector<float> before(all.begin(), all.end());
+    RANK_CHECK_OK(scaler_->Step(*optimizer_, step_options_));
+    RANK_CHECK_OK(scaler_->Update());
+    for (size_t i = 0; i < all.size(); ++i) RANK_CHECK_EQ(all[i], before[i] - 0.5f * grads[i]);
+  }
+
   void CheckEqualValues() {
     const absl::Span<float> all = values();
     for (const size_t i : {size_t{0}, all.size() / 2, all.size() - 1}) CheckEqualOnAllRanks(rank_, all[i]);
@@ -178,6 +199,18 @@ TEST_CASE("a scale that is a power of two changes no bit of the training") {
     const auto small = Train(rank, How::kFused, true, 1, 12, nobody);
     RANK_CHECK(Train(rank, How::kFused, true, 4096, 12, nobody).first == small.first);
     RANK_CHECK(Train(rank, How::kPlain, true, 4096, 12, nobody).first == small.first);
+  });
+}
+
+TEST_CASE("a step takes gradients as the program has left them after Unscale, and does not look at them again") {
+  RunOnRanks([](Rank& rank) {
+    const auto make = [](size_t count) { return std::make_unique<nn::Sgd>(count, nn::SgdOptions{.lr = 0.5}); };
+    for (const How how : {How::kPlain, How::kFused, How::kReduction}) {
+      Training training(rank, how, {.initial_scale = 1024, .growth_interval = 3}, make);
+      for (const bool spoil : {false, false, true}) training.ChangedStep(spoil);
+      RANK_CHECK_EQ(training.steps(), 3);
+      RANK_CHECK_EQ(RANK_VALUE(training.scaler().scale()), 2048.0f);  // three good steps
+    }
   });
 }
 

@@ -305,6 +305,39 @@ TEST_CASE("a frozen parameter has no gradient to announce") {
   });
 }
 
+TEST_CASE("a model whose parameters are all frozen makes steps, and trains on when they are thawed") {
+  RunOnRanks([](Rank& rank) {
+    for (int variant = 0; variant < 5; ++variant) {
+      DdpOptions options;
+      if (variant == 1) options.hook = CreatePowerSgdHook({.start_step = 0});
+      if (variant == 2) options.unused = UnusedParameters::kDetect;
+      if (variant == 3) options.static_graph = true;
+      if (variant == 4) options.weighted = true;
+      std::vector<Parameter> frozen = MakeParameters({100, 30});
+      for (Parameter& p : frozen) p.frozen = true;
+      const Model model = Make(rank, frozen, options);
+      const auto frozen_steps = [&] {
+        for (int step = 0; step < 2; ++step) {
+          RANK_CHECK_OK(model->BeginForward());
+          RANK_CHECK_OK(model->FinishBackward());
+          RANK_CHECK_EQ(RANK_VALUE(model->ClipGradNorm(1)), 0.0);
+          model->ZeroGrad();
+        }
+        RANK_CHECK(model->statistics().buckets.empty());
+      };
+      frozen_steps();
+      RANK_CHECK_OK(model->SetParameters(MakeParameters({100, 30})));
+      for (int step = 2; step < 4; ++step) CheckStep(rank, *model, {1, 0}, step);
+      RANK_CHECK_OK(model->SetParameters(frozen));
+      frozen_steps();
+      DistributedDataParallel::Join join(*model);
+      for (int step = 0; step < rank.rank(); ++step) RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_OK(join.Finish());
+      RANK_CHECK_EQ(model->statistics().steps, int64_t{6 + rank.size() - 1});
+    }
+  });
+}
+
 // --- other groups ---------------------------------------------------------------------------------------------------
 
 TEST_CASE("a model trains in a part of the world, beside another") {
@@ -388,6 +421,35 @@ TEST_CASE("buffers are rank 0's at the beginning of every forward pass that foll
         RANK_CHECK_OK(model->FinishBackward());
       }
     }
+  });
+}
+
+TEST_CASE("BeginForward copies rank 0's buffers each time it is called, also within a Join") {
+  RunOnRanks([](Rank& rank) {
+    float mean = 0;
+    DdpOptions options;
+    options.buffers = {{"bn.mean", {&mean, 1, DType::kFloat32, {}}}};
+    const Model model = Make(rank, MakeParameters({100}), options);
+    const auto begin_twice = [&](int root) {
+      for (const float base : {10.0f, 20.0f}) {
+        mean = base + static_cast<float>(rank.rank());
+        RANK_CHECK_OK(model->BeginForward());
+        RANK_CHECK_EQ(mean, base + static_cast<float>(root));
+      }
+    };
+    for (int step = 0; step < 2; ++step) {
+      begin_twice(0);
+      CheckStep(rank, *model, {0}, step);
+    }
+    // Rank r has r + 1 steps: in the last ones the lowest rank that has inputs is the root.
+    DistributedDataParallel::Join join(*model);
+    for (int step = 0; step < 1 + rank.rank(); ++step) {
+      begin_twice(step);
+      Announce(rank, *model, {0}, step);
+      RANK_CHECK_OK(model->FinishBackward());
+    }
+    RANK_CHECK_OK(join.Finish());
+    RANK_CHECK_EQ(mean, 20.0f + static_cast<float>(rank.size() - 1));
   });
 }
 

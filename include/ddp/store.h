@@ -52,8 +52,8 @@ struct FileStoreOptions {
 // Only one run at a time may use a path.
 //
 // Errors: InvalidArgument or PermissionDenied (naming the path) if the file cannot be used; PermissionDenied also if it
-// belongs to another user, if others may write it, or if the path is a symbolic link; DataLoss if it contains other data;
-// FailedPrecondition if another run is using the path.
+// belongs to another user, if others may write it, or if the path is a symbolic link; DataLoss if it contains other
+// data; FailedPrecondition if another run is using the path.
 DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
 
 struct TcpStoreOptions {

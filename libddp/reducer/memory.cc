@@ -65,7 +65,8 @@ size_t FirstToDiffer(absl::Span<const Where> all, size_t items, size_t k) {
 }  // namespace
 
 absl::Status ModelMemory::Place(ProcessGroup& group, std::vector<Trained>& all, absl::Span<const size_t> order) {
-  if (absl::Status s = PlaceValues(all, order); !s.ok()) return s;
+  // Allocated by each rank alone, where what follows is collective.
+  if (absl::Status s = Agree(group, PlaceValues(all, order)); !s.ok()) return s;
   if (absl::Status s = PlaceGradients(group, all, order); !s.ok()) return s;
   if (absl::Status s = TakeGivenInPlace(group, all); !s.ok()) return s;
   return PlaceSlots(group, all, order);

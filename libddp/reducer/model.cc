@@ -61,12 +61,17 @@ Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
       replicas_(options.check_replicas.value_or(0)),
       notes_(static_cast<size_t>(group.size())) {}
 
+absl::Status Model::PrepareGpu() {
+  if (absl::Status s = streams_.Create(device_); !s.ok()) return s;
+  absl::StatusOr<std::shared_ptr<void>> word = AllocateOn(device_, sizeof(uint32_t));
+  if (!word.ok()) return word.status();
+  skip_step_ = *std::move(word);
+  return absl::OkStatus();
+}
+
 absl::Status Model::Build(std::vector<Parameter> parameters) {
   if (IsGpu(device_)) {
-    if (absl::Status s = streams_.Create(device_); !s.ok()) return s;
-    absl::StatusOr<std::shared_ptr<void>> word = AllocateOn(device_, sizeof(uint32_t));
-    if (!word.ok()) return word.status();
-    skip_step_ = *std::move(word);
+    if (absl::Status s = Agree(*group_, PrepareGpu()); !s.ok()) return s;
   }
   std::vector<Trained> all;
   all.reserve(parameters.size());

@@ -74,6 +74,7 @@ class Model final : public DistributedDataParallel {
 
   // Creation and parameters.
   void Abandon();
+  absl::Status PrepareGpu();
   absl::Status Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced);
   absl::Status PlanAfresh();
   absl::Status ChooseCaps();

@@ -172,6 +172,7 @@ absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
 
 absl::StatusOr<std::shared_ptr<void>> FakeDevices::Allocate(Device device, size_t bytes) {
   if (bytes > size_t{1} << 40) return absl::ResourceExhaustedError("out of memory");
+  if (absl::Status s = allow(device, bytes); !s.ok()) return s;
   char* const data = static_cast<char*>(std::calloc(bytes, 1));
   const std::lock_guard<std::mutex> lock(mutex_);
   memory_[data] = {bytes, device};

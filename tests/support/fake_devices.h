@@ -21,6 +21,8 @@ class FakeDevices final : public DeviceRuntime {
 
   // What ElapsedUs says.
   std::function<double()> elapsed_us = [] { return 1.0; };
+  // May refuse an allocation of device memory.
+  std::function<absl::Status(Device device, size_t bytes)> allow = [](Device, size_t) { return absl::OkStatus(); };
   // Streams of which Capturing is true.
   void SetCapturing(void* stream, bool capturing);
   // All devices say that they are this one.

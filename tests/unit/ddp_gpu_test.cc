@@ -54,6 +54,30 @@ std::unique_ptr<DistributedDataParallel> MakeModelOfOne(const Rank& rank, Proces
       DistributedDataParallel::Create(group, {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}}));
 }
 
+TEST_CASE("a model for which one rank has no memory fails on all ranks") {
+  // Of the model's words, then of its values.
+  for (const size_t least : {size_t{1}, size_t{1000}}) {
+    INFO("no " << least << " bytes");
+    Job job(3);
+    const ScopedDevices devices(job.gpus);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      if (rank.rank == 1) {
+        job.gpus.allow = [&](Device device, size_t bytes) {
+          return device == rank.device() && bytes >= least ? absl::ResourceExhaustedError("nothing left")
+                                                           : absl::OkStatus();
+        };
+      }
+      RANK_CHECK_OK(Finish(group.Barrier()));
+      RANK_CHECK_STATUS(
+          DistributedDataParallel::Create(group, {{"w", {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}}})
+              .status(),
+          absl::StatusCode::kResourceExhausted, "rank 1", "nothing left");
+      RANK_CHECK_OK(Finish(group.Barrier()));
+      if (rank.rank == 1) job.gpus.allow = [](Device, size_t) { return absl::OkStatus(); };
+    });
+  }
+}
+
 TEST_CASE("a gradient announced with a stream of another GPU is named") {
   Job job(1);
   const ScopedDevices devices(job.gpus);

@@ -1,9 +1,16 @@
 // The contract of ProcessGroup, part 5: all-gather of uneven parts, all-to-all, and groups made from groups.
+#include <malloc.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 
@@ -249,6 +256,54 @@ TEST_CASE("a part may outlive its group, and fails alone") {
     RANK_CHECK_STATUS(part->Split(0, 0), StatusCode::kAborted, "enough");
     RANK_CHECK_EQ(Sum(*other, 1), static_cast<double>(rank.size()));
     RANK_CHECK_EQ(Sum(rank.group(), 1), static_cast<double>(rank.size()));
+  });
+}
+
+// What this process holds. Bytes of malloc are 0 under AddressSanitizer.
+struct Holdings {
+  size_t files = 0, threads = 0, mappings = 0, bytes = 0;
+
+  static Holdings Now() {
+    const auto entries = [](const char* folder) {
+      return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+    };
+    Holdings now{.files = entries("/proc/self/fd"), .threads = entries("/proc/self/task")};
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) now.mappings += absl::StrContains(line, "ddp") ? 1 : 0;
+    const struct mallinfo2 heap = mallinfo2();
+    now.bytes = heap.uordblks + heap.hblkhd;
+    return now;
+  }
+};
+
+TEST_CASE("groups that are made and destroyed leave nothing behind") {
+  if (!OnOneNode()) return;  // MPI keeps connections and buffers
+  RunOnRanks([](Rank& rank) {
+    const auto make = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        const auto group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+        const Allocation memory = RANK_VALUE(group->Allocate(100'000, Device{}));
+        std::fill_n(static_cast<float*>(memory.data()), 25'000, 1.0F);
+        const Buffer buffer = memory.View(DType::kFloat32, 0, 25'000);
+        RANK_CHECK_OK(Rank::Finish(group->AllReduce({buffer}, {buffer})));
+        RANK_CHECK_EQ(static_cast<float*>(memory.data())[24'999], static_cast<float>(rank.size()));
+        RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+      }
+      rank.Meet();
+    };
+    constexpr int kGroups = 40;
+    const bool looks = !RanksAreThreads() || rank.rank() == 0;  // one at a time: looking opens files
+    make(3);
+    const Holdings before = looks ? Holdings::Now() : Holdings();
+    rank.Meet();
+    make(kGroups);
+    const Holdings after = looks ? Holdings::Now() : Holdings();
+    rank.Meet();
+    if (!looks) return;
+    RANK_CHECK_EQ(after.files, before.files);
+    RANK_CHECK_EQ(after.threads, before.threads);
+    RANK_CHECK_EQ(after.mappings, before.mappings);
+    RANK_CHECK(after.bytes < before.bytes + kGroups * 512);  // half a KiB a group: tables that grow
   });
 }
 

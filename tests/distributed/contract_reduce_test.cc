@@ -392,6 +392,25 @@ TEST_CASE("more than 2^31 bytes", "[.][large]") {
     const Buffer buffer = {ordinary.data(), kCount, DType::kUInt8, {}};
     RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({buffer}, 1)));
     RANK_CHECK(IsTiled(sum, ordinary.data(), kCount));
+    if (rank.rank() == 0) {
+      Tile(pattern(0), ordinary.data(), kCount);
+      RANK_CHECK_OK(rank.Finish(rank.group().Send({buffer}, 1, 0)));
+    } else if (rank.rank() == 1) {
+      RANK_CHECK_OK(rank.Finish(rank.group().Recv({buffer}, 0, 0)));
+      RANK_CHECK(IsTiled(pattern(0), ordinary.data(), kCount));
+    }
+    // Rank r's part of the sum of what all have.
+    Tile(sum, ordinary.data(), kCount);
+    const size_t part = kCount / static_cast<size_t>(rank.size());
+    const Buffer in = {ordinary.data(), part * static_cast<size_t>(rank.size()), DType::kUInt8, {}};
+    const Buffer out = {ordinary.data() + part * static_cast<size_t>(rank.rank()), part, DType::kUInt8, {}};
+    RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter({in}, {out})));
+    std::vector<uint8_t> expected(kCount);
+    Tile(sum, expected.data(), kCount);
+    for (size_t i = 0; i < part; ++i) {
+      const size_t at = part * static_cast<size_t>(rank.rank()) + i;
+      RANK_CHECK_EQ(ordinary[at], static_cast<uint8_t>(expected[at] * rank.size()));
+    }
   });
 }
 

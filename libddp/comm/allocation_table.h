@@ -34,6 +34,24 @@ struct SharedAllocation {
 // Not thread-safe, but for the freed flags.
 class AllocationTable {
  public:
+  // Numbers are below `numbers`; a test has few.
+  explicit AllocationTable(uint64_t numbers = Address::kAllocations) : numbers_(numbers) {}
+
+  uint64_t numbers() const { return numbers_; }
+
+  // How far after `from`, around the end, lies the first number that no allocation has which is in use here; numbers()
+  // if there is none.
+  uint64_t ToFree(uint64_t from) const {
+    std::vector<uint64_t> used;
+    for (const SharedAllocation& a : live_) {
+      if (!a.gone()) used.push_back((a.id + numbers_ - from) % numbers_);
+    }
+    std::sort(used.begin(), used.end());
+    uint64_t free = 0;
+    while (free < used.size() && used[free] == free) ++free;
+    return free;
+  }
+
   void Add(SharedAllocation allocation) {
     live_.erase(std::remove_if(live_.begin(), live_.end(), [](const SharedAllocation& a) { return a.gone(); }),
                 live_.end());
@@ -92,6 +110,7 @@ class AllocationTable {
   }
 
  private:
+  const uint64_t numbers_;
   std::vector<SharedAllocation> live_;
 };
 

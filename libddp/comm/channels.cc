@@ -42,7 +42,9 @@ Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
       size_(engine->options().size),
       progress_(progress),
       peers_(static_cast<size_t>(size_)) {
-  for (int r = 0; r < size_; ++r) peer(r).no_reading = !MayReadProcesses();
+  for (int r = 0; r < size_; ++r) {
+    peer(r).no_reading = !MayReadProcesses() || !engine->options().peers.Visible(r);
+  }
   progress_->Add(this);
 }
 

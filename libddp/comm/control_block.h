@@ -19,12 +19,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "libddp/base/page.h"
 #include "libddp/comm/flight_ring.h"
 #include "libddp/comm/shared_failure.h"
 
 namespace ddp {
 
 inline constexpr size_t kCacheLine = 64;
+inline constexpr size_t kBlockAlign = 4096;  // of what is large, and of the whole
 inline constexpr size_t kInlineBytes = 8192;
 // Not a power of two, so that the slots do not compete for the same few sets of the first-level cache.
 inline constexpr size_t kInlineStride = kInlineBytes + 17 * kCacheLine;
@@ -63,9 +65,10 @@ enum Placement : uint32_t {
   kSharedList,   // inline: `in` entries, then `out` entries
 };
 
-// A place in memory that the whole group can reach: allocation number and offset in it.
+// A place in memory that the whole group can reach: allocation number, below kAllocations, and offset in it.
 struct Address {
   static constexpr int kOffsetBits = 44;
+  static constexpr uint64_t kAllocations = uint64_t{1} << (64 - kOffsetBits);
   static uint64_t Make(uint64_t allocation, uint64_t offset) { return allocation << kOffsetBits | offset; }
   static uint64_t Allocation(uint64_t a) { return a >> kOffsetBits; }
   static uint64_t Offset(uint64_t a) { return a & ((uint64_t{1} << kOffsetBits) - 1); }
@@ -97,6 +100,7 @@ class ControlBlock {
   uint64_t slots() const { return ranks_ <= 8 ? 128 : 32; }
   uint64_t larges() const { return ranks_ <= 8 ? 16 : 4; }
 
+  // A multiple of kBlockAlign.
   static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
 
   SharedFailure& failure() const { return *reinterpret_cast<SharedFailure*>(base_); }
@@ -128,13 +132,13 @@ class ControlBlock {
   }
   static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(FlightDesk); }
   size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
-  size_t InlineOffset() const { return (SlotOffset() + slots() * ranks_ * sizeof(Slot) + 4095) / 4096 * 4096; }
+  size_t InlineOffset() const { return RoundUp(SlotOffset() + slots() * ranks_ * sizeof(Slot), kBlockAlign); }
   size_t LargeOffset() const { return InlineOffset() + slots() * ranks_ * kInlineStride; }
   size_t FlightOffset() const { return LargeOffset() + larges() * ranks_ * kLargeStride; }
-  // A page between the stages keeps them from being a large power of two apart.
+  // A gap between the stages keeps them from being a large power of two apart.
   size_t StageOffset(size_t rank, uint64_t parity) const {
-    const size_t begin = (FlightOffset() + ranks_ * sizeof(FlightRing) + 4095) / 4096 * 4096;
-    return begin + (rank * 2 + parity) * (kStageBytes + 4096);
+    const size_t begin = RoundUp(FlightOffset() + ranks_ * sizeof(FlightRing), kBlockAlign);
+    return begin + (rank * 2 + parity) * (kStageBytes + kBlockAlign);
   }
 
   char* base_ = nullptr;

@@ -254,7 +254,7 @@ bool DeviceEngine::Finished(DeviceWork* work) {
 // The operation is through: well, unless ranks have called different things, or the group has failed by now.
 void DeviceEngine::Settle(DeviceWork* work) {
   if (options_.board != nullptr && work->operation.message == nullptr) {
-    if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence)) {
+    if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence, work->operation.entry)) {
       Fail(absl::FailedPreconditionError(*text));
     }
   }
@@ -366,8 +366,12 @@ void DeviceEngine::Look(DeviceWork* oldest) {
   if (options_.board != nullptr) {
     PeerBoard& board = *options_.board;
     if (oldest->operation.message == nullptr && waited > kDisagreementGraceNs) {
-      if (const auto text = board.Disagreement(oldest->sequence)) return Fail(absl::FailedPreconditionError(*text));
-      if (const auto text = board.CallsOnHost(oldest->sequence)) return Fail(absl::FailedPreconditionError(*text));
+      if (const auto text = board.Disagreement(oldest->sequence, oldest->operation.entry)) {
+        return Fail(absl::FailedPreconditionError(*text));
+      }
+      if (const auto text = board.CallsOnHost(oldest->sequence, oldest->operation.entry)) {
+        return Fail(absl::FailedPreconditionError(*text));
+      }
     }
     if (waited > kDeathGraceNs) {
       if (const auto text = board.Gone(oldest->sequence)) return Fail(absl::UnavailableError(*text));

@@ -429,6 +429,11 @@ void Engine::AddAllocation(SharedAllocation allocation) {
   allocations_.Add(std::move(allocation));
 }
 
+uint64_t Engine::ToFreeAllocation(uint64_t from) const {
+  Lock lock(mutex_);
+  return allocations_.ToFree(from);
+}
+
 bool Engine::Locate(const RangeList& list, ListedRange* entries) const {
   Lock lock(mutex_);
   return Describe(list, nullptr, entries);

@@ -41,7 +41,8 @@ struct EngineOptions {
   uint64_t group = 0;                   // tells this process's groups apart
   ControlBlock control;
   PeerWatch peers;
-  std::vector<int> names = {};  // what messages call each rank; empty: its number here
+  uint64_t allocation_numbers = Address::kAllocations;  // how many allocations there may be at a time
+  std::vector<int> names = {};                          // what messages call each rank; empty: its number here
 
   int NameOf(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 };
@@ -77,6 +78,9 @@ class Engine final : public ProgressThread::Client {
   absl::Status status() const;
 
   void AddAllocation(SharedAllocation allocation);
+  // See AllocationTable.
+  uint64_t AllocationNumbers() const { return allocations_.numbers(); }
+  uint64_t ToFreeAllocation(uint64_t from) const;
   // Writes the group-wide addresses of the list's ranges; false if one is private.
   bool Locate(const RangeList& list, ListedRange* entries) const;
   bool IsShared(const RangeList& list) const;  // whether it could
@@ -168,7 +172,7 @@ class Engine final : public ProgressThread::Client {
   uint64_t pending_ = 0;                          // operations with a smaller number are done
   uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;  // of all operations that became ready
-  AllocationTable allocations_;
+  AllocationTable allocations_{options_.allocation_numbers};
   SharedWriter writer_;        // of what goes with announcements
   SharedWriter stage_writer_;  // of whoever has the turn
   absl::Status failure_;

@@ -70,13 +70,13 @@ void Engine::PrepareToFetch(Operation* operation) const {
   operation->phase = Operation::Phase::kReduce;
 }
 
-// Whether every peer is another process whose memory this one may read, which it tries once it is asked. A process of
-// that number in another container is not the peer: it lacks the token.
+// Whether every peer is another process whose memory this one may read, which it tries once it is asked.
 bool Engine::CanReadPeers() {
   if (can_read_peers_.has_value()) return *can_read_peers_;
   if (peers_in_this_process_ || !MayReadProcesses()) return *(can_read_peers_ = false);
   for (int r = 0; r < options_.size; ++r) {
     if (r == options_.rank) continue;
+    if (!options_.peers.Visible(r)) return *(can_read_peers_ = false);
     const PeerLine& line = control_.peer(r);
     const uint64_t address = line.token_address.load(std::memory_order_acquire);
     if (address == 0) return false;  // not said yet

@@ -17,12 +17,11 @@
 
 namespace ddp {
 
-// A status, or a short text, and two numbers, in a form that travels.
+// A status, or a short text, in a form that travels.
 struct Note {
   int32_t code = 0;
-  uint64_t bytes = 0;
-  uint64_t address = 0;
-  char text[228] = {};
+  bool automatic = false;  // see ShareSegment
+  char text[507] = {};
 
   Note() = default;
   Note(const absl::Status& status, absl::string_view ok_text) : code(static_cast<int32_t>(status.code())) {

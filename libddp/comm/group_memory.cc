@@ -6,67 +6,78 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/backing.h"
 #include "libddp/comm/exchange.h"
+#include "libddp/comm/share_segment.h"
 
 namespace ddp {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Buffers a whole multiple of 256 MiB apart are up to eleven times slower on some processors (the hash by which the
-// first-level cache finds a line repeats there); three pages more avoid it.
-size_t StrideFor(size_t bytes) { return (bytes + 4095) / 4096 * 4096 + 3 * 4096; }
-
 }  // namespace
+
+// Allocation numbers are reused in turn. All ranks skip a number that is still in use on one of them: each proposes its
+// next free number, and while the proposals differ, all search again from the farthest one. Usually one exchange.
+absl::StatusOr<std::vector<GroupMemory::Wish>> GroupMemory::AgreeOnNumber(Wish mine, uint64_t* number) {
+  const Engine& engine = *engines_[0];
+  const uint64_t numbers = engine.AllocationNumbers();
+  for (uint64_t passed = 0; passed < numbers;) {
+    mine.to_free = engine.ToFreeAllocation(next_id_);
+    absl::StatusOr<std::vector<Wish>> wishes = Exchange(group_, mine);
+    if (!wishes.ok()) return wishes.status();
+    uint64_t farthest = 0;
+    bool agreed = true;
+    for (size_t r = 0; r < wishes->size(); ++r) {
+      const Wish &first = (*wishes)[0], &wish = (*wishes)[r];
+      if (wish.bytes != first.bytes) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", first.bytes,
+                         " bytes, rank ", r, " for ", wish.bytes));
+      }
+      farthest = std::max(farthest, wish.to_free);
+      agreed = agreed && wish.to_free == first.to_free;
+    }
+    passed += farthest;
+    next_id_ = (next_id_ + farthest) % numbers;
+    if (!agreed || passed >= numbers) continue;
+    *number = next_id_;
+    next_id_ = (next_id_ + 1) % numbers;
+    return wishes;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a group can have no more than ", numbers, " allocations at a time; free some on all ranks"));
+}
 
 absl::StatusOr<GroupMemory::Parts> GroupMemory::MakeParts(size_t bytes, uint64_t address) {
   const size_t place = OwnPlace();
   const bool aligned = address != 0 && bytes >= kHugePage;
-  const size_t stride = StrideFor(bytes);
+  const size_t stride = StrideFor(bytes, PageSize());
   const size_t step = stride + (aligned ? kHugePage : 0);
 
-  // The node's first rank makes the segment; all learn where it is, and that all ask for the same.
   Parts parts;
-  Note mine;
-  if (place == 0) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(step * node_.size());
-    mine = Note(made.status(), made.ok() ? (*made)->handle() : "");
-    if (made.ok()) parts.segment = *std::move(made);
-  }
-  mine.bytes = bytes;
-  mine.address = address;
-  absl::StatusOr<std::vector<Note>> notes = Exchange(group_, mine);
-  if (!notes.ok()) return notes.status();
-  for (size_t r = 1; r < notes->size(); ++r) {
-    const Note& note = (*notes)[r];
-    if (note.bytes == (*notes)[0].bytes) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*notes)[0].bytes,
-                     " bytes, rank ", r, " for ", note.bytes));
-  }
-  if (absl::Status s = FirstError(*notes); !s.ok()) return s;
+  absl::StatusOr<std::vector<Wish>> wishes = AgreeOnNumber({bytes, address, 0, MemoryRoom::For(step)}, &parts.id);
+  if (!wishes.ok()) return wishes.status();
+  std::vector<MemoryRoom> rooms;
   for (const int r : node_) {
     const size_t begin = step * parts.offsets.size();
-    parts.offsets.push_back(begin + (aligned ? ((*notes)[static_cast<size_t>(r)].address - begin) % kHugePage : 0));
+    parts.offsets.push_back(begin + (aligned ? ((*wishes)[static_cast<size_t>(r)].address - begin) % kHugePage : 0));
+    rooms.push_back((*wishes)[static_cast<size_t>(r)].room);
   }
-
-  // Each rank puts memory behind its own part, which places it near that rank.
-  absl::Status opened;
-  if (parts.segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs =
-        SharedSegment::Open((*notes)[static_cast<size_t>(node_[0])].text);
-    opened = theirs.status();
-    if (theirs.ok()) parts.segment = *std::move(theirs);
-  }
-  if (opened.ok()) opened = parts.segment->Reserve(parts.offsets[place], stride);
-  if (absl::Status s = Agree(group_, opened); !s.ok()) return s;
-  parts.segment->Seal();
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = ShareSegment({.rank = group_.rank(),
+                                                                         .leader = node_[0],
+                                                                         .bytes = step * node_.size(),
+                                                                         .ready = CheckRoom(rooms, step),
+                                                                         .own_offset = parts.offsets[place],
+                                                                         .own_bytes = stride},
+                                                                        ExchangeOver(group_));
+  if (!segment.ok()) return segment.status();
+  parts.segment = *std::move(segment);
   parts.segment->Prepare(parts.offsets[place], stride);
   return parts;
 }
 
 void GroupMemory::Add(const Parts& parts, Backing* backing, size_t bytes) {
   const size_t place = OwnPlace(), own = parts.offsets[place];
-  SharedAllocation allocation{next_id_++, {}, bytes, own, parts.segment, backing->freed(), {}};
+  SharedAllocation allocation{parts.id, {}, bytes, own, parts.segment, backing->freed(), {}};
   for (const size_t offset : parts.offsets) allocation.parts.push_back(parts.segment->data() + offset);
   allocation.parts[place] = backing->data();
   // Where there is none the memory is as good, but slower.

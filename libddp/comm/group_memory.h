@@ -13,12 +13,21 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
+#include "libddp/base/memory_room.h"
+#include "libddp/base/page.h"
 #include "libddp/comm/allocation_list.h"
 #include "libddp/comm/backing.h"
 #include "libddp/comm/engine.h"
 #include "libddp/comm/shared_segment.h"
 
 namespace ddp {
+
+// How far apart the parts of the ranks lie, each of `bytes` bytes: whole pages.
+constexpr size_t StrideFor(size_t bytes, size_t page) {
+  // Buffers a whole multiple of 256 MiB apart are up to eleven times slower on some processors (the hash by which the
+  // first-level cache finds a line repeats there); 12 KiB more avoid it.
+  return RoundUp(bytes, page) + RoundUp(3 * 4096, page);
+}
 
 // ProcessGroup::Allocate and Register. Used by one thread at a time.
 class GroupMemory {
@@ -39,10 +48,18 @@ class GroupMemory {
   struct Parts {
     std::shared_ptr<SharedSegment> segment;
     std::vector<size_t> offsets;  // by place in node_
+    uint64_t id = 0;              // see Address
+  };
+  // What ranks tell each other before they make one.
+  struct Wish {
+    uint64_t bytes, address;
+    uint64_t to_free;  // see AllocationTable
+    MemoryRoom room;
   };
 
   // Collective. Where `address` is not 0, this rank's part begins as far into a huge page as `address` does.
   absl::StatusOr<Parts> MakeParts(size_t bytes, uint64_t address);
+  absl::StatusOr<std::vector<Wish>> AgreeOnNumber(Wish mine, uint64_t* number);
   void Add(const Parts& parts, Backing* backing, size_t bytes);
 
   size_t OwnPlace() const;

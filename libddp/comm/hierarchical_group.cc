@@ -19,6 +19,7 @@
 #include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/multi_node_group.h"
+#include "libddp/comm/share_segment.h"
 #include "libddp/comm/shared_segment.h"
 #include "libddp/comm/validate.h"
 
@@ -43,7 +44,7 @@ class HierarchicalGroup final : public InternalGroup {
       : control_(std::move(control)),
         progress_(progress),
         engine_(std::move(options), progress),
-        channels_(ChannelBlock(control_->data() + RoundUp(ControlBlock::Bytes(size())), size()), &engine_, progress),
+        channels_(ChannelBlock(control_->data() + ControlBlock::Bytes(size()), size()), &engine_, progress),
         memory_(this, AllRanks(size()), {&engine_}, /*viewed=*/false) {
     engine_.DoBesides([this] { channels_.Progress(); });
     for (ReduceOp op : kReduceOps) {
@@ -135,11 +136,9 @@ class HierarchicalGroup final : public InternalGroup {
   Observer* observer() const override { return engine_.listener(); }
 
   // Of the memory that the ranks of a group have in common.
-  static size_t SharedBytes(int ranks) { return RoundUp(ControlBlock::Bytes(ranks)) + ChannelBlock::Bytes(ranks); }
+  static size_t SharedBytes(int ranks) { return ControlBlock::Bytes(ranks) + ChannelBlock::Bytes(ranks); }
 
  private:
-  static size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
   absl::Status CheckMessage(absl::string_view call, Buffers buffers, int peer, int tag, Extent* extent) const {
     const CallCheck check(rank(), size(), call);
     if (absl::Status s = check.CheckBuffers("message", buffers, extent); !s.ok()) return s;
@@ -222,34 +221,20 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   const int count = static_cast<int>(members.size());
   const size_t bytes = HierarchicalGroup::SharedBytes(count);
 
-  std::shared_ptr<SharedSegment> segment;
-  Note mine;
-  if (count > 1 && members[0] == rank()) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
-    if (made.ok()) segment = *made;
-    mine = made.ok() ? Note(segment->Reserve(0, bytes), segment->handle()) : Note(made.status(), "");
-  }
-  absl::StatusOr<std::vector<Note>> notes = Exchange(*this, mine);
-  if (!notes.ok()) return notes.status();
-  if (absl::Status s = FirstError(*notes); !s.ok()) return s;
-  absl::Status opened;
-  if (count > 1 && segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs =
-        SharedSegment::Open((*notes)[static_cast<size_t>(members[0])].text);
-    opened = theirs.status();
-    if (theirs.ok()) segment = *std::move(theirs);
-  }
-  if (absl::Status s = Agree(*this, opened); !s.ok()) return s;
+  const int place = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+  SegmentShare share{.rank = rank()};
+  if (count > 1) share = ControlShare(rank(), members, bytes);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = ShareSegment(share, ExchangeOver(*this));
+  if (!segment.ok()) return segment.status();
   if (count == 0) return nullptr;
   if (count == 1) return CreateLocalGroup(observer());
-  segment->Seal();
-  segment->Prepare(0, bytes);
+  (*segment)->Prepare(0, bytes);
 
   const EngineOptions& all = engine_.options();
-  std::vector<pid_t> pids;
-  pids.reserve(members.size());
-  for (const int r : members) pids.push_back(all.peers.pid(r));
-  EngineOptions options{.rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin()),
+  std::vector<ProcessId> processes;
+  processes.reserve(members.size());
+  for (const int r : members) processes.push_back(all.peers.process(r));
+  EngineOptions options{.rank = place,
                         .size = count,
                         .oversubscribed = all.oversubscribed,
                         .timeout = all.timeout,
@@ -257,8 +242,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
                         .observer = all.observer,
                         .group = all.observer == nullptr ? 0 : all.observer->AddGroup(),
                         .control = {},
-                        .peers = PeerWatch(pids)};
-  return MakeHierarchicalGroup(std::move(segment), std::move(options), progress_);
+                        .peers = PeerWatch(processes, *segment)};
+  return MakeHierarchicalGroup(*std::move(segment), std::move(options), progress_);
 }
 
 }  // namespace
@@ -275,46 +260,21 @@ std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegmen
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options) {
-  const absl::Time deadline = options.deadline;
   const int rank = rendezvous.rank(), size = rendezvous.size();
   const size_t bytes = HierarchicalGroup::SharedBytes(size);
 
   absl::StatusOr<Introduction> introduced = Introduction::OfSelf(rank);
   if (!introduced.ok()) return introduced.status();
-  Introduction& self = *introduced;
-  std::shared_ptr<SharedSegment> segment;
-  if (rank == 0) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
-    self.status = made.ok() ? (*made)->Reserve(0, bytes) : made.status();
-    if (self.status.ok()) {
-      segment = *std::move(made);
-      self.handle = segment->handle();
-    }
-  }
-  absl::StatusOr<std::vector<Introduction>> introductions = Introduce(rendezvous, self, deadline);
+  absl::StatusOr<std::vector<Introduction>> introductions = Introduce(rendezvous, *introduced, options.deadline);
   if (!introductions.ok()) return introductions.status();
   const std::vector<Introduction>& all = *introductions;
   if (NodeLayout layout = LayoutOf(all); layout.nodes() > 1) {
     return CreateMultiNodeGroup(rendezvous, all, std::move(layout), options);
   }
-  if (!all[0].status.ok()) {
-    return absl::Status(all[0].status.code(), absl::StrCat("rank 0: ", all[0].status.message()));
-  }
-
-  absl::Status opened;
-  if (segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Open(all[0].handle);
-    opened = theirs.status();
-    if (theirs.ok()) segment = *std::move(theirs);
-  }
-  absl::StatusOr<std::vector<std::string>> outcomes =
-      rendezvous.AllGather(opened.message(), "opening of the shared memory", deadline);
-  if (!outcomes.ok()) return outcomes.status();
-  for (size_t r = 0; r < outcomes->size(); ++r) {
-    if (!(*outcomes)[r].empty()) return absl::UnavailableError(absl::StrCat("rank ", r, ": ", (*outcomes)[r]));
-  }
-  segment->Seal();
-  segment->Prepare(0, bytes);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
+      ShareSegment(ControlShare(rank, AllRanks(size), bytes), ExchangeOver(rendezvous, options.deadline));
+  if (!segment.ok()) return segment.status();
+  (*segment)->Prepare(0, bytes);
 
   const bool oversubscribed = MoreRanksThanCpus(all, rank);
   Log().info("rank {}: hierarchical backend, {} ranks on {}{}, reduction with {}", rank, size, all[0].host_name,
@@ -327,8 +287,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
                        .observer = options.observer,
                        .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
                        .control = {},
-                       .peers = PeerWatch(ProcessesOf(all))};
-  return MakeHierarchicalGroup(std::move(segment), std::move(engine), options.progress);
+                       .peers = PeerWatch(ProcessesOf(all), *segment)};
+  return MakeHierarchicalGroup(*std::move(segment), std::move(engine), options.progress);
 }
 
 }  // namespace ddp

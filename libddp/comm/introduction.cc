@@ -1,8 +1,5 @@
 #include "libddp/comm/introduction.h"
 
-#include <unistd.h>
-
-#include <fstream>
 #include <optional>
 #include <set>
 #include <utility>
@@ -23,37 +20,34 @@ absl::StatusOr<Introduction> Introduction::OfSelf(int rank) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": DDP_NODE_SIZE is '", *text,
                                                    "'; it must be a number of ranks, 1 or more, or unset"));
   }
-  char name[256] = {};
-  if (gethostname(name, sizeof name - 1) == 0) self.host_name = name;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.host;
-  absl::StrAppend(&self.host, " ", self.host_name);
-  self.pid = getpid();
+  self.host = HostId();
+  self.host_name = HostName();
+  self.process = ProcessId::OfSelf();
   self.cpus = BoundCpus();
   return self;
 }
 
 std::string Introduction::Pack() const {
-  return absl::StrCat(host, "\n", host_name, "\n", node_size, "\n", pid, "\n", absl::StrJoin(cpus, ","), "\n",
-                      static_cast<int>(status.code()), "\n", status.ok() ? handle : std::string(status.message()));
+  return absl::StrJoin({host, host_name, absl::StrCat(node_size), absl::StrCat(process.token),
+                        absl::StrCat(process.pid_namespace), absl::StrCat(process.pid), absl::StrJoin(cpus, ",")},
+                       "\n");
 }
 
 absl::StatusOr<Introduction> Introduction::Unpack(absl::string_view packed) {
-  const std::vector<std::string> fields = absl::StrSplit(packed, absl::MaxSplits('\n', 6));
+  const std::vector<std::string> fields = absl::StrSplit(packed, '\n');
   Introduction i;
-  int code = 0;
-  if (fields.size() != 7 || !absl::SimpleAtoi(fields[2], &i.node_size) || !absl::SimpleAtoi(fields[3], &i.pid) ||
-      !absl::SimpleAtoi(fields[5], &code)) {
+  if (fields.size() != 7 || !absl::SimpleAtoi(fields[2], &i.node_size) ||
+      !absl::SimpleAtoi(fields[3], &i.process.token) || !absl::SimpleAtoi(fields[4], &i.process.pid_namespace) ||
+      !absl::SimpleAtoi(fields[5], &i.process.pid)) {
     return absl::InternalError(
         "a peer introduces itself in a way this version does not understand; do all ranks run the same program?");
   }
   i.host = fields[0];
   i.host_name = fields[1];
-  for (absl::string_view cpu : absl::StrSplit(fields[4], ',', absl::SkipEmpty())) {
+  for (absl::string_view cpu : absl::StrSplit(fields[6], ',', absl::SkipEmpty())) {
     int n = 0;
     if (absl::SimpleAtoi(cpu, &n)) i.cpus.push_back(n);
   }
-  i.handle = fields[6];
-  if (code != 0) i.status = absl::Status(static_cast<absl::StatusCode>(code), fields[6]);
   return i;
 }
 
@@ -82,11 +76,11 @@ NodeLayout LayoutOf(const std::vector<Introduction>& all) {
   return CutIntoNodes(hosts, all[0].node_size);
 }
 
-std::vector<pid_t> ProcessesOf(const std::vector<Introduction>& all) {
-  std::vector<pid_t> pids;
-  pids.reserve(all.size());
-  for (const Introduction& i : all) pids.push_back(i.pid);
-  return pids;
+std::vector<ProcessId> ProcessesOf(const std::vector<Introduction>& all) {
+  std::vector<ProcessId> processes;
+  processes.reserve(all.size());
+  for (const Introduction& i : all) processes.push_back(i.process);
+  return processes;
 }
 
 bool MoreRanksThanCpus(const std::vector<Introduction>& all, int rank) {

@@ -2,28 +2,24 @@
 #ifndef LIBDDP_COMM_INTRODUCTION_H_
 #define LIBDDP_COMM_INTRODUCTION_H_
 
-#include <sys/types.h>
-
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/node_layout.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {
 
 struct Introduction {
-  std::string host;  // tells one host from another: the running kernel, and the name by which MPI knows hosts too
+  std::string host;  // HostId
   std::string host_name;
   int node_size = 0;  // DDP_NODE_SIZE, or 0
-  pid_t pid = 0;
+  ProcessId process;
   std::vector<int> cpus;
-  absl::Status status;  // of making the segment
-  std::string handle;
 
   // InvalidArgument if DDP_NODE_SIZE cannot be understood.
   static absl::StatusOr<Introduction> OfSelf(int rank);
@@ -36,7 +32,7 @@ absl::StatusOr<std::vector<Introduction>> Introduce(Rendezvous& rendezvous, cons
                                                     absl::Time deadline);
 
 NodeLayout LayoutOf(const std::vector<Introduction>& all);
-std::vector<pid_t> ProcessesOf(const std::vector<Introduction>& all);
+std::vector<ProcessId> ProcessesOf(const std::vector<Introduction>& all);
 // Of the ranks on the host of rank 'rank'.
 bool MoreRanksThanCpus(const std::vector<Introduction>& all, int rank);
 

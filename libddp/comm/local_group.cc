@@ -79,7 +79,9 @@ class LocalGroup final : public InternalGroup {
     Backing* const backing = Backing::Of(memory);
     if (backing == nullptr) return CallCheck(0, 1, "register").Error("not memory from Allocate of a CPU group");
     if (absl::Status s = status(); !s.ok()) return s;
-    absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(memory.bytes());
+    const absl::StatusOr<SharedSegment::Kind> kind = SharedSegment::KindFromEnv();
+    if (!kind.ok()) return kind.status();
+    absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(memory.bytes(), *kind);
     if (!segment.ok()) return segment.status();
     if (absl::Status s = (*segment)->Reserve(0, memory.bytes()); !s.ok()) return s;
     (*segment)->Seal();

@@ -18,6 +18,7 @@
 #include "libddp/comm/internal_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/node_pipeline.h"
+#include "libddp/comm/share_segment.h"
 #include "libddp/comm/validate.h"
 #include "libddp/launch/memory_wire.h"
 
@@ -41,7 +42,7 @@ struct Members {
   int rank = 0;  // this process's
   NodeLayout layout;
   std::vector<std::string> host_names;
-  std::vector<pid_t> pids;
+  std::vector<ProcessId> processes;
   std::vector<int> wire_ranks;
   bool oversubscribed = false;
 };
@@ -251,43 +252,12 @@ absl::StatusOr<Work> MultiNodeGroup::Recv(Buffers buffers, int from, int tag, St
 
 // --- creation -------------------------------------------------------------------------------------------------------
 
-// Gives everybody's notes, by rank in the group to be, or an error, the same on all ranks, if one of them is.
-using ExchangeNotes = std::function<absl::StatusOr<std::vector<Note>>(const Note& mine)>;
-
-// A segment for each node of the layout. Two exchanges, whatever happens.
-absl::StatusOr<std::shared_ptr<SharedSegment>> ShareSegment(const NodeLayout& layout, int rank, size_t bytes,
-                                                            const ExchangeNotes& exchange) {
-  std::shared_ptr<SharedSegment> segment;
-  const int leader = layout.rank(layout.node_of(rank), 0);
-  Note mine;
-  if (rank == leader) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
-    if (made.ok()) segment = *made;
-    mine = made.ok() ? Note(segment->Reserve(0, bytes), segment->handle()) : Note(made.status(), "");
-  }
-  absl::StatusOr<std::vector<Note>> notes = exchange(mine);
-  if (!notes.ok()) return notes.status();
-  absl::Status opened;
-  if (segment == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> theirs =
-        SharedSegment::Open((*notes)[static_cast<size_t>(leader)].text);
-    opened = theirs.status();
-    if (theirs.ok()) segment = *std::move(theirs);
-  }
-  if (absl::Status s = exchange(Note(opened, "")).status(); !s.ok()) return s;
-  segment->Seal();
-  segment->Prepare(0, bytes);
-  return segment;
-}
-
-size_t ControlBytes(int width) { return (ControlBlock::Bytes(width) + 4095) / 4096 * 4096; }
-
 // What a node's segment holds: a control block for each of the two engines, then the ranks' scratch memory. Where the
 // group has one node only, a control block.
 size_t SegmentBytes(const NodeLayout& layout, int rank) {
   const int width = layout.width(layout.node_of(rank));
   if (layout.nodes() == 1) return HierarchicalBytes(width);
-  return 2 * ControlBytes(width) + static_cast<size_t>(width) * kChunksInFlight * kScratchBytes;
+  return 2 * ControlBlock::Bytes(width) + static_cast<size_t>(width) * kChunksInFlight * kScratchBytes;
 }
 
 std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedSegment> segment,
@@ -296,9 +266,9 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
   const NodeLayout& layout = members.layout;
   const std::vector<int>& ranks = layout.ranks[static_cast<size_t>(layout.node_of(members.rank))];
   const int width = static_cast<int>(ranks.size());
-  std::vector<pid_t> pids;
-  pids.reserve(ranks.size());
-  for (const int r : ranks) pids.push_back(members.pids[static_cast<size_t>(r)]);
+  std::vector<ProcessId> processes;
+  processes.reserve(ranks.size());
+  for (const int r : ranks) processes.push_back(members.processes[static_cast<size_t>(r)]);
   const bool several = layout.nodes() > 1;
   const uint64_t number = group.observer == nullptr ? 0 : group.observer->AddGroup();
   // Of several nodes' group the engines are parts, of which nobody is told.
@@ -311,7 +281,7 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
                          .observer = several ? nullptr : group.observer,
                          .group = number,
                          .control = ControlBlock(segment->data() + offset, width),
-                         .peers = PeerWatch(pids),
+                         .peers = PeerWatch(processes, segment),
                          .names = ranks};
   };
   if (!several) return MakeHierarchicalGroup(segment, engine(0, group.timeout), group.progress);
@@ -325,9 +295,9 @@ std::unique_ptr<ProcessGroup> MakeGroup(Members members, std::shared_ptr<SharedS
                               .observer = group.observer,
                               .group = number,
                               .reducing = engine(0, kReducingShare * group.timeout),
-                              .spreading = engine(ControlBytes(width), kSpreadingShare * group.timeout),
+                              .spreading = engine(ControlBlock::Bytes(width), kSpreadingShare * group.timeout),
                               .segment = segment,
-                              .scratch_offset = 2 * ControlBytes(width),
+                              .scratch_offset = 2 * ControlBlock::Bytes(width),
                               .wire = std::move(wire)};
   return std::make_unique<MultiNodeGroup>(std::move(options), std::move(members), std::move(channels), group);
 }
@@ -357,19 +327,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MultiNodeGroup::Split(int color, i
   std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
     return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
   });
-  const ExchangeNotes exchange = [&](const Note& mine) -> absl::StatusOr<std::vector<Note>> {
-    absl::StatusOr<std::vector<Note>> notes = Exchange(*this, mine);
-    if (!notes.ok()) return notes.status();
-    if (absl::Status s = FirstError(*notes); !s.ok()) return s;
-    std::vector<Note> theirs;
-    theirs.reserve(ranks.size());
-    for (const int r : ranks) theirs.push_back((*notes)[static_cast<size_t>(r)]);
-    return theirs;
-  };
   if (ranks.size() < 2) {
-    for (int i = 0; i < 2; ++i) {
-      if (absl::Status s = exchange(Note()).status(); !s.ok()) return s;
-    }
+    if (absl::Status s = ShareSegment({.rank = rank()}, ExchangeOver(*this)).status(); !s.ok()) return s;
     return ranks.empty() ? nullptr : CreateLocalGroup(observer());
   }
 
@@ -380,13 +339,19 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MultiNodeGroup::Split(int color, i
     if (r == rank()) members.rank = static_cast<int>(nodes.size());
     nodes.push_back(absl::StrCat(members_.layout.node_of(r)));
     members.host_names.push_back(members_.host_names[static_cast<size_t>(r)]);
-    members.pids.push_back(members_.pids[static_cast<size_t>(r)]);
+    members.processes.push_back(members_.processes[static_cast<size_t>(r)]);
     members.wire_ranks.push_back(members_.wire_ranks[static_cast<size_t>(r)]);
   }
   members.layout = CutIntoNodes(nodes, 0);
+  std::vector<int> node;  // this rank's, as this group counts
+  for (const int r : members.layout.ranks[static_cast<size_t>(members.layout.node_of(members.rank))]) {
+    node.push_back(ranks[static_cast<size_t>(r)]);
+  }
+  const size_t bytes = SegmentBytes(members.layout, members.rank);
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
-      ShareSegment(members.layout, members.rank, SegmentBytes(members.layout, members.rank), exchange);
+      ShareSegment(ControlShare(rank(), node, bytes), ExchangeOver(*this));
   if (!segment.ok()) return segment.status();
+  (*segment)->Prepare(0, bytes);
   return MakeGroup(std::move(members), *std::move(segment), group_options_, pipeline_.options().wire->Channel(channel),
                    channels_);
 }
@@ -407,8 +372,8 @@ absl::StatusOr<std::unique_ptr<Wire>> OpenMemoryWire(Rendezvous& rendezvous, std
 absl::StatusOr<std::unique_ptr<Wire>> OpenWire(Rendezvous& rendezvous, const std::vector<Introduction>& all,
                                                const NodeLayout& layout, std::shared_ptr<MemoryExchange>* exchange,
                                                absl::Time deadline) {
-  const bool threads = std::all_of(all.begin(), all.end(),
-                                   [&](const Introduction& i) { return i.pid == all[0].pid && i.host == all[0].host; });
+  const bool threads =
+      std::all_of(all.begin(), all.end(), [&](const Introduction& i) { return i.process.SameProcess(all[0].process); });
   if (threads) return OpenMemoryWire(rendezvous, exchange, deadline);
   absl::StatusOr<std::unique_ptr<Wire>> wire = rendezvous.OpenWire();
   if (wire.ok()) return wire;
@@ -433,26 +398,17 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateMultiNodeGroup(Rendezvous& r
   members.rank = rank;
   members.layout = std::move(layout);
   members.oversubscribed = MoreRanksThanCpus(all, rank);
-  members.pids = ProcessesOf(all);
+  members.processes = ProcessesOf(all);
   for (size_t r = 0; r < all.size(); ++r) {
     members.host_names.push_back(all[r].host_name);
     members.wire_ranks.push_back(static_cast<int>(r));
   }
-  const ExchangeNotes exchange = [&](const Note& mine) -> absl::StatusOr<std::vector<Note>> {
-    absl::StatusOr<std::vector<std::string>> texts =
-        rendezvous.AllGather(absl::string_view(reinterpret_cast<const char*>(&mine), sizeof mine),
-                             "opening of the shared memory", options.deadline);
-    if (!texts.ok()) return texts.status();
-    std::vector<Note> notes(texts->size());
-    for (size_t r = 0; r < notes.size(); ++r) {
-      std::memcpy(&notes[r], (*texts)[r].data(), std::min((*texts)[r].size(), sizeof(Note)));
-    }
-    if (absl::Status s = FirstError(notes); !s.ok()) return s;
-    return notes;
-  };
+  const size_t bytes = SegmentBytes(members.layout, rank);
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
-      ShareSegment(members.layout, rank, SegmentBytes(members.layout, rank), exchange);
+      ShareSegment(ControlShare(rank, members.layout.ranks[static_cast<size_t>(members.layout.node_of(rank))], bytes),
+                   ExchangeOver(rendezvous, options.deadline));
   if (!segment.ok()) return segment.status();
+  (*segment)->Prepare(0, bytes);
   Log().info(
       "rank {}: hierarchical backend, {} ranks on {} nodes, this is rank {} of node {} (host {}){}, reduction with {}",
       rank, all.size(), members.layout.nodes(), members.layout.local_of(rank), members.layout.node_of(rank),

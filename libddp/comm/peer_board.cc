@@ -1,59 +1,55 @@
 #include "libddp/comm/peer_board.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "libddp/comm/agreement.h"
+#include "libddp/base/log.h"
+#include "libddp/base/process_id.h"
+#include "libddp/comm/exchange.h"
 #include "libddp/comm/operation.h"
+#include "libddp/comm/share_segment.h"
 
 namespace ddp {
 
-// Two rounds: who is on my host, and where is the memory that the first of us has made.
+// Ranks of one host that cannot share memory (in containers) each get a board of their own: NCCL works without it.
 absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group) {
-  std::string host;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> host;
-  absl::StatusOr<std::vector<std::string>> all = ExchangeTexts(group, absl::StrCat(host, " ", getpid()));
+  struct Member {
+    ProcessId process;
+    char host[320] = {};
+  };
+  Member self{.process = ProcessId::OfSelf()};
+  const std::string host = HostId();
+  host.copy(self.host, sizeof self.host - 1);
+  absl::StatusOr<std::vector<Member>> all = Exchange(group, self);
   if (!all.ok()) return all.status();
+  std::vector<int> ranks;
+  for (int r = 0; r < group.size(); ++r) {
+    if ((*all)[static_cast<size_t>(r)].host == host) ranks.push_back(r);
+  }
+  const ExchangeNotes exchange = ExchangeOver(group);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> memory =
+      ShareSegment(ControlShare(group.rank(), ranks, Bytes(ranks.size())), exchange);
+  if (absl::IsUnavailable(memory.status()) && group.status().ok()) {
+    if (group.rank() == 0) {
+      Log().warn("NCCL ranks on one host do not learn at once of each other's deaths and failures: {}",
+                 std::string(memory.status().message()));
+    }
+    ranks = {group.rank()};
+    memory = ShareSegment(ControlShare(group.rank(), ranks, Bytes(1)), exchange);
+  }
+  if (!memory.ok()) return memory.status();
 
   std::unique_ptr<PeerBoard> board(new PeerBoard);
   board->rank_ = group.rank();
-  std::vector<pid_t> pids;
-  for (int r = 0; r < group.size(); ++r) {
-    const std::vector<std::string> fields = absl::StrSplit((*all)[static_cast<size_t>(r)], ' ');
-    int pid = 0;
-    if (fields.size() != 2 || !absl::SimpleAtoi(fields[1], &pid)) {
-      return absl::InternalError(absl::StrCat("rank ", r, " introduces itself in a way that is not understood"));
-    }
-    if (fields[0] != host) continue;
-    if (r == group.rank()) board->place_ = board->ranks_.size();
-    board->ranks_.push_back(r);
-    pids.push_back(pid);
+  board->memory_ = *std::move(memory);
+  std::vector<ProcessId> processes;
+  for (const int r : ranks) {
+    if (r == group.rank()) board->place_ = processes.size();
+    processes.push_back((*all)[static_cast<size_t>(r)].process);
   }
-  const size_t bytes = Bytes(board->ranks_.size());
-  absl::Status status;
-  if (board->place_ == 0) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> made = SharedSegment::Create(bytes);
-    status = made.ok() ? (*made)->Reserve(0, bytes) : made.status();
-    if (status.ok()) board->memory_ = *std::move(made);
-  }
-  absl::StatusOr<std::vector<std::string>> handles =
-      ExchangeTexts(group, board->memory_ != nullptr ? board->memory_->handle() : "");
-  if (!handles.ok()) return handles.status();
-  const std::string& handle = (*handles)[static_cast<size_t>(board->ranks_[0])];
-  if (board->memory_ == nullptr && !handle.empty()) {
-    absl::StatusOr<std::shared_ptr<SharedSegment>> opened = SharedSegment::Open(handle);
-    status = opened.status();
-    if (opened.ok()) board->memory_ = *std::move(opened);
-  }
-  if (absl::Status s = AgreeOn(group, status); !s.ok()) return s;
-  board->memory_->Seal();
-  board->watch_ = PeerWatch(pids);
+  board->ranks_ = std::move(ranks);
+  board->watch_ = PeerWatch(processes, board->memory_);
   return board;
 }
 
@@ -82,24 +78,21 @@ void PeerBoard::PostHostCall(const OperationKey& key, uint64_t count) {
 
 // All ranks make the same calls in the same order. A peer that has made a call on CPU memory which this rank has not,
 // but not yet this operation, is at another call. Its operations are read last: it may be moving on.
-std::optional<std::string> PeerBoard::CallsOnHost(uint64_t sequence) const {
-  const Line& mine = line(place_);
-  const uint64_t calls = mine.host_calls.load(std::memory_order_acquire);
+std::optional<std::string> PeerBoard::CallsOnHost(uint64_t sequence, const BoardEntry& entry) const {
+  const uint64_t calls = line(place_).host_calls.load(std::memory_order_acquire);
   for (size_t p = 0; p < ranks_.size(); ++p) {
     const Line& theirs = line(p);
     if (theirs.host_calls.load(std::memory_order_acquire) <= calls) continue;
     if (theirs.posted.load(std::memory_order_acquire) > sequence) continue;
-    const Slot& slot = mine.ring[sequence % kRing];
     return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
-                        OperationKey::Unpack(slot.what).Describe(slot.count), " on GPU memory, rank ", ranks_[p],
+                        OperationKey::Unpack(entry.what).Describe(entry.count), " on GPU memory, rank ", ranks_[p],
                         " calls ", OperationKey::Unpack(theirs.host_what).Describe(theirs.host_count),
                         " on CPU memory; all ranks must make the same calls in the same order, on memory of one kind");
   }
   return std::nullopt;
 }
 
-std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence) const {
-  const Slot& mine = line(place_).ring[sequence % kRing];
+std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence, const BoardEntry& mine) const {
   for (size_t p = 0; p < ranks_.size(); ++p) {
     if (p == place_) continue;
     const Slot& theirs = line(p).ring[sequence % kRing];

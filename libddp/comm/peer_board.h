@@ -43,10 +43,11 @@ class PeerBoard {
   // This rank makes a collective call on CPU memory, which is not on the board. Thread-safe.
   void PostHostCall(const OperationKey& key, uint64_t count);
 
-  // Whether a peer's operation of that number is another one: what is wrong, with both sides.
-  std::optional<std::string> Disagreement(uint64_t sequence) const;
-  // Whether a peer makes a call on CPU memory in place of operation `sequence`, which this rank has posted.
-  std::optional<std::string> CallsOnHost(uint64_t sequence) const;
+  // Whether a peer's operation of that number is another one than `mine`, which this rank posted: what is wrong, with
+  // both sides. Of a peer that has posted kRing more since it is not known any more.
+  std::optional<std::string> Disagreement(uint64_t sequence, const BoardEntry& mine) const;
+  // Whether a peer makes a call on CPU memory in place of operation `sequence`, of which this rank has posted `entry`.
+  std::optional<std::string> CallsOnHost(uint64_t sequence, const BoardEntry& entry) const;
 
   // The ranks of this host that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
@@ -61,7 +62,8 @@ class PeerBoard {
   absl::Status failure() const { return shared_failure().cause(); }
 
  private:
-  // More than any rank can be ahead of another before the slower one looks.
+  // More than a rank is ahead of another as a rule before the slower one looks: only captured operations are not waited
+  // for.
   static constexpr uint64_t kRing = 256;
   struct Slot {
     std::atomic<uint64_t> number{0};  // sequence + 1, once the entry is whole

@@ -10,10 +10,19 @@
 
 namespace ddp {
 
-PeerWatch::PeerWatch(absl::Span<const pid_t> pids) {
-  for (pid_t pid : pids) {
-    Peer peer{pid, -1};
-    if (pid != getpid()) peer.pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+PeerWatch::PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment)
+    : self_(ProcessId::OfSelf()), segment_(std::move(segment)) {
+  for (const ProcessId& process : processes) {
+    Peer peer{process};
+    if (process.SameProcess(self_)) {
+      peer.how = How::kNot;
+    } else if (process.VisibleTo(self_)) {
+      peer.how = How::kByPidfd;
+      peer.pidfd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+    } else {
+      const bool marked = segment_ != nullptr && segment_->Marked(static_cast<int>(peers_.size()));
+      peer.how = marked ? How::kByMark : How::kUnknown;
+    }
     peers_.push_back(peer);
   }
 }
@@ -24,25 +33,27 @@ PeerWatch::~PeerWatch() {
   }
 }
 
-PeerWatch::PeerWatch(PeerWatch&& other) noexcept : peers_(std::exchange(other.peers_, {})) {}
+PeerWatch::PeerWatch(PeerWatch&& other) noexcept
+    : self_(other.self_), peers_(std::exchange(other.peers_, {})), segment_(std::move(other.segment_)) {}
 
 PeerWatch& PeerWatch::operator=(PeerWatch&& other) noexcept {
+  std::swap(self_, other.self_);
   std::swap(peers_, other.peers_);
+  std::swap(segment_, other.segment_);
   return *this;
 }
-
-bool PeerWatch::InThisProcess(int rank) const { return pid(rank) == getpid(); }
 
 std::vector<int> PeerWatch::Dead() const {
   std::vector<pollfd> fds;
   std::vector<int> ranks, dead;
-  for (size_t r = 0; r < peers_.size(); ++r) {
-    const Peer& peer = peers_[r];
-    if (peer.pidfd >= 0) {
-      fds.push_back({peer.pidfd, POLLIN, 0});
-      ranks.push_back(static_cast<int>(r));
-    } else if (peer.pid != getpid() && kill(peer.pid, 0) != 0 && errno == ESRCH) {
-      dead.push_back(static_cast<int>(r));  // without pidfds a zombie still counts as alive; its time-out ends it
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (peer(r).pidfd >= 0) {
+      fds.push_back({peer(r).pidfd, POLLIN, 0});
+      ranks.push_back(r);
+    } else if (peer(r).how == How::kByPidfd && kill(pid(r), 0) != 0 && errno == ESRCH) {
+      dead.push_back(r);  // without pidfds a zombie still counts as alive; its time-out ends it
+    } else if (peer(r).how == How::kByMark && !segment_->Marked(r)) {
+      dead.push_back(r);
     }
   }
   if (poll(fds.data(), fds.size(), 0) > 0) {

@@ -5,9 +5,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "libddp/base/process_id.h"
+#include "libddp/comm/shared_segment.h"
 
 namespace ddp {
 
@@ -20,24 +23,40 @@ inline constexpr int64_t kDeathGraceNs = 200'000'000;
 class PeerWatch {
  public:
   PeerWatch() = default;
-  // Process ids by rank. Ranks of this process are not watched.
-  explicit PeerWatch(absl::Span<const pid_t> pids);
+  // By rank. Ranks of this process are not watched; those that it does not see, in other containers, by their marks in
+  // `segment`, where there is one and they have made them.
+  explicit PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment = nullptr);
   ~PeerWatch();
   PeerWatch(PeerWatch&& other) noexcept;
   PeerWatch& operator=(PeerWatch&& other) noexcept;
 
-  // The ranks whose process has ended, also if nobody has waited for it yet. One system call; never blocks.
+  // The ranks whose process has ended, also if nobody has waited for it yet. One system call, and one more for each
+  // rank in another container; never blocks.
   std::vector<int> Dead() const;
 
-  bool InThisProcess(int rank) const;
-  pid_t pid(int rank) const { return peers_[static_cast<size_t>(rank)].pid; }
+  bool InThisProcess(int rank) const { return peer(rank).how == How::kNot; }
+  // Whether system calls of this process know the rank's process by pid(rank).
+  bool Visible(int rank) const { return process(rank).VisibleTo(self_); }
+  pid_t pid(int rank) const { return process(rank).pid; }
+  const ProcessId& process(int rank) const { return peer(rank).process; }
 
  private:
-  struct Peer {
-    pid_t pid = 0;
-    int pidfd = -1;  // -1: this process, or a kernel without pidfd_open
+  enum class How {
+    kNot,      // it is this process
+    kByPidfd,  // -1 on a kernel without pidfd_open
+    kByMark,
+    kUnknown,  // only its silence can be noticed
   };
+  struct Peer {
+    ProcessId process;
+    How how = How::kNot;
+    int pidfd = -1;
+  };
+  const Peer& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
+
+  ProcessId self_;
   std::vector<Peer> peers_;
+  std::shared_ptr<const SharedSegment> segment_;
 };
 
 }  // namespace ddp

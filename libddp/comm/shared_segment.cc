@@ -2,20 +2,21 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <limits>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "libddp/base/env.h"
+#include "libddp/base/memory_room.h"
+#include "libddp/base/page.h"
+#include "libddp/base/process_id.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -28,17 +29,17 @@ namespace ddp {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kPage = 4096;
+constexpr char kProc[] = "/proc/";
 
-// Tells this process from every other, also from one with the same process id in another container, and from its
-// children, which inherit the random number.
-uint64_t ProcessToken() {
-  static const uint64_t token = [] {
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof random, 0) != sizeof random) random = static_cast<uint64_t>(getpid());
-    return random;
-  }();
-  return token + static_cast<uint64_t>(getpid()) * 0x9e3779b97f4a7c15u;
+// On the byte of that number, whether or not the file has it. A record lock, since unlike one of the open file
+// description it does not pass to the children of a fork, which may live on.
+struct flock LockOf(int place) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = place;
+  lock.l_len = 1;
+  return lock;
 }
 
 std::string Failure(absl::string_view call, int error) { return absl::StrCat(call, ": ", std::strerror(error)); }
@@ -50,73 +51,86 @@ absl::Status NoMemory(absl::string_view call, int error, size_t bytes) {
                                                    "--shm-size=, --memory=)"));
 }
 
-// Touching a memfd beyond what the machine has ends in the kernel's out-of-memory killer, not in an error: look first.
-size_t AvailableMemory() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  uint64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(meminfo, unit);
-  }
-  return std::numeric_limits<size_t>::max();
-}
-
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t bytes) {
+absl::StatusOr<SharedSegment::Kind> SharedSegment::KindFromEnv() {
+  const std::string text = ReadEnv(Env::kSharedMemory).value_or("auto");
+  if (text == "auto") return Kind::kAuto;
+  if (text == "memfd") return Kind::kMemfd;
+  if (text == "posix") return Kind::kPosix;
+  return absl::InvalidArgumentError(
+      absl::StrCat("DDP_SHARED_MEMORY is '", text, "'; it must be auto, memfd or posix, or unset"));
+}
+
+absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t bytes, Kind kind) {
+  const ProcessId self = ProcessId::OfSelf();
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
-  segment->bytes_ = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  segment->bytes_ = RoundUp(bytes, kHugePage);
   std::string where;
-  if (ReadEnv(Env::kSharedMemory).value_or("auto") == "posix") {
-    const std::string name = absl::StrCat("/ddp-", getpid(), "-", absl::Hex(ProcessToken()), "-",
-                                          absl::Hex(reinterpret_cast<uintptr_t>(segment.get())));
-    segment->fd_ = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (segment->fd_ < 0) {
-      return absl::UnavailableError(absl::StrCat(Failure("shm_open", errno), "; is /dev/shm mounted and writable?"));
-    }
-    segment->posix_name_ = name;
-    where = name;
-  } else {
+  if (kind != Kind::kPosix) {
     segment->fd_ = memfd_create("ddp", MFD_CLOEXEC);
-    if (segment->fd_ < 0) {
+    if (segment->fd_ < 0 && kind == Kind::kMemfd) {
       return absl::UnavailableError(
           absl::StrCat(Failure("memfd_create", errno), "; DDP_SHARED_MEMORY=posix uses /dev/shm instead"));
     }
-    where = absl::StrCat("/proc/", getpid(), "/fd/", segment->fd_);
+    where = absl::StrCat(kProc, self.pid, "/fd/", segment->fd_);
+  }
+  if (segment->fd_ < 0) {
+    where = absl::StrCat("/ddp-", self.pid, "-", absl::Hex(self.token), "-",
+                         absl::Hex(reinterpret_cast<uintptr_t>(segment.get())));
+    segment->fd_ = shm_open(where.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (segment->fd_ < 0) {
+      return absl::UnavailableError(absl::StrCat(Failure("shm_open", errno), "; is /dev/shm mounted and writable?"));
+    }
+    segment->posix_name_ = where;
   }
   if (ftruncate(segment->fd_, static_cast<off_t>(segment->bytes_)) != 0) return NoMemory("ftruncate", errno, bytes);
   if (absl::Status s = segment->Map(); !s.ok()) return s;
-  segment->handle_ =
-      absl::StrCat(ProcessToken(), ",", reinterpret_cast<uintptr_t>(segment.get()), ",", segment->bytes_, ",", where);
+  struct stat file = {};
+  if (fstat(segment->fd_, &file) != 0) return absl::UnavailableError(Failure("fstat", errno));
+  segment->handle_ = absl::StrCat(self.token, ",", reinterpret_cast<uintptr_t>(segment.get()), ",", segment->bytes_,
+                                  ",", file.st_dev, ",", file.st_ino, ",", where);
   return segment;
 }
 
+// What /proc or /dev/shm shows under the name may be something else in this process's namespaces: the kernel's number
+// for the file tells. Where it is another file, it is not opened.
 absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_view handle) {
-  const std::vector<absl::string_view> fields = absl::StrSplit(handle, absl::MaxSplits(',', 3));
-  uint64_t token = 0, object = 0, bytes = 0;
-  if (fields.size() != 4 || !absl::SimpleAtoi(fields[0], &token) || !absl::SimpleAtoi(fields[1], &object) ||
-      !absl::SimpleAtoi(fields[2], &bytes)) {
+  const std::vector<absl::string_view> fields = absl::StrSplit(handle, absl::MaxSplits(',', 5));
+  uint64_t token = 0, object = 0, bytes = 0, device = 0, inode = 0;
+  if (fields.size() != 6 || !absl::SimpleAtoi(fields[0], &token) || !absl::SimpleAtoi(fields[1], &object) ||
+      !absl::SimpleAtoi(fields[2], &bytes) || !absl::SimpleAtoi(fields[3], &device) ||
+      !absl::SimpleAtoi(fields[4], &inode)) {
     return absl::InternalError(absl::StrCat("not the handle of a shared segment: '", handle, "'"));
   }
-  if (token == ProcessToken()) {  // a thread of this process made it, and waits for us
+  if (token == ProcessId::OfSelf().token) {  // a thread of this process made it, and waits for us
     auto* const theirs = reinterpret_cast<SharedSegment*>(static_cast<uintptr_t>(object));
     theirs->used_by_threads_ = true;
     return theirs->shared_from_this();
   }
+  const std::string where(fields[5]);
+  const bool memfd = where.rfind(kProc, 0) == 0;
+  const auto unreachable = [&](const std::string& why) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot open the shared memory of a peer, ", where, " (", why, "): ",
+        memfd ? "do all ranks run as one user in one container? Else DDP_SHARED_MEMORY=auto, and containers that have "
+                "/dev/shm in common (docker run --ipc=host)"
+              : "ranks of one host name must run as one user and have /dev/shm in common (docker run --ipc=host); in "
+                "containers of different host names they are nodes, which exchange messages over MPI"));
+  };
+  const auto is_meant = [&](const struct stat& file) {
+    return file.st_dev == device && file.st_ino == inode && static_cast<uint64_t>(file.st_size) == bytes;
+  };
+  struct stat file = {};
+  if (memfd && stat(where.c_str(), &file) != 0) return unreachable(Failure("stat", errno));
+  if (memfd && !is_meant(file)) return unreachable("another process has that number here");
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = bytes;
   segment->handle_ = std::string(handle);
-  const std::string where(fields[3]);
-  const bool memfd = where.rfind("/proc/", 0) == 0;
   segment->fd_ = memfd ? open(where.c_str(), O_RDWR | O_CLOEXEC) : shm_open(where.c_str(), O_RDWR | O_CLOEXEC, 0);
-  if (segment->fd_ < 0) {
-    const int error = errno;
-    return absl::UnavailableError(absl::StrCat(
-        "cannot open the shared memory of a peer, ", where, " (", Failure(memfd ? "open" : "shm_open", error), "); ",
-        memfd ? "are all ranks of one user and one container? Else set DDP_SHARED_MEMORY=posix"
-              : "do all ranks see the same /dev/shm?"));
-  }
+  if (segment->fd_ < 0) return unreachable(Failure(memfd ? "open" : "shm_open", errno));
+  if (fstat(segment->fd_, &file) != 0) return unreachable(Failure("fstat", errno));
+  if (!is_meant(file)) return unreachable("another file has that name here");
   if (!memfd) segment->posix_name_ = where;  // whoever is left takes the name away
   if (absl::Status s = segment->Map(); !s.ok()) return s;
   return segment;
@@ -150,7 +164,7 @@ SharedSegment::~SharedSegment() {
 }
 
 absl::Status SharedSegment::Reserve(size_t offset, size_t bytes) {
-  if (bytes > AvailableMemory()) return NoMemory("MemAvailable", ENOMEM, bytes);
+  if (absl::Status s = CheckRoom({MemoryRoom::For(bytes)}, bytes); !s.ok()) return s;
   int error = 0;
   do {
     error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
@@ -159,10 +173,9 @@ absl::Status SharedSegment::Reserve(size_t offset, size_t bytes) {
 }
 
 void SharedSegment::Prepare(size_t offset, size_t bytes) {
-  const size_t begin = offset / kPage * kPage;
-  const size_t end = (offset + bytes + kPage - 1) / kPage * kPage;
+  const auto [begin, end] = WholePages(offset, bytes, PageSize());
   if (bytes >= kHugePage) {
-    const size_t from = (begin + kHugePage - 1) / kHugePage * kHugePage, to = end / kHugePage * kHugePage;
+    const size_t from = RoundUp(begin, kHugePage), to = end / kHugePage * kHugePage;
     if (to > from) madvise(data_ + from, to - from, MADV_COLLAPSE);
   }
   madvise(data_ + begin, end - begin, MADV_POPULATE_WRITE);
@@ -171,6 +184,16 @@ void SharedSegment::Prepare(size_t offset, size_t bytes) {
 void SharedSegment::Seal() {
   // Ranks that are threads share the object: the first to come does it.
   if (!sealed_.exchange(true) && !posix_name_.empty()) shm_unlink(posix_name_.c_str());
+}
+
+void SharedSegment::Mark(int place) const {
+  const struct flock lock = LockOf(place);
+  static_cast<void>(fcntl(fd_, F_SETLK, &lock));
+}
+
+bool SharedSegment::Marked(int place) const {
+  struct flock lock = LockOf(place);
+  return fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 absl::Status SharedSegment::MapAt(char* address, size_t offset, size_t bytes) {
@@ -192,20 +215,21 @@ absl::Status SharedSegment::MapAt(char* address, size_t offset, size_t bytes, in
 // A private mapping shows the common pages until the process first writes to one, which gives it a copy. The kernel
 // makes that copy; so whatever this process writes meanwhile, before or after, goes into it.
 absl::Status SharedSegment::MakePrivate(char* address, size_t offset, size_t bytes) {
-  const size_t before = offset % kPage;
-  bytes = (before + bytes + kPage - 1) / kPage * kPage;
-  address -= before;
-  offset -= before;
-  if (bytes > AvailableMemory()) return NoMemory("MemAvailable", ENOMEM, bytes);
+  const size_t page = PageSize();
+  const PageSpan span = WholePages(offset, bytes, page);
+  address -= offset - span.begin;
+  offset = span.begin;
+  bytes = span.end - span.begin;
+  if (absl::Status s = CheckRoom({MemoryRoom::For(bytes)}, bytes); !s.ok()) return s;
   // Once only: mapped a second time, a page would show again what the others have made of it.
   std::lock_guard<std::mutex> lock(private_mutex_);
-  private_.resize(bytes_ / kPage);
-  const auto is_private = [&](size_t at) { return private_[(offset + at) / kPage]; };
+  private_.resize(bytes_ / page);
+  const auto is_private = [&](size_t at) { return private_[(offset + at) / page]; };
   for (size_t begin = 0, end = 0; begin < bytes; begin = end) {
-    for (end = begin; end < bytes && is_private(end) == is_private(begin);) end += kPage;
+    for (end = begin; end < bytes && is_private(end) == is_private(begin);) end += page;
     if (is_private(begin)) continue;
     if (absl::Status s = MakePagesPrivate(address + begin, offset + begin, end - begin); !s.ok()) return s;
-    for (size_t at = begin; at < end; at += kPage) private_[(offset + at) / kPage] = true;
+    for (size_t at = begin; at < end; at += page) private_[(offset + at) / page] = true;
   }
   return absl::OkStatus();
 }
@@ -214,7 +238,7 @@ absl::Status SharedSegment::MakePagesPrivate(char* address, size_t offset, size_
   if (absl::Status s = MapAt(address, offset, bytes, MAP_PRIVATE); !s.ok()) return s;
   if (madvise(address, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   // A kernel before 5.14. Exchanging a byte for itself is a write that loses nobody else's.
-  for (char* page = address; page < address + bytes; page += kPage) {
+  for (char* page = address; page < address + bytes; page += PageSize()) {
     std::atomic_ref<char> byte(*page);
     for (char value = byte.load(std::memory_order_relaxed); !byte.compare_exchange_weak(value, value);) {
     }
@@ -239,7 +263,7 @@ void SharedSegment::Forget(const char* kept, size_t bytes) {
     }
   };
   forget(data_, kept);
-  forget(const_cast<char*>(kept) + (bytes + kPage - 1) / kPage * kPage, data_ + bytes_);
+  forget(const_cast<char*>(kept) + RoundUp(bytes, PageSize()), data_ + bytes_);
   close(fd_);
   fd_ = -1;
 }

@@ -20,13 +20,21 @@ namespace ddp {
 // dies.
 class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
  public:
-  // A segment of `bytes` bytes of zeros, with no memory behind it yet (see Reserve). By DDP_SHARED_MEMORY: a memfd,
-  // which peers open through /proc, or a POSIX shared-memory object. ResourceExhausted or Unavailable name the system
-  // call and the remedy.
-  static absl::StatusOr<std::shared_ptr<SharedSegment>> Create(size_t bytes);
+  enum class Kind {
+    kMemfd,  // anonymous; peers open it through /proc, for which they must see this process there
+    kPosix,  // has a name in /dev/shm until it is sealed
+    kAuto,   // a memfd, or a POSIX object where memfds are not permitted
+  };
+
+  // As DDP_SHARED_MEMORY says. InvalidArgument if it cannot be understood.
+  static absl::StatusOr<Kind> KindFromEnv();
+
+  // A segment of `bytes` bytes of zeros, with no memory behind it yet (see Reserve). ResourceExhausted or Unavailable
+  // name the system call and the remedy.
+  static absl::StatusOr<std::shared_ptr<SharedSegment>> Create(size_t bytes, Kind kind);
 
   // Opens what another rank of this host created: `handle` is that rank's handle(). It keeps its segment, unsealed,
-  // until everybody has it open.
+  // until everybody has it open. Unavailable where this process cannot reach that segment.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Open(absl::string_view handle);
 
   ~SharedSegment();
@@ -46,6 +54,12 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
 
   // Everybody has it open: drops the name.
   void Seal();
+
+  // Says that this process has the segment open as number `place`. The kernel takes the mark away when the process ends
+  // or lets go of the segment, so it tells a living peer from a dead one where processes do not see each other. Marks
+  // of this process itself cannot be seen. Nothing happens where files cannot be locked.
+  void Mark(int place) const;
+  bool Marked(int place) const;
 
   // The pages of [address, address + bytes), where this process sees the segment from `offset` on, become its own:
   // their contents stay, but neither side sees any more what the other writes there. Threads of this process may be

@@ -179,6 +179,15 @@ TEST_CASE("a rank killed with memory in /dev/shm leaves nothing behind") {
   CheckNothingLeft(job);
 }
 
+TEST_CASE("a rank killed while it waits for the others leaves no memory behind") {
+  Job job;
+  job.Start(0, 2, {"--when=never", "--openers=2"}, {"DDP_TIMEOUT=50", "DDP_SHARED_MEMORY=posix"});
+  CHECK_FALSE(job.WaitForEnd(0, absl::Milliseconds(300)));
+  job.Signal(0, SIGKILL);
+  job.Finish(kPatience);
+  for (const std::string& path : job.LeftBehind()) CHECK_FALSE(absl::StartsWith(path, "/dev/shm"));
+}
+
 // Two ranks that find too little in /dev/shm, for the group itself or for what they allocate in it.
 void CheckSharedMemoryShort(size_t bytes, const char* count) {
   const SmallSharedMemory small(bytes);

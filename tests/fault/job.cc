@@ -56,9 +56,12 @@ Job::~Job() {
 }
 
 void Job::Start(int rank, int size, const std::vector<std::string>& arguments,
-                const std::vector<std::string>& environment) {
-  std::vector<std::string> words = {program_, absl::StrCat("--rank=", rank), absl::StrCat("--size=", size),
-                                    absl::StrCat("--store=", folder_, "/store")};
+                const std::vector<std::string>& environment, const std::vector<std::string>& launcher) {
+  std::vector<std::string> words = launcher;
+  for (const std::string& word : {program_, absl::StrCat("--rank=", rank), absl::StrCat("--size=", size),
+                                  absl::StrCat("--store=", folder_, "/store")}) {
+    words.push_back(word);
+  }
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> variables = Environment(environment);
   const std::vector<char*> argv = Pointers(words);
@@ -69,7 +72,7 @@ void Job::Start(int rank, int size, const std::vector<std::string>& arguments,
   if (pid < 0) throw std::runtime_error("fork");
   if (pid == 0) {
     dup2(output[1], STDOUT_FILENO);
-    execve(argv[0], argv.data(), envp.data());
+    execvpe(argv[0], argv.data(), envp.data());
     _exit(127);
   }
   close(output[1]);

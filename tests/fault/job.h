@@ -29,9 +29,10 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // Starts the program as `rank` of `size`, with further arguments and variables ("NAME=value").
-  void Start(int rank, int size, const std::vector<std::string>& arguments,
-             const std::vector<std::string>& environment);
+  // Starts the program as `rank` of `size`, with further arguments and variables ("NAME=value"). `launcher`: a command
+  // that runs the command given to it.
+  void Start(int rank, int size, const std::vector<std::string>& arguments, const std::vector<std::string>& environment,
+             const std::vector<std::string>& launcher = {});
 
   // Waits until process number `number` has written a whole line, at most until `patience` is over; false if it has
   // not.

@@ -1,6 +1,7 @@
 // Memory common to processes: what one of them makes its own, and what it maps elsewhere.
 #include "libddp/comm/shared_segment.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,11 +9,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "libddp/comm/share_segment.h"
 #include "tests/support/catch.h"
 
 namespace ddp {
@@ -20,8 +25,8 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-std::shared_ptr<SharedSegment> MakeSegment(size_t bytes) {
-  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(bytes);
+std::shared_ptr<SharedSegment> MakeSegment(size_t bytes, SharedSegment::Kind kind = SharedSegment::Kind::kAuto) {
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(bytes, kind);
   REQUIRE(segment.ok());
   REQUIRE((*segment)->Reserve(0, bytes).ok());
   (*segment)->Seal();
@@ -42,11 +47,10 @@ void InAnotherProcess(Body body) {
 }
 
 TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {
-  const std::string kind = GENERATE("memfd", "posix");
-  setenv("DDP_SHARED_MEMORY", kind.c_str(), 1);
+  const SharedSegment::Kind kind = GENERATE(SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);
   for (const size_t bytes : {8 * kPage, size_t{5} << 20}) {
-    INFO(kind);
-    const std::shared_ptr<SharedSegment> segment = MakeSegment(bytes);
+    INFO((kind == SharedSegment::Kind::kMemfd ? "memfd" : "posix"));
+    const std::shared_ptr<SharedSegment> segment = MakeSegment(bytes, kind);
     char* const data = segment->data();
     std::memset(data, 'a', bytes);
     // From the middle of one page to the middle of another: these two become private as a whole.
@@ -71,7 +75,6 @@ TEST_CASE("what a process makes its own keeps its contents and is out of the oth
     REQUIRE(segment->MapAt(data, 0, bytes).ok());
     for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == (i >= kPage && i < 5 * kPage ? 'b' : 'c'));
   }
-  unsetenv("DDP_SHARED_MEMORY");
 }
 
 TEST_CASE("a page becomes a process's own once, and a second view goes on showing the common one") {
@@ -105,6 +108,40 @@ TEST_CASE("a child of fork opens its parent's segment by its own means") {
     (*ours)->data()[0] = 'b';
   });
   CHECK(segment->data()[0] == 'b');
+}
+
+// The blocks of memory behind each segment of this process that has a name.
+std::vector<int64_t> NamedBlocks() {
+  std::vector<int64_t> blocks;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    struct stat file = {};
+    const std::string name = entry.path().filename().string();
+    if (absl::StartsWith(name, absl::StrCat("ddp-", getpid(), "-")) && stat(entry.path().c_str(), &file) == 0) {
+      blocks.push_back(file.st_blocks);
+    }
+  }
+  return blocks;
+}
+
+TEST_CASE("a segment has no memory while it has a name, whoever is killed meanwhile") {
+  setenv("DDP_SHARED_MEMORY", "posix", 1);
+  std::vector<std::vector<int64_t>> seen;
+  const absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
+      ShareSegment(ControlShare(0, {0}, 3 * kPage), [&](const Note& mine) {
+        seen.push_back(NamedBlocks());
+        return std::vector<Note>{mine};
+      });
+  unsetenv("DDP_SHARED_MEMORY");
+  REQUIRE(segment.ok());
+  // Made, opened by all, reserved.
+  CHECK(seen == std::vector<std::vector<int64_t>>{{0}, {0}, {}});
+}
+
+TEST_CASE("DDP_SHARED_MEMORY is checked") {
+  setenv("DDP_SHARED_MEMORY", "shm", 1);
+  const absl::Status status = SharedSegment::KindFromEnv().status();
+  unsetenv("DDP_SHARED_MEMORY");
+  CHECK(status.message() == "DDP_SHARED_MEMORY is 'shm'; it must be auto, memfd or posix, or unset");
 }
 
 TEST_CASE("no write of the process's own threads is lost while memory becomes private") {

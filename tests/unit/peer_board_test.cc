@@ -1,0 +1,70 @@
+// What ranks learn of each other's operations, however far one is ahead.
+#include "libddp/comm/peer_board.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "ddp/context.h"
+#include "ddp/store.h"
+#include "libddp/comm/operation.h"
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+constexpr uint64_t kRing = 256;
+
+BoardEntry AllReduceOf(uint64_t count) {
+  return {OperationKey{.kind = OperationKey::Kind::kAllReduce, .in = DType::kFloat32, .out = DType::kFloat32}.Pack(),
+          count, 0};
+}
+
+// The boards of two ranks, which are threads.
+struct Boards {
+  std::vector<std::unique_ptr<Context>> contexts{2};
+  std::vector<std::unique_ptr<PeerBoard>> boards{2};
+
+  Boards() {
+    const std::shared_ptr<Store> store = CreateMemoryStore();
+    const auto run = [&](size_t rank) {
+      ContextOptions options;
+      options.rank = static_cast<int>(rank);
+      options.world_size = 2;
+      options.store = store;
+      contexts[rank] = Context::Create(options).value();
+      boards[rank] = PeerBoard::Create(contexts[rank]->world()).value();
+    };
+    std::thread other(run, 1);
+    run(0);
+    other.join();
+  }
+  ~Boards() {
+    boards.clear();
+    std::thread other([&] { contexts[1].reset(); });
+    contexts[0].reset();
+    other.join();
+  }
+};
+
+TEST_CASE("an operation is compared with itself, also when its rank is a whole ring ahead") {
+  Boards two;
+  PeerBoard &ahead = *two.boards[0], &behind = *two.boards[1];
+  for (uint64_t q = 0; q <= kRing; ++q) ahead.Post(q, AllReduceOf(q + 1));
+  behind.Post(0, AllReduceOf(1));
+  behind.Post(1, AllReduceOf(1000));
+  CHECK_FALSE(ahead.Disagreement(0, AllReduceOf(1)).has_value());
+  const std::optional<std::string> text = ahead.Disagreement(1, AllReduceOf(2));
+  REQUIRE(text.has_value());
+  CHECK(absl::StrContains(*text, "operation 1: rank 0 calls "));
+  CHECK(absl::StrContains(*text, " 2 elements"));
+  CHECK(absl::StrContains(*text, " 1000 elements"));
+}
+
+}  // namespace
+}  // namespace ddp

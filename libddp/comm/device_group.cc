@@ -91,7 +91,8 @@ class DeviceGroup final : public InternalGroup {
     if (from.dtype != to.dtype) return check.Error("in and out have different types");
     const OperationKey key{.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype};
     const std::vector<size_t> counts(static_cast<size_t>(size()), from.count);
-    return Launch(key, from.count, Shape(Shape(0, in), out), after,
+    const uint64_t shape = Mix(Shape(Shape(0, in), out), moves_.Misaligned(out, in) ? 1 : 0);
+    return Launch(key, from.count, shape, after,
                   [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
   }
   absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
@@ -233,7 +234,7 @@ absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buff
                          .op = options.op,
                          .check_nonfinite = options.nonfinite != nullptr};
   uint64_t shape = Mix(std::bit_cast<uint64_t>(options.prescale), std::bit_cast<uint64_t>(options.postscale));
-  shape = Shape(Shape(shape, in), out);
+  shape = Mix(Shape(Shape(shape, in), out), moves_.Misaligned(in, out) ? 1 : 0);
   return Launch(key, from.count, shape, after, [&](void* stream) {
     return moves_.Reduce(kind == Kind::kReduceScatter, plan, in, out, from.count, options.nonfinite, stream);
   });

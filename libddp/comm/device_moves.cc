@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -128,7 +129,23 @@ bool DeviceMoves::AnyRegistered(Buffers buffers) const {
   return std::any_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count > 0 && Registered(b); });
 }
 
-// in -(convert)-> from -(NCCL)-> to -(convert)-> out. Without conversions `from` is `in` and `to` is `out`.
+bool DeviceMoves::Misaligned(Buffers whole, Buffers part) const {
+  constexpr size_t kAlign = 4;
+  const auto misaligned = [&](const Buffer& b) {
+    return b.count > 0 && reinterpret_cast<uintptr_t>(b.data) % kAlign != 0 && Registered(b);
+  };
+  if (std::any_of(whole.begin(), whole.end(), misaligned) || std::any_of(part.begin(), part.end(), misaligned)) {
+    return true;
+  }
+  const auto bytes = [](Buffers buffers) {
+    size_t sum = 0;
+    for (const Buffer& b : buffers) sum += b.count * SizeOf(b.dtype);
+    return sum;
+  };
+  return bytes(part) < bytes(whole) && bytes(part) % kAlign != 0 && AnyRegistered(whole);
+}
+
+// in -(copy)-> from -(NCCL)-> to -(copy)-> out. The copies convert. Without copies `from` is `in` and `to` is `out`.
 absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count,
                                  uint32_t* nonfinite, void* stream) {
   const size_t out_count = scatter ? count / size_ : count;
@@ -138,13 +155,15 @@ absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers i
     if (nothing) return CopyPieces(in, out, stream);
     return runtime_.Run({in[0].dtype, out[0].dtype, scale, nonfinite}, PairPieces(in, out), stream);
   }
+  const bool other_memory = Misaligned(in, out);
+  const bool copy_in = plan.convert_in || other_memory, copy_out = plan.convert_out || other_memory;
   Scratch before(runtime_, stream), after(runtime_, stream);
   Buffers from = in, to = out;
-  if (plan.convert_out) {
+  if (copy_out) {
     if (absl::Status s = after.Allocate(out_count, plan.type, out[0].device); !s.ok()) return s;
     to = after.buffers();
   }
-  if (plan.convert_in) {
+  if (copy_in) {
     // An all-reduce works in place in its result; the parts of a reduce-scatter have no room there.
     from = to;
     if (scatter) {
@@ -158,9 +177,9 @@ absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers i
     }
   }
   if (absl::Status s = ReduceWithNccl(scatter, plan, from, to, stream); !s.ok()) return s;
-  if (!plan.convert_out && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
+  if (!copy_out && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
   std::vector<TransformPiece> pieces = PairPieces(to, out);
-  if (!plan.convert_out && plan.after_scale == 1) {
+  if (!copy_out && plan.after_scale == 1) {
     for (TransformPiece& piece : pieces) piece.out = nullptr;  // a look is enough
   }
   return runtime_.Run({plan.type, out[0].dtype, plan.after_scale, nonfinite}, pieces, stream);
@@ -223,7 +242,7 @@ absl::Status DeviceMoves::Broadcast(Buffers buffers, int root, void* stream) {
 absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
   if (communicator_ == nullptr) return CopyPieces(in, out, stream);
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-  if (even && in.size() == 1 && out.size() == 1) {
+  if (even && in.size() == 1 && out.size() == 1 && !Misaligned(out, in)) {
     return communicator_->Call("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
       return api.AllGather(in[0].data, out[0].data, in[0].count, TypeOf(in), comm, stream);
     });

@@ -23,6 +23,10 @@ namespace ddp {
 // NCCL sends a message straight from one rank's registered memory into the other's. If only one side is registered,
 // both wait for ever (seen with 2.28.3 and 4 MiB, described in NCCL as a duty of the caller). So messages go through
 // memory that is not registered, unless both sides are known to be.
+//
+// NCCL's symmetric kernels are wrong on registered memory where a range, or a rank's part, does not begin at a multiple
+// of 4 bytes (seen with 2.28.3, bfloat16 and int8). Such ranges are reduced in other memory, and gathered by
+// broadcasts, which have no symmetric kernel.
 class DeviceMoves {
  public:
   // communicator, memory: null in a world of one.
@@ -34,6 +38,9 @@ class DeviceMoves {
         rank_(rank),
         size_(static_cast<size_t>(size)) {}
 
+  // Whether an operation in which each rank has `part` of `whole` must keep off the symmetric kernels. All ranks must
+  // find the same, although in place their parts lie at different addresses. For an all-reduce, both are the whole.
+  bool Misaligned(Buffers whole, Buffers part) const;
   absl::Status Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count, uint32_t* nonfinite,
                       void* stream);
   absl::Status Broadcast(Buffers buffers, int root, void* stream);

@@ -11,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ddp/context.h"
+#include "libddp/comm/operation.h"
 #include "libddp/device/device_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/numbers.h"
@@ -160,6 +162,60 @@ TEST_CASE("all-reduce of every size, on memory of every kind") {
         CheckAllReduce(rank, DType::kFloat32, DType::kFloat32, {.op = ReduceOp::kSum}, count, allocated, 1);
       }
     }
+  });
+}
+
+// One operation in place on `count` elements (of each rank's part, where there are parts) that begin `offset` elements
+// into an allocation. Checks all of the allocation.
+void CheckAtOffset(Rank& rank, OperationKey::Kind kind, DType dtype, ReduceOp op, size_t offset, size_t count) {
+  const size_t n = static_cast<size_t>(rank.size()), r = static_cast<size_t>(rank.rank());
+  const bool parts = kind != OperationKey::Kind::kAllReduce;
+  const size_t all = parts ? n * count : count, behind = 40;
+  const auto contribution = [](size_t of_rank, size_t i) { return static_cast<double>((i + of_rank) % 5 + of_rank); };
+  Array a(rank, dtype, offset + all + behind, /*allocated=*/true);
+  a.Fill([&](size_t i) { return contribution(r, i); });
+  char* const begin = a.data() + offset * SizeOf(dtype);
+  const Device device = rank.context().device();
+  const Buffer whole{begin, all, dtype, device}, mine{begin + r * count * SizeOf(dtype), count, dtype, device};
+  if (kind == OperationKey::Kind::kAllReduce)
+    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole}, {.op = op})));
+  if (kind == OperationKey::Kind::kReduceScatter)
+    RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter({whole}, {mine}, {.op = op})));
+  if (kind == OperationKey::Kind::kAllGather) RANK_CHECK_OK(rank.Finish(rank.group().AllGather({mine}, {whole})));
+  a.Expect([&](size_t i) {
+    const size_t at = i - offset;
+    if (i < offset || at >= all) return contribution(r, i);
+    if (kind == OperationKey::Kind::kAllGather) return contribution(at / count, i);
+    if (kind == OperationKey::Kind::kReduceScatter && at / count != r) return contribution(r, i);
+    double sum = 0;
+    for (size_t q = 0; q < n; ++q) sum += contribution(q, i);
+    return op == ReduceOp::kAvg ? sum / static_cast<double>(n) : sum;
+  });
+}
+
+TEST_CASE("operations in place at any offset of an allocation") {
+  using Kind = OperationKey::Kind;
+  RunOnGpus([](Rank& rank) {
+    std::string wrong;  // all of them: which are wrong tells what NCCL cannot do
+    for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather}) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8, DType::kFloat64}) {
+        for (const size_t offset : {0, 1, 2, 3, 5, 8}) {
+          for (const size_t count : {size_t{1}, size_t{7}, size_t{1000}, size_t{40'001}}) {
+            for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+              if (op == ReduceOp::kAvg && !IsFloatingPoint(dtype)) continue;
+              try {
+                CheckAtOffset(rank, kind, dtype, op, offset, count);
+              } catch (const std::exception& e) {
+                absl::StrAppend(&wrong, "\n",
+                                OperationKey{.kind = kind, .in = dtype, .out = dtype, .op = op}.Describe(count), " at ",
+                                offset, ": ", e.what());
+              }
+            }
+          }
+        }
+      }
+    }
+    RANK_CHECK(wrong.empty(), wrong);
   });
 }
 

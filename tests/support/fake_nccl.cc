@@ -211,6 +211,9 @@ bool Registered(const void* data) {
   return static_cast<const char*>(data) < after->first + after->second;
 }
 
+// Where NCCL's symmetric kernels are wrong: registered memory that does not begin at a multiple of 4 bytes.
+bool Misaligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 4 != 0 && Registered(data); }
+
 void NoteOp(Comm comm, int op) {
   const std::lock_guard<std::mutex> lock(state->mutex);
   state->last_op[comm->rank] = std::min(op, kFirstPremultiplied);
@@ -226,8 +229,9 @@ Result AllReduce(const void* in, void* out, size_t count, nccl::DataType type, i
   // NCCL 2.28.3 makes one kernel of the bare sums of a group, which forgets some.
   const bool forgotten = group.depth > 0 && op == nccl::kSum && state->version >= 22800 && state->version < 22807 &&
                          Registered(out) && ++group.registered_sums > 2;
+  const bool wrong = forgotten || Misaligned(in) || Misaligned(out);
   return Collective("AllReduce", comm, stream, in, Bytes(count, type), out, [=](const auto& all) {
-    if (!forgotten) Reduce(all, 0, count, type, op, out);
+    if (!wrong) Reduce(all, 0, count, type, op, out);
   });
 }
 Result ReduceTo(const void* in, void* out, size_t count, nccl::DataType type, int op, int root, Comm comm,
@@ -240,8 +244,10 @@ Result ReduceTo(const void* in, void* out, size_t count, nccl::DataType type, in
 Result ReduceScatter(const void* in, void* out, size_t count, nccl::DataType type, int op, Comm comm, void* stream) {
   NoteOp(comm, op);
   const size_t n = static_cast<size_t>(comm->size), r = static_cast<size_t>(comm->rank);
-  return Collective("ReduceScatter", comm, stream, in, Bytes(count * n, type), out,
-                    [=](const auto& all) { Reduce(all, r * count, count, type, op, out); });
+  const bool wrong = Misaligned(in) || Misaligned(out) || (Registered(in) && Bytes(count, type) % 4 != 0);
+  return Collective("ReduceScatter", comm, stream, in, Bytes(count * n, type), out, [=](const auto& all) {
+    if (!wrong) Reduce(all, r * count, count, type, op, out);
+  });
 }
 Result Broadcast(const void* in, void* out, size_t count, nccl::DataType type, int root, Comm comm, void* stream) {
   return Collective("Broadcast", comm, stream, in, comm->rank == root ? Bytes(count, type) : 0, out,
@@ -251,7 +257,9 @@ Result Broadcast(const void* in, void* out, size_t count, nccl::DataType type, i
                     });
 }
 Result AllGather(const void* in, void* out, size_t count, nccl::DataType type, Comm comm, void* stream) {
+  const bool wrong = Misaligned(in) || Misaligned(out) || (Registered(out) && Bytes(count, type) % 4 != 0);
   return Collective("AllGather", comm, stream, in, Bytes(count, type), out, [=](const auto& all) {
+    if (wrong) return;
     for (size_t r = 0; r < all.size(); ++r) {
       std::memcpy(static_cast<char*>(out) + r * Bytes(count, type), all[r].data(), all[r].size());
     }

@@ -1,6 +1,7 @@
 // The nccl backend over an NCCL and GPUs that are none: everything but NCCL's and the GPU's own part.
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -246,6 +247,40 @@ TEST_CASE("several sums on registered memory are right with an NCCL that forgets
 }
 
 // --- streams --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("ranges and parts of registered memory that begin between two words are right") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t r = static_cast<size_t>(rank.rank), n = 2, count = 7;
+    Array a(rank, group, DType::kBFloat16, 60, true);
+    const auto range = [&](size_t first, size_t size) {
+      const Buffer whole = a.whole();
+      return Buffer{static_cast<char*>(whole.data) + first * SizeOf(whole.dtype), size, whole.dtype, whole.device};
+    };
+    const auto value = [](size_t of_rank, size_t i) { return static_cast<double>(i % 5 + 10 * of_rank); };
+    const auto fill = [&] {
+      for (size_t i = 0; i < 60; ++i) a.Set(i, value(r, i));
+    };
+    for (const size_t first : {0, 1, 2, 3}) {
+      const Buffer sum = range(first, count), all = range(first, n * count), mine = range(first + r * count, count);
+      const auto check = [&](size_t size, const std::function<double(size_t i)>& expected) {
+        for (size_t i = 0; i < 60; ++i) {
+          RANK_CHECK_EQ(a.Get(i), i < first || i >= first + size ? value(r, i) : expected(i));
+        }
+      };
+      const auto added = [&](size_t i) { return value(0, i) + value(1, i); };
+      fill();
+      RANK_CHECK_OK(Finish(group.AllReduce({&sum, 1}, {&sum, 1})));
+      check(count, added);
+      fill();
+      RANK_CHECK_OK(Finish(group.ReduceScatter({&all, 1}, {&mine, 1})));
+      check(n * count, [&](size_t i) { return (i - first) / count == r ? added(i) : value(r, i); });
+      fill();
+      RANK_CHECK_OK(Finish(group.AllGather({&mine, 1}, {&all, 1})));
+      check(n * count, [&](size_t i) { return value((i - first) / count, i); });
+    }
+  });
+}
 
 TEST_CASE("an operation begins after the caller's stream, and the caller's stream goes on after it") {
   Job job(2);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "examples/nn/check.h"
 
@@ -36,10 +35,11 @@ double SoftmaxCrossEntropy(absl::Span<const float> logits, absl::Span<const int3
     for (size_t j = 0; j < classes; ++j) sum += grad[j] = std::exp(row[j] - largest);
     for (float& g : grad) g = g * (per_row / sum) - everywhere * per_row;
     grad[label] -= (1 - options.label_smoothing) * per_row;
-    const double log_sum = std::log(sum) + static_cast<double>(largest);
-    loss += log_sum - (1.0 - static_cast<double>(options.label_smoothing)) * static_cast<double>(row[label]);
-    if (options.label_smoothing > 0) {
-      loss -= static_cast<double>(everywhere) * std::accumulate(row.begin(), row.end(), 0.0);
+    // Relative to the largest logit, so that large logits cancel before they are rounded.
+    const auto below = [largest](float x) { return static_cast<double>(x) - static_cast<double>(largest); };
+    loss += std::log(sum) - (1.0 - static_cast<double>(options.label_smoothing)) * below(row[label]);
+    if (options.label_smoothing > 0) {  // otherwise 0 times -infinity would be a NaN
+      for (const float x : row) loss -= static_cast<double>(everywhere) * below(x);
     }
   }
   return loss / static_cast<double>(labels.size());

@@ -138,7 +138,7 @@ struct BucketTimes {
   size_t operations = 0;    // operations of the group: one, or several for pieces and hooks
   int64_t ready_ns = 0;     // its last gradient was announced on this rank
   int64_t launched_ns = 0;  // its reduction was passed to the group
-  int64_t done_ns = 0;      // this rank saw that the reduction was finished
+  int64_t done_ns = 0;      // its reduction ended, on this rank or, of memory that ranks share, on the last one
 };
 
 struct DdpStatistics {

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -31,12 +33,14 @@ struct OperationEvent {
 
 // One bucket of gradients in one reduced step. Reported at the end of the step.
 struct BucketEvent {
-  int64_t step = 0;
+  int64_t step = 0;  // 1, 2, ...
   int bucket = 0;
   size_t bytes = 0;
   int64_t ready_ns = 0;     // its last gradient was announced on this rank
   int64_t launched_ns = 0;  // its reduction was handed to the group
-  int64_t done_ns = 0;
+  int64_t done_ns = 0;      // see BucketTimes::done_ns
+  // The names of its parameters, in the order in which their gradients are expected; valid during the call.
+  absl::Span<const std::string> parameters = {};
 };
 
 // A named section of the program on one thread. Reported at its begin and at its end; see TraceScope.

@@ -25,6 +25,7 @@ class DDP_EXPORT WorkState {
   virtual bool Done() const = 0;
   virtual absl::Status Wait(absl::Time deadline) = 0;
   virtual absl::Status BlockStream(Stream stream) = 0;
+  virtual int64_t EndedNs() const { return 0; }
   virtual void Ref() = 0;
   virtual void Unref() = 0;
 
@@ -63,6 +64,10 @@ class DDP_EXPORT Work {
   absl::Status Wait(absl::Time deadline = absl::InfiniteFuture()) {
     return state_ == nullptr ? absl::OkStatus() : state_->Wait(deadline);
   }
+
+  // When it ended, in nanoseconds on CLOCK_MONOTONIC: that may be earlier than anybody looked. Only once it is Done,
+  // and only for reductions of a bucket (ReduceOptions::bucket) in CPU memory. 0: not known.
+  int64_t ended_ns() const { return state_ == nullptr ? 0 : state_->EndedNs(); }
 
   // Orders all work submitted to `stream` from now on after this operation. Returns at once. On the CPU it waits
   // instead.

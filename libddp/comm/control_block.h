@@ -87,6 +87,7 @@ struct Slot {
   alignas(kCacheLine) std::atomic<uint32_t> claimed;
   alignas(kCacheLine) std::atomic<uint32_t> done;
   std::atomic<uint32_t> nonfinite;
+  std::atomic<int64_t> done_ns;  // of a bucket's: when the last chunk was done, on the clock of NowNs
 };
 
 // Computes where everything lies for a group of `ranks`.

@@ -3,6 +3,7 @@
 #define LIBDDP_COMM_COUNTED_WORK_H_
 
 #include <atomic>
+#include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,10 +19,12 @@ class CountedWork : public internal::WorkState {
   absl::Status BlockStream(Stream) final { return Wait(absl::InfiniteFuture()); }
   void Ref() final { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref() final;
+  int64_t EndedNs() const final { return ended_ns_; }
 
-  // Sets the outcome, once; from here on the buffers are the caller's again.
-  void Finish(absl::Status status) {
+  // Sets the outcome, once, and when the work ended, if that is known; from here on the buffers are the caller's again.
+  void Finish(absl::Status status, int64_t ended_ns = 0) {
     status_ = std::move(status);
+    ended_ns_ = ended_ns;
     done_.store(true, std::memory_order_release);
   }
   // The outcome, where it is done.
@@ -35,6 +38,7 @@ class CountedWork : public internal::WorkState {
   std::atomic<int> refs_{2};
   std::atomic<bool> done_{false};
   absl::Status status_;
+  int64_t ended_ns_ = 0;
 };
 
 }  // namespace ddp

@@ -187,6 +187,7 @@ void Engine::ClearSlots(uint64_t end) {
     Slot& slot = control_.slot(cleared_, options_.rank);
     slot.claimed.store(0, std::memory_order_relaxed);
     slot.done.store(0, std::memory_order_relaxed);
+    slot.done_ns.store(0, std::memory_order_relaxed);
     slot.nonfinite.store(0, std::memory_order_relaxed);
   }
 }
@@ -399,8 +400,11 @@ void Engine::FinishOk(Operation* operation) {
     }
     if (found) *operation->nonfinite = 1;
   }
-  notes_.Entered(*operation, FlightState::kDone);
-  operation->Finish(absl::OkStatus());
+  // Another rank may have done the last of it, some time ago.
+  int64_t ended_ns = operation->mode == Operation::Mode::kDirect ? operation->ChunksEndedNs(control_) : 0;
+  if (ended_ns == 0 && operation->bucket >= 0) ended_ns = NowNs();
+  notes_.Entered(*operation, FlightState::kDone, ended_ns);
+  operation->Finish(absl::OkStatus(), ended_ns);
 }
 
 void Engine::Retire() {

@@ -112,7 +112,7 @@ void Engine::CheckPeers(int64_t waited_ns) {
             died ? absl::StrCat("rank ", options_.NameOf(r), " (process ", options_.peers.pid(r),
                                 ") has died; see its own output for the reason, and start the job again")
                  : absl::StrCat("rank ", options_.NameOf(r), " has left the group without taking part in ",
-                                (*waiting)->Describe(), "; all ranks must make the same calls in the same order")),
+                                (*waiting)->Describe(), kLeftRemedy)),
         {options_.NameOf(r)}));
     return;
   }

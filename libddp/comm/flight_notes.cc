@@ -1,5 +1,7 @@
 #include "libddp/comm/flight_notes.h"
 
+#include <algorithm>
+
 #include "absl/strings/string_view.h"
 #include "libddp/base/spin.h"
 
@@ -32,17 +34,23 @@ int64_t FlightNotes::Now() const { return listener_ == nullptr ? CoarseNowNs() :
 
 void FlightNotes::Queue(const Call& call) const {
   ring_->Queue(call.sequence, call.key.Pack(), call.count, call.bucket, Now());
-  if (listener_ != nullptr) TellListener(call, OperationEvent::State::kCalled);
+  if (listener_ != nullptr) TellListener(call, OperationEvent::State::kCalled, 0);
 }
 
-void FlightNotes::Enter(const Call& call, FlightState state) const {
-  ring_->Enter(call.sequence, state, Now());
+void FlightNotes::Enter(const Call& call, FlightState state, int64_t at_ns) const {
+  if (at_ns == 0) at_ns = Now();
+  ring_->Enter(call.sequence, state, at_ns);
   if (listener_ == nullptr || state < FlightState::kDone) return;
-  TellListener(call, state == FlightState::kDone ? OperationEvent::State::kDone : OperationEvent::State::kFailed);
+  TellListener(call, state == FlightState::kDone ? OperationEvent::State::kDone : OperationEvent::State::kFailed,
+               at_ns);
 }
 
-void FlightNotes::TellListener(const Call& call, OperationEvent::State state) const {
-  const auto time = [&](FlightState s) { return ring_->TimeOf(call.sequence, s); };
+void FlightNotes::TellListener(const Call& call, OperationEvent::State state, int64_t ended_ns) const {
+  // Peers may have ended it before this rank saw that it could begin.
+  const auto time = [&](FlightState s) {
+    const int64_t seen_ns = ring_->TimeOf(call.sequence, s);
+    return ended_ns == 0 ? seen_ns : std::min(seen_ns, ended_ns);
+  };
   OperationEvent event;
   event.state = state;
   event.kind = KindName(call.key.kind);
@@ -54,7 +62,7 @@ void FlightNotes::TellListener(const Call& call, OperationEvent::State state) co
   event.called_ns = time(FlightState::kQueued);
   event.announced_ns = time(FlightState::kAnnounced);
   event.ready_ns = time(FlightState::kReady);
-  if (state != OperationEvent::State::kCalled) event.ended_ns = NowNs();
+  event.ended_ns = ended_ns;
   listener_->OnOperation(event);
 }
 

@@ -30,9 +30,10 @@ class FlightNotes {
   void Queued(const T& operation) const {
     if (ring_ != nullptr) Queue({operation.sequence, operation.key(), operation.count, operation.bucket});
   }
+  // At `at_ns`, or now.
   template <typename T>
-  void Entered(const T& operation, FlightState state) const {
-    if (ring_ != nullptr) Enter({operation.sequence, operation.key(), operation.count, operation.bucket}, state);
+  void Entered(const T& operation, FlightState state, int64_t at_ns = 0) const {
+    if (ring_ != nullptr) Enter({operation.sequence, operation.key(), operation.count, operation.bucket}, state, at_ns);
   }
 
  private:
@@ -43,8 +44,8 @@ class FlightNotes {
     int bucket;
   };
   void Queue(const Call& call) const;
-  void Enter(const Call& call, FlightState state) const;
-  void TellListener(const Call& call, OperationEvent::State state) const;
+  void Enter(const Call& call, FlightState state, int64_t at_ns) const;
+  void TellListener(const Call& call, OperationEvent::State state, int64_t ended_ns) const;
   int64_t Now() const;
 
   FlightRing* const ring_;

@@ -99,10 +99,10 @@ void NodePipeline::LookAround(bool background) {
   if (oldest != nullptr && oldest->noticed_ns == 0) oldest->noticed_ns = now;
   for (int r = 0; s.ok() && oldest != nullptr && r < options_.layout.size(); ++r) {
     if (finished_by_gone_[static_cast<size_t>(r)] > oldest->sequence) continue;  // also if it is here
-    s = WithFailedRanks(absl::UnavailableError(absl::StrCat(
-                            "rank ", r, " has left the group without taking part in operation ", oldest->sequence, ", ",
-                            oldest->Describe(), "; all ranks must make the same calls in the same order")),
-                        {r});
+    s = WithFailedRanks(
+        absl::UnavailableError(absl::StrCat("rank ", r, " has left the group without taking part in operation ",
+                                            oldest->sequence, ", ", oldest->Describe(), kLeftRemedy)),
+        {r});
   }
   if (s.ok()) s = messages_->Look(now, absl::ToInt64Nanoseconds(options_.timeout), gone_);
   if (s.ok() && oldest != nullptr) {

@@ -403,9 +403,10 @@ bool NodePipeline::Retire() {
         !AllSucceeded(operation->headers_out)) {
       continue;
     }
-    notes_.Entered(*operation, FlightState::kDone);
+    const int64_t ended_ns = operation->bucket >= 0 ? NowNs() : 0;
+    notes_.Entered(*operation, FlightState::kDone, ended_ns);
     spare_mail_.push_back(std::move(operation->mail));
-    operation->Finish(absl::OkStatus());
+    operation->Finish(absl::OkStatus(), ended_ns);
     progressed = true;
   }
   while (!queue_.empty() && queue_.front()->Done()) {

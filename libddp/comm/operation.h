@@ -41,6 +41,11 @@ struct OperationKey {
   std::string Describe(uint64_t count) const;  // "all_reduce(avg, float32, 100 elements)"
 };
 
+// What to do if a rank has left the group while others still wait for it.
+inline constexpr char kLeftRemedy[] =
+    "; all ranks must make the same calls in the same order (for unequal numbers of training steps, use "
+    "DistributedDataParallel::Join)";
+
 // Life: queued -> announced to the peers -> ready (all ranks have announced it, and agree) -> finished -> retired. The
 // engine's mutex guards everything but the atomics; while `workers` is above 0 threads are inside RunChunks or
 // RunTurn without it.
@@ -126,6 +131,7 @@ class Operation final : public CountedWork {
   int RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit);
   void CutSlices(int ranks);
   bool ChunksDone(const ControlBlock& control) const;
+  int64_t ChunksEndedNs(const ControlBlock& control) const;  // of a bucket's, once they are done; on any rank
 
   // kStaged and kFetched take their turns, one at a time: they share the stages.
   bool TakesTurns() const { return mode == Mode::kStaged || mode == Mode::kFetched; }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "libddp/base/spin.h"
 #include "libddp/comm/operation-inl.h"
 #include "libddp/comm/operation.h"
 
@@ -59,6 +60,14 @@ bool Operation::ChunksDone(const ControlBlock& control) const {
   return true;
 }
 
+int64_t Operation::ChunksEndedNs(const ControlBlock& control) const {
+  int64_t last = 0;
+  for (size_t slice = 0; slice < chunks.size(); ++slice) {
+    last = std::max(last, control.slot(sequence, static_cast<int>(slice)).done_ns.load(std::memory_order_relaxed));
+  }
+  return last;
+}
+
 int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool steal, int limit) {
   int ran = 0;
   for (int k = 0; k < (steal ? ranks : 1); ++k) {
@@ -70,6 +79,8 @@ int Operation::RunChunks(const ControlBlock& control, int rank, int ranks, bool 
       if (c >= here) break;
       const size_t lo = c * chunk_;
       RunChunk(control, rank, ranks, slice, lo, std::min(SliceElements(slice), lo + chunk_));
+      // The clock costs too much for a small operation that nobody measures.
+      if (bucket >= 0) slot.done_ns.store(NowNs(), std::memory_order_relaxed);
       if (here == 1) {
         slot.done.store(1, std::memory_order_release);
       } else {

@@ -128,7 +128,7 @@ std::optional<std::string> PeerBoard::Gone(uint64_t sequence) {
     const bool left = line(p).departed.load(std::memory_order_acquire) != 0;
     if (left && line(p).posted.load(std::memory_order_acquire) <= sequence) {
       return absl::StrCat("rank ", ranks_[p], " has left the group without taking part in operation ", sequence,
-                          "; all ranks must make the same calls in the same order");
+                          kLeftRemedy);
     }
     if (!left && std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end()) {
       return absl::StrCat("rank ", ranks_[p], " (process ", watch_.pid(static_cast<int>(p)),

@@ -74,7 +74,14 @@ std::string OperationArgs(const TimelineEvent& e) {
                       e.bucket < 0 ? "" : absl::StrCat(",\"bucket\":", e.bucket), e.failed ? ",\"failed\":true" : "");
 }
 
-void AddRank(Trace& trace, int rank, std::vector<TimelineEvent> events, const RankClock& clock) {
+std::string BucketArgs(const TimelineEvent& e, const std::vector<std::string>& labels) {
+  const auto label = static_cast<size_t>(e.label);
+  return absl::StrCat("\"step\":", e.number, ",\"bytes\":", e.size,
+                      label < labels.size() ? absl::StrCat(",\"parameters\":", JsonQuote(labels[label])) : "");
+}
+
+void AddRank(Trace& trace, int rank, const RankEvents& told, const RankClock& clock) {
+  std::vector<TimelineEvent> events = told.events;
   trace.NameRank(rank);
   for (TimelineEvent& e : events) {
     for (int64_t& t : e.ns) t = t == 0 ? 0 : clock.ToRank0(t);
@@ -90,7 +97,7 @@ void AddRank(Trace& trace, int rank, std::vector<TimelineEvent> events, const Ra
         break;
       case TimelineEvent::Type::kBucket: {
         const int row = kBucketRow + e.bucket;
-        const std::string args = absl::StrCat("\"step\":", e.number, ",\"bytes\":", e.size);
+        const std::string args = BucketArgs(e, told.labels);
         rows.emplace(row, absl::StrCat("bucket ", e.bucket));
         if (e.ns[1] > e.ns[0]) trace.Add(rank, row, "ready, waits for its turn", e.ns[0], e.ns[1], args);
         trace.Add(rank, row, absl::StrCat("bucket ", e.bucket), e.ns[1], e.ns[3], args);
@@ -111,11 +118,11 @@ void AddRank(Trace& trace, int rank, std::vector<TimelineEvent> events, const Ra
 
 }  // namespace
 
-std::string ChromeTrace(absl::Span<const int> ranks, absl::Span<const std::vector<TimelineEvent>> events,
+std::string ChromeTrace(absl::Span<const int> ranks, absl::Span<const RankEvents> events,
                         absl::Span<const RankClock> clocks) {
   int64_t zero = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < ranks.size(); ++i) {
-    for (const TimelineEvent& e : events[i]) zero = std::min(zero, clocks[i].ToRank0(e.ns[0]));
+    for (const TimelineEvent& e : events[i].events) zero = std::min(zero, clocks[i].ToRank0(e.ns[0]));
   }
   Trace trace(zero);
   for (size_t i = 0; i < ranks.size(); ++i) AddRank(trace, ranks[i], events[i], clocks[i]);

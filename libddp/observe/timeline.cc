@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
 
@@ -110,8 +112,7 @@ Timeline::Timeline(TimelineOptions options)
       }()),
       host_(HostNumber()) {}
 
-void Timeline::Add(const TimelineEvent& event) {
-  std::lock_guard<std::mutex> lock(mutex_);
+void Timeline::Keep(const TimelineEvent& event) {
   events_.push_back(event);
   if (events_.size() <= kMostEvents) return;
   events_.pop_front();
@@ -131,15 +132,29 @@ void Timeline::OnOperation(const OperationEvent& event) noexcept {
   const int64_t times[] = {called, event.announced_ns, event.ready_ns, event.ended_ns};
   std::copy(std::begin(times), std::end(times), e.ns);
   SetName(e, event.kind);
-  Add(e);
+  std::lock_guard<std::mutex> lock(mutex_);
+  Keep(e);
 }
 
 void Timeline::OnBucket(const BucketEvent& event) noexcept {
-  Add({.type = TimelineEvent::Type::kBucket,
-       .bucket = event.bucket,
-       .number = static_cast<uint64_t>(event.step),
-       .size = event.bytes,
-       .ns = {event.ready_ns, event.launched_ns, 0, event.done_ns}});
+  constexpr size_t kNamed = 8;
+  std::string label = absl::StrJoin(event.parameters.subspan(0, kNamed), ", ");
+  if (event.parameters.size() > kNamed) {
+    absl::StrAppend(&label, " and ", event.parameters.size() - kNamed, " more");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  // As many as there are buckets, from the newest plan backwards.
+  auto found = std::find(labels_.rbegin(), labels_.rend(), label);
+  if (found == labels_.rend()) {
+    labels_.push_back(std::move(label));
+    found = labels_.rbegin();
+  }
+  Keep({.type = TimelineEvent::Type::kBucket,
+        .bucket = event.bucket,
+        .label = static_cast<int32_t>(labels_.rend() - found) - 1,
+        .number = static_cast<uint64_t>(event.step),
+        .size = event.bytes,
+        .ns = {event.ready_ns, event.launched_ns, 0, event.done_ns}});
 }
 
 void Timeline::OnScope(const ScopeEvent& event) noexcept {
@@ -151,16 +166,13 @@ void Timeline::OnScope(const ScopeEvent& event) noexcept {
   auto found = std::find(threads_.begin(), threads_.end(), thread);
   if (found == threads_.end()) found = threads_.insert(threads_.end(), thread);
   e.thread = static_cast<int32_t>(found - threads_.begin());
-  events_.push_back(e);
-  if (events_.size() <= kMostEvents) return;
-  events_.pop_front();
-  ++dropped_;
+  Keep(e);
 }
 
 // --- writing --------------------------------------------------------------------------------------------------------
 
 absl::Status Timeline::Begin(ProcessGroup& world) {
-  Peer mine{.host = host_, .count = 0, .error = 0};
+  Peer mine{.host = host_, .count = 0, .label_bytes = 0, .error = 0};
   if (world.rank() == 0 && !std::ofstream(options_.path, std::ios::app).is_open()) mine.error = errno;
   std::vector<Peer> peers(static_cast<size_t>(world.size()));
   const absl::Time forever = absl::InfiniteFuture();  // the group's own time-out applies
@@ -185,27 +197,39 @@ absl::Status Timeline::End(ProcessGroup& world, absl::Duration patience) {
   return WriteOwn();
 }
 
+RankEvents Timeline::Own() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (dropped_ > 0) {
+    Log().warn("rank {}: the timeline has the last {} events; {} before them are left out", options_.rank,
+               events_.size(), dropped_);
+  }
+  return {{events_.begin(), events_.end()}, labels_};
+}
+
 absl::Status Timeline::Gather(ProcessGroup& world, absl::Time deadline) {
   const auto n = static_cast<size_t>(world.size());
   std::vector<ClockReading> end;
   if (absl::Status s = CompareClocks(world, deadline, &end); !s.ok()) return s;
-  std::vector<std::vector<TimelineEvent>> gathered(n);
+  std::vector<RankEvents> gathered(n);
   std::vector<Peer> peers(n);
-  std::vector<TimelineEvent>& own = gathered[static_cast<size_t>(options_.rank)];
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    own.assign(events_.begin(), events_.end());
-    if (dropped_ > 0) {
-      Log().warn("rank {}: the timeline has the last {} events; {} before them are left out", options_.rank, own.size(),
-                 dropped_);
-    }
-  }
-  const Peer mine{.host = host_, .count = static_cast<int64_t>(own.size()), .error = 0};
+  std::vector<TimelineEvent>& own = (gathered[static_cast<size_t>(options_.rank)] = Own()).events;
+  std::string labels = absl::StrJoin(gathered[static_cast<size_t>(options_.rank)].labels, "\n");
+  const Peer mine{.host = host_,
+                  .count = static_cast<int64_t>(own.size()),
+                  .label_bytes = static_cast<int64_t>(labels.size()),
+                  .error = 0};
   absl::Status s = Finish(world, world.AllGather({Bytes(&mine, 1)}, {Bytes(peers.data(), n)}), deadline);
-  if (s.ok() && options_.rank != 0) s = Finish(world, world.Send({Bytes(own.data(), own.size())}, 0, kTag), deadline);
+  if (s.ok() && options_.rank != 0) {
+    const Buffer message[] = {Bytes(own.data(), own.size()), Bytes(labels.data(), labels.size())};
+    s = Finish(world, world.Send(message, 0, kTag), deadline);
+  }
   for (size_t r = 1; s.ok() && options_.rank == 0 && r < n; ++r) {
-    gathered[r].resize(static_cast<size_t>(peers[r].count));
-    s = Finish(world, world.Recv({Bytes(gathered[r].data(), gathered[r].size())}, static_cast<int>(r), kTag), deadline);
+    gathered[r].events.resize(static_cast<size_t>(peers[r].count));
+    labels.resize(static_cast<size_t>(peers[r].label_bytes));
+    const Buffer message[] = {Bytes(gathered[r].events.data(), gathered[r].events.size()),
+                              Bytes(labels.data(), labels.size())};
+    s = Finish(world, world.Recv(message, static_cast<int>(r), kTag), deadline);
+    gathered[r].labels = absl::StrSplit(labels, '\n');
   }
   if (!s.ok() || options_.rank != 0) return s;
   std::vector<int> ranks;
@@ -218,15 +242,11 @@ absl::Status Timeline::Gather(ProcessGroup& world, absl::Time deadline) {
 }
 
 absl::Status Timeline::WriteOwn() {
-  std::vector<std::vector<TimelineEvent>> own(1);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    own[0].assign(events_.begin(), events_.end());
-  }
+  const RankEvents own = Own();
   RankClock clock;
   if (!begin_.empty()) clock.begin = begin_[static_cast<size_t>(options_.rank)];
   std::lock_guard<std::mutex> lock(own_file_mutex_);  // two groups may fail at once
-  return WriteFile(absl::StrCat(options_.path, ".rank", options_.rank), ChromeTrace({options_.rank}, own, {clock}));
+  return WriteFile(absl::StrCat(options_.path, ".rank", options_.rank), ChromeTrace({options_.rank}, {own}, {clock}));
 }
 
 }  // namespace ddp

@@ -24,6 +24,7 @@ struct TimelineEvent {
   DType dtype = DType::kFloat32;
   bool failed = false;
   int32_t bucket = -1;
+  int32_t label = -1;   // kBucket: index of its RankEvents::labels
   int32_t thread = 0;   // kScope: 0, 1, ... in the order in which threads first had one
   uint32_t group = 0;   // kOperation
   uint64_t number = 0;  // kOperation: the sequence number; kBucket: the step
@@ -31,6 +32,12 @@ struct TimelineEvent {
   // kOperation: called, announced, ready, ended. kBucket: ready, launched, -, done. kScope: begin, -, -, end.
   int64_t ns[4] = {};
   char name[32] = {};
+};
+
+// What one rank has to tell.
+struct RankEvents {
+  std::vector<TimelineEvent> events;
+  std::vector<std::string> labels;  // names of a bucket's parameters, without line ends
 };
 
 // Where another rank's clock was, seen from rank 0's: `offset_ns` ahead of it when rank 0's showed `at_ns`.
@@ -58,7 +65,7 @@ int64_t EstimateClockOffset(absl::Span<const ClockRound> rounds, size_t rank, bo
 
 // The Chrome trace of the ranks' events, each moved to rank 0's clock, time 0 at the first; `ranks` says whose each
 // are.
-std::string ChromeTrace(absl::Span<const int> ranks, absl::Span<const std::vector<TimelineEvent>> events,
+std::string ChromeTrace(absl::Span<const int> ranks, absl::Span<const RankEvents> events,
                         absl::Span<const RankClock> clocks);
 
 struct TimelineOptions {
@@ -91,11 +98,12 @@ class Timeline final : public Observer {
   struct Peer {
     uint64_t host;
     int64_t count;
+    int64_t label_bytes;
     int32_t error;  // errno of opening the file (rank 0)
   };
 
-  void Add(const TimelineEvent& event);
-  int32_t ThreadNumber();
+  void Keep(const TimelineEvent& event);  // with the mutex held
+  RankEvents Own();
   absl::Status CompareClocks(ProcessGroup& world, absl::Time deadline, std::vector<ClockReading>* readings);
   absl::Status Gather(ProcessGroup& world, absl::Time deadline);
 
@@ -103,6 +111,7 @@ class Timeline final : public Observer {
   std::mutex mutex_, own_file_mutex_;
   std::deque<TimelineEvent> events_;
   uint64_t dropped_ = 0;
+  std::vector<std::string> labels_;
   std::vector<int> threads_;  // their system-wide numbers
   uint64_t host_ = 0;
   std::vector<uint64_t> hosts_;

@@ -5,7 +5,7 @@
 
 namespace ddp {
 
-void GpuTimer::Begin(int64_t step, int64_t begin_ns, Stream stream) {
+void GpuTimer::Begin(int64_t step, int64_t begin_ns, std::shared_ptr<const BucketNames> names, Stream stream) {
   if (state_ != State::kIdle) return;
   const DeviceGuard guard(Devices(), stream.device);
   if (!guard.status().ok() || Devices().Capturing(stream.native).value_or(true)) return;
@@ -14,7 +14,7 @@ void GpuTimer::Begin(int64_t step, int64_t begin_ns, Stream stream) {
     if (!made.ok()) return;
     stream_ = *std::move(made);
   }
-  step_ = {step, begin_ns, 0, {}};
+  step_ = {step, begin_ns, 0, {}, std::move(names)};
   device_ = stream.device;
   state_ = State::kMeasuring;
   Mark(kBegin, stream);
@@ -47,10 +47,10 @@ void GpuTimer::EndWait(Stream stream) {
   if (state_ == State::kMeasuring) state_ = State::kEnded;
 }
 
-std::optional<GpuTimer::Step> GpuTimer::Read() {
+std::optional<MeasuredStep> GpuTimer::Read() {
   if (state_ != State::kEnded) return std::nullopt;
   const DeviceGuard guard(Devices(), device_);
-  absl::StatusOr<Step> step = TryRead();
+  absl::StatusOr<MeasuredStep> step = TryRead();
   if (absl::IsUnavailable(step.status())) return std::nullopt;
   state_ = State::kIdle;
   if (!step.ok()) return std::nullopt;
@@ -58,7 +58,7 @@ std::optional<GpuTimer::Step> GpuTimer::Read() {
 }
 
 // Unavailable: not yet.
-absl::StatusOr<GpuTimer::Step> GpuTimer::TryRead() {
+absl::StatusOr<MeasuredStep> GpuTimer::TryRead() {
   const size_t used = kBuckets + 2 * step_.buckets.size();
   for (size_t event = used; event-- > 0;) {
     const absl::StatusOr<bool> finished = Devices().Finished(events_[event].get());

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "libddp/device/device_runtime.h"
+#include "libddp/reducer/statistics.h"
 
 namespace ddp {
 
@@ -20,15 +22,8 @@ namespace ddp {
 // Not thread-safe.
 class GpuTimer {
  public:
-  struct Step {
-    int64_t step = 0;
-    int64_t begin_ns = 0;  // by the host's clock, when the step began
-    int64_t exposed_ns = 0;
-    std::vector<BucketTimes> buckets;
-  };
-
   // A step of which `stream` is the first stream. Does nothing while an earlier one has not been read.
-  void Begin(int64_t step, int64_t begin_ns, Stream stream);
+  void Begin(int64_t step, int64_t begin_ns, std::shared_ptr<const BucketNames> names, Stream stream);
   // Bucket b's operations begin behind what `behind` holds.
   void Launched(size_t b, Stream behind);
   // `work` is bucket b's last.
@@ -42,7 +37,7 @@ class GpuTimer {
   }
 
   // The step that was measured last, once, when all of it has happened.
-  std::optional<Step> Read();
+  std::optional<MeasuredStep> Read();
 
  private:
   enum class State : uint8_t { kIdle, kMeasuring, kEnded };
@@ -50,10 +45,10 @@ class GpuTimer {
   static constexpr size_t kBegin = 0, kWaitBegin = 1, kWaitEnd = 2, kBuckets = 3;
 
   void Mark(size_t event, Stream stream);
-  absl::StatusOr<Step> TryRead();
+  absl::StatusOr<MeasuredStep> TryRead();
 
   State state_ = State::kIdle;
-  Step step_;
+  MeasuredStep step_;
   Device device_;
   OwnedStream stream_;  // waits for works, that nothing else has to
   std::vector<OwnedEvent> events_;

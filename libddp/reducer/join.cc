@@ -130,7 +130,7 @@ absl::Status Model::ShadowStep() {
   if (status.ok()) status = Communicate(stream);
   if (status.ok()) {
     statistics_.CountStep();
-    if (!streams_.on_gpu()) Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - begin_ns_);
+    if (!streams_.on_gpu()) Record(TimesOfStep(NowNs() - begin_ns_));
     status = EndReduction();
   }
   if (status.ok()) status = TellDivergence();

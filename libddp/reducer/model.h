@@ -100,7 +100,8 @@ class Model final : public DistributedDataParallel {
   absl::Status UseStandIn(size_t index);
   void ForgetGivenGradients();
   absl::Status FinishOnGpu(Stream stream);
-  void Record(int64_t step, int64_t begin_ns, std::vector<BucketTimes> times, int64_t exposed_ns);
+  void Record(MeasuredStep step);
+  MeasuredStep TimesOfStep(int64_t exposed_ns) const;
   void ReadTimer();
   absl::Status EndReduction();
   void EndStep();

@@ -30,11 +30,13 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
   plan_ = PlanBuckets(items, order, caps.first, caps.others);
   buckets_.clear();
   bucket_of_.assign(all.size(), 0);
+  auto names = std::make_shared<BucketNames>(plan_.size());
   for (const Bucket& planned : plan_) {
     auto bucket = std::make_unique<BucketState>();
     std::vector<Buffer> slots;
     for (const size_t i : planned.items) {
       bucket_of_[i] = buckets_.size();
+      (*names)[buckets_.size()].push_back(all[i].parameter.name);
       slots.push_back(all[i].slot);
       bucket->copied |= all[i].copied();
       bucket->view.gradients.push_back({i, all[i].parameter.name, all[i].parameter.shape, 0, all[i].slot.count});
@@ -51,6 +53,7 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
                 planned.items.size(), planned.bytes, bucket->ranges.size());
     buckets_.push_back(std::move(bucket));
   }
+  names_ = std::move(names);
   End();
   return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
 }
@@ -304,7 +307,12 @@ void Reducer::StartRound(BucketState& bucket) {
 // Waits for the operations begun; on a GPU the stream does. The first failure of them.
 absl::Status Reducer::Collect(BucketState& bucket, Stream stream) {
   absl::Status first;
-  for (Work& work : bucket.works) first.Update(streams_.on_gpu() ? work.BlockStream(stream) : work.Wait());
+  int64_t ended_ns = 0;
+  for (Work& work : bucket.works) {
+    first.Update(streams_.on_gpu() ? work.BlockStream(stream) : work.Wait());
+    ended_ns = std::max(ended_ns, work.ended_ns());
+  }
+  bucket.times.done_ns = (ended_ns == 0 ? NowNs() : ended_ns) - begin_ns_;
   // A GPU's are kept: they say when all is over.
   if (!streams_.on_gpu()) bucket.works.clear();
   return first;
@@ -312,7 +320,6 @@ absl::Status Reducer::Collect(BucketState& bucket, Stream stream) {
 
 void Reducer::Complete(BucketState& bucket, Stream stream) {
   status_.Update(Collect(bucket, stream));
-  bucket.times.done_ns = NowNs() - begin_ns_;
   if (hook_ == nullptr || !status_.ok()) return;
   bucket.view.stream = stream;
   status_ = Call(bucket, [&] { return hook_->Finish(bucket.view); });

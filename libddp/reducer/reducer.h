@@ -88,6 +88,7 @@ class Reducer {
   size_t done() const { return done_; }                                          // buckets, in order
   const Bucket& bucket(size_t b) const { return plan_[b]; }
   std::vector<BucketTimes> times() const;
+  const std::shared_ptr<const BucketNames>& names() const { return names_; }
   GpuTimer& timer() { return timer_; }
 
  private:
@@ -129,7 +130,8 @@ class Reducer {
   std::vector<Bucket> plan_;
   std::vector<std::unique_ptr<BucketState>> buckets_;
   std::vector<size_t> bucket_of_;  // by parameter
-  Scratch packed_;                 // for hooks: copies of buckets whose gradients do not lie together
+  std::shared_ptr<const BucketNames> names_;
+  Scratch packed_;  // for hooks: copies of buckets whose gradients do not lie together
 
   int64_t begin_ns_ = 0, step_ = 0;
   StepScale scale_;

@@ -3,11 +3,25 @@
 #define LIBDDP_REDUCER_STATISTICS_H_
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
 
 namespace ddp {
+
+// Of each bucket of a plan, the names of its parameters.
+using BucketNames = std::vector<std::vector<std::string>>;
+
+// What was measured of one reduced step.
+struct MeasuredStep {
+  int64_t step = 0;      // 1, 2, ...
+  int64_t begin_ns = 0;  // when it began, on the host's clock
+  int64_t exposed_ns = 0;
+  std::vector<BucketTimes> buckets;
+  std::shared_ptr<const BucketNames> names;  // by now the model may have another plan
+};
 
 // Not thread-safe. Costs some nanoseconds for each bucket.
 class Statistics {

@@ -54,7 +54,7 @@ void Model::BeginReduction(Stream stream) {
     ReadTimer();
     const int64_t step = statistics_.steps() + 1;
     if (step < 4 || step % 16 == 0 || group_->observer() != nullptr) {
-      reducer_.timer().Begin(step, begin_ns_, streams_.Use(stream));
+      reducer_.timer().Begin(step, begin_ns_, reducer_.names(), streams_.Use(stream));
     }
   }
   if (!Meets()) return SetScale();
@@ -291,7 +291,7 @@ absl::Status Model::Reduce(Stream stream) {
     ReadTimer();
   } else {
     statistics_.CountStep();
-    Record(statistics_.steps(), begin_ns_, reducer_.times(), NowNs() - entered);
+    Record(TimesOfStep(NowNs() - entered));
   }
   status = EndReduction();
   return status.ok() ? TellDivergence() : status;
@@ -323,19 +323,24 @@ absl::Status Model::FinishOnGpu(Stream stream) {
 
 // What the GPU has measured by now.
 void Model::ReadTimer() {
-  std::optional<GpuTimer::Step> step = reducer_.timer().Read();
-  if (step.has_value()) Record(step->step, step->begin_ns, std::move(step->buckets), step->exposed_ns);
+  std::optional<MeasuredStep> step = reducer_.timer().Read();
+  if (step.has_value()) Record(*std::move(step));
 }
 
-void Model::Record(int64_t step, int64_t begin_ns, std::vector<BucketTimes> times, int64_t exposed_ns) {
+// On the CPU, of the step that ends.
+MeasuredStep Model::TimesOfStep(int64_t exposed_ns) const {
+  return {statistics_.steps(), begin_ns_, exposed_ns, reducer_.times(), reducer_.names()};
+}
+
+void Model::Record(MeasuredStep step) {
   if (Observer* const observer = group_->observer(); observer != nullptr) {
-    for (size_t b = 0; b < times.size(); ++b) {
-      const BucketTimes& t = times[b];
-      observer->OnBucket(
-          {step, static_cast<int>(b), t.bytes, begin_ns + t.ready_ns, begin_ns + t.launched_ns, begin_ns + t.done_ns});
+    for (size_t b = 0; b < step.buckets.size(); ++b) {
+      const BucketTimes& t = step.buckets[b];
+      observer->OnBucket({step.step, static_cast<int>(b), t.bytes, step.begin_ns + t.ready_ns,
+                          step.begin_ns + t.launched_ns, step.begin_ns + t.done_ns, (*step.names)[b]});
     }
   }
-  statistics_.Record(std::move(times), exposed_ns);
+  statistics_.Record(std::move(step.buckets), step.exposed_ns);
 }
 
 // What a reduced step leaves to the next ones.

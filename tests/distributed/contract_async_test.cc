@@ -1,6 +1,7 @@
 // The contract of ProcessGroup, part 3: operations in flight.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/exchange.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 
@@ -121,6 +124,29 @@ TEST_CASE("Progress does this rank's part, so that a waiting peer is served") {
     }
     RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
     flight.Check();
+  });
+}
+
+TEST_CASE("a bucket's reduction ended when its last part was done, whoever did it and whenever a rank looks") {
+  if (RankCount() == 1 || std::getenv("DDP_NODE_SIZE") != nullptr) return;  // nodes wait for each other's messages
+  RunOnRanks([](Rank& rank) {
+    for (const size_t count : {size_t{100}, size_t{1} << 20}) {
+      const Allocation memory = RANK_VALUE(rank.group().Allocate(count * sizeof(float), {}));
+      const Buffer view = memory.View(DType::kFloat32, 0, count);
+      Work work = RANK_VALUE(rank.group().AllReduce({view}, {view}, {.bucket = 0}));
+      // Rank 0 stays away while the others do its part, too.
+      if (rank.rank() != 0) RANK_CHECK_OK(work.Wait());
+      const int64_t others_saw = NowNs();
+      rank.Meet();
+      RANK_CHECK_OK(work.Wait());
+      const std::vector<int64_t> saw = RANK_VALUE(Exchange(rank.group(), others_saw));
+      const std::vector<int64_t> ended = RANK_VALUE(Exchange(rank.group(), work.ended_ns()));
+      RANK_CHECK(ended[0] > 0 && ended[0] <= *std::max_element(saw.begin() + 1, saw.end()));
+      for (const int64_t e : ended) RANK_CHECK_EQ(e, ended[0]);
+      Work unmeasured = RANK_VALUE(rank.group().AllReduce({view}, {view}));
+      RANK_CHECK_OK(unmeasured.Wait());
+      RANK_CHECK_EQ(unmeasured.ended_ns(), int64_t{0});
+    }
   });
 }
 

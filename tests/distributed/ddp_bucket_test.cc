@@ -277,5 +277,22 @@ TEST_CASE("automatic bucket sizes are the same on all ranks, and give the same b
   });
 }
 
+TEST_CASE("a bucket is done when its reduction has ended, not when this rank looks again") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.bucket_bytes = 400;
+    const Model model = Make(rank, MakeParameters({100, 100}), options);
+    for (int step = 0; step < 3; ++step) {
+      Announce(rank, *model, {1}, step);
+      // Comes behind the bucket's reduction, and ends it without the model.
+      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      Announce(rank, *model, {0}, step);
+      RANK_CHECK_OK(model->FinishBackward());
+      const std::vector<BucketTimes> b = model->statistics().buckets;
+      RANK_CHECK(b[0].launched_ns <= b[0].done_ns && b[0].done_ns <= b[1].ready_ns, b[0].done_ns, " ", b[1].ready_ns);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

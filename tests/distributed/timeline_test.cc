@@ -80,6 +80,16 @@ TEST_CASE("rank 0 writes the events of all ranks") {
     if (RankCount() > 1) CHECK(names["all_reduce of a bucket"] == kParameters * kSteps);
   }
   CHECK(Count(trace, RankCount()).empty());
+  // Steps count from 1, and each bucket names its parameters: the last one first.
+  std::map<int, int> steps;
+  for (const nlohmann::json& e : trace["traceEvents"]) {
+    const std::string name = e["name"].get<std::string>();
+    if (e["ph"] != "X" || name.substr(0, 6) != "bucket") continue;
+    ++steps[e["args"]["step"].get<int>()];
+    CHECK(e["args"]["parameters"] == absl::StrCat("p", kParameters - 1 - (name.back() - '0')));
+  }
+  CHECK(steps.begin()->first == 1);
+  CHECK(steps.rbegin()->first == kSteps);
   std::filesystem::remove(Path());
 }
 

@@ -71,20 +71,22 @@ TimelineEvent Operation(uint64_t number, int64_t begin, int64_t end) {
 }
 
 TEST_CASE("a trace is JSON, on rank 0's clock, with rows that do not overlap") {
-  std::vector<std::vector<TimelineEvent>> events(2);
+  std::vector<RankEvents> events(2);
   TimelineEvent scope{.ns = {1'000'000, 0, 0, 9'000'000}};
   std::copy_n("a \"name\"", 9, scope.name);
-  events[0] = {scope,
-               {.type = TimelineEvent::Type::kBucket,
-                .bucket = 3,
-                .number = 7,
-                .size = 40,
-                .ns = {1'500'000, 2'000'000, 0, 3'000'000}}};
+  events[0].labels = {"other", "fc.weight, fc.\"bias\""};
+  events[0].events = {scope,
+                      {.type = TimelineEvent::Type::kBucket,
+                       .bucket = 3,
+                       .label = 1,
+                       .number = 7,
+                       .size = 40,
+                       .ns = {1'500'000, 2'000'000, 0, 3'000'000}}};
   // Three operations, of which the first two overlap; the clock of rank 1 is a second ahead.
   constexpr int64_t kAhead = 1'000'000'000;
-  events[1] = {Operation(0, kAhead + 2'000'000, kAhead + 5'000'000),
-               Operation(1, kAhead + 3'000'000, kAhead + 4'000'000),
-               Operation(2, kAhead + 5'000'000, kAhead + 6'000'000)};
+  events[1].events = {Operation(0, kAhead + 2'000'000, kAhead + 5'000'000),
+                      Operation(1, kAhead + 3'000'000, kAhead + 4'000'000),
+                      Operation(2, kAhead + 5'000'000, kAhead + 6'000'000)};
   const RankClock clocks[] = {{}, {{.at_ns = 0, .offset_ns = kAhead}, {.at_ns = 1, .offset_ns = kAhead}}};
   const nlohmann::json trace = nlohmann::json::parse(ChromeTrace({0, 1}, events, clocks));
   std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> rows;
@@ -96,6 +98,10 @@ TEST_CASE("a trace is JSON, on rank 0's clock, with rows that do not overlap") {
     if (e["name"] == "a \"name\"") {
       CHECK(e["ts"] == 0);
       CHECK(e["dur"] == 8000);
+    }
+    if (e["name"] == "bucket 3") {
+      CHECK(e["args"]["step"] == 7);
+      CHECK(e["args"]["parameters"] == "fc.weight, fc.\"bias\"");
     }
     if (e["name"] == "all_reduce" && e["args"]["operation"] == 0) {
       CHECK(e["ts"] == 1000);
@@ -119,8 +125,7 @@ TEST_CASE("a trace is JSON, on rank 0's clock, with rows that do not overlap") {
       CHECK((apart || nested));
     }
   }
-  CHECK(nlohmann::json::parse(
-            ChromeTrace({0}, std::vector<std::vector<TimelineEvent>>(1), std::vector<RankClock>(1)))["traceEvents"]
+  CHECK(nlohmann::json::parse(ChromeTrace({0}, std::vector<RankEvents>(1), std::vector<RankClock>(1)))["traceEvents"]
             .size() == 2);
 }
 

@@ -16,6 +16,9 @@ inline size_t PageSize() {
   return bytes;
 }
 
+// Memory of this size and more is laid out for the kernel's transparent huge pages.
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
 struct PageSpan {
   size_t begin = 0, end = 0;
 };

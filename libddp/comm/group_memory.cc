@@ -9,12 +9,6 @@
 #include "libddp/comm/share_segment.h"
 
 namespace ddp {
-namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-}  // namespace
-
 // Allocation numbers are reused in turn. All ranks skip a number that is still in use on one of them: each proposes its
 // next free number, and while the proposals differ, all search again from the farthest one. Usually one exchange.
 absl::StatusOr<std::vector<GroupMemory::Wish>> GroupMemory::AgreeOnNumber(Wish mine, uint64_t* number) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/memory_room.h"
 #include "libddp/comm/allocation_list.h"
 #include "libddp/comm/backing.h"
 #include "libddp/comm/internal_group.h"
@@ -67,6 +68,8 @@ class LocalGroup final : public InternalGroup {
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
     if (absl::Status s = CallCheck(0, 1, "allocate").AllocationOf(bytes, device); !s.ok()) return s;
     if (absl::Status s = status(); !s.ok()) return s;
+    const MemoryRoom room = MemoryRoom::For(bytes);
+    if (absl::Status s = CheckRoom({&room, 1}, bytes); !s.ok()) return s;
     absl::StatusOr<std::shared_ptr<void>> data = AllocateHost(bytes);
     if (!data.ok()) return data.status();
     char* const begin = static_cast<char*>(data->get());

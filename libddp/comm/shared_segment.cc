@@ -28,7 +28,6 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr char kProc[] = "/proc/";
 
 // On the byte of that number, whether or not the file has it. A record lock, since unlike one of the open file

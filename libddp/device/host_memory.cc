@@ -7,11 +7,11 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/page.h"
 
 namespace ddp {
 
 absl::StatusOr<std::shared_ptr<void>> AllocateHost(size_t bytes) {
-  constexpr size_t kHugePage = size_t{2} << 20;
   // Huge pages begin at multiples of their size: map more than is needed and begin there.
   const size_t mapped = bytes >= kHugePage ? bytes + kHugePage : bytes;
   void* const hole = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

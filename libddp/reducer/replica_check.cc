@@ -168,10 +168,10 @@ absl::Status ReplicaCheck::Compare() const {
     (hash(r, differing[0]) == hash(usual, differing[0]) ? same : others).push_back(r);
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "ranks have trained apart: in step ", step_, " ", Ranks(others), others.size() == 1 ? " has" : " have",
+      "ranks have trained apart: in step ", step_ + 1, " ", Ranks(others), others.size() == 1 ? " has" : " have",
       " other values of ", replicas_[differing[0]].name, " than ", Ranks(same), " (", differing.size(), " of ",
       replicas_.size(), " differ; ",
-      equal_at_ < 0 ? std::string("there was no check before") : absl::StrCat("all were equal in step ", equal_at_),
+      equal_at_ < 0 ? std::string("there was no check before") : absl::StrCat("all were equal in step ", equal_at_ + 1),
       "). Look for a FinishBackward that was left out, a gradient that is not announced or is written after GradReady, "
       "values filled after Create without BroadcastValues, and optimizer steps that not all ranks make"));
 }

@@ -89,14 +89,14 @@ TEST_CASE("one bit that differs is found on every rank, and the model can go on"
       };
       RANK_CHECK_OK(step(0));
       if (IsLast(rank)) FlipLowestBit(model->value(victim), counts[victim] - 1);
-      for (int i = 1; i < 4; ++i) RANK_CHECK_OK(step(i));  // step 3 is checked
+      for (int i = 1; i < 4; ++i) RANK_CHECK_OK(step(i));  // the fourth step is checked
       const absl::Status status = step(4);
       RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, absl::StrCat("parameter 'layer", victim, ".weight'"),
                         absl::StrCat("rank ", LastRank(rank), " has other values"),
                         rank.size() == 2   ? "than rank 0 "
                         : rank.size() == 3 ? "than ranks 0, 1 "
                                            : "than ranks 0, 1, 2 ",
-                        "1 of 4 differ", "step 3", "all were equal in step 0");
+                        "1 of 4 differ", "step 4", "all were equal in step 1");
       // The step itself was made, and the group works.
       for (const size_t p : {size_t{0}, size_t{3}}) {
         if (victim == 2) break;
@@ -187,7 +187,7 @@ void CheckFound(Rank& rank, DdpOptions options,
     if (status.ok()) Descend(*model);
   }
   if (rank.size() == 1) return RANK_CHECK_OK(status);
-  RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "'layer0.weight'", "step 2", "all were equal in step 0");
+  RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "'layer0.weight'", "step 3", "all were equal in step 1");
 }
 
 TEST_CASE("a gradient that kDetect takes for unused on all ranks is found by its values, and told of") {
@@ -257,7 +257,7 @@ TEST_CASE("what the last check has found is logged when the model goes") {
     if (IsLast(rank)) FlipLowestBit(model->value(1), 2);
     RANK_CHECK_OK(Step(rank, *model, 0));
   });
-  if (RanksAreThreads() && RankCount() > 1) CHECK(logged.Count({"'layer1.weight'", "step 0"}) == 1);
+  if (RanksAreThreads() && RankCount() > 1) CHECK(logged.Count({"'layer1.weight'", "step 1"}) == 1);
 }
 
 // --- together with other parts --------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ TEST_CASE("buffers are compared if they are said to be replicated") {
       RANK_CHECK_OK(Step(rank, *model, 1));
       const absl::Status status = Step(rank, *model, 2);
       if (replicated && rank.size() > 1) {
-        RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "buffer 'running'", "step 1");
+        RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "buffer 'running'", "step 2");
       } else {
         RANK_CHECK_OK(status);
       }
@@ -294,11 +294,11 @@ TEST_CASE("passes that are not reduced neither check nor tell") {
       RANK_CHECK_OK(Step(rank, *model, step));
     };
     accumulate(0);
-    RANK_CHECK_OK(Step(rank, *model, 1));  // reduced step 0
+    RANK_CHECK_OK(Step(rank, *model, 1));  // the first reduced step
     accumulate(2);
     const absl::Status status = Step(rank, *model, 3);
     if (rank.size() > 1) {
-      RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "'layer1.weight'", "step 0");
+      RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "'layer1.weight'", "step 1");
     } else {
       RANK_CHECK_OK(status);
     }

@@ -70,7 +70,7 @@ void Replicas(GpuRank& rank) {
       return status;
     };
     for (int i = 0; i < 4; ++i) RANK_CHECK_OK(step(i == 2 ? Stream{} : a.get()));
-    // The last bit of the last element of one rank; step 4 is checked, and step 5 tells.
+    // The last bit of the last element of one rank; the fifth step is checked, and the sixth tells.
     if (rank.rank() == rank.size() - 1) {
       const Buffer last = {static_cast<float*>(model->value(4).data) + 40'000, 1, DType::kFloat32, rank.device()};
       Write(
@@ -82,7 +82,7 @@ void Replicas(GpuRank& rank) {
       RANK_CHECK_OK(told);
       continue;
     }
-    RANK_CHECK_STATUS(told, StatusCode::kFailedPrecondition, "'layer4.weight'", "step 4", "1 of 9 differ",
+    RANK_CHECK_STATUS(told, StatusCode::kFailedPrecondition, "'layer4.weight'", "step 5", "1 of 9 differ",
                       absl::StrCat("rank ", rank.size() - 1));
     RANK_CHECK_OK(model->BroadcastValues(0, a.get()));
     while (number < 8) RANK_CHECK_OK(step(a.get()));

@@ -74,7 +74,8 @@ TEST_CASE("a missing root of a broadcast is to blame, whoever else has not come"
         [&](Rank& rank) {
           Memory m(rank, Placement::kOrdinary, DType::kFloat32, count);
           rank.Meet();
-          const bool late = rank.rank() == 0 || (rank.size() > 2 && rank.rank() == rank.size() - 1);
+          // On another node, a rank may notice that its neighbour is missing before it hears of the root.
+          const bool late = rank.rank() == 0 || (rank.size() > 2 && OnOneNode() && rank.rank() == rank.size() - 1);
           const auto check = [&](const absl::Status& status) {
             RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", "did not arrive: rank 0");
             RANK_CHECK(FailedRanks(status) == std::vector<int>{0}, status.ToString());

@@ -343,7 +343,7 @@ TEST_CASE("a check survives other parameters, and tells what it has found before
     RANK_CHECK_OK(Step(rank, *model, 1));
     RANK_CHECK_OK(Step(rank, *model, 2));
     RANK_CHECK_STATUS(model->SetParameters(MakeParameters({100, 3})), StatusCode::kFailedPrecondition,
-                      "'layer2.weight'", "step 2", "1 of 3");
+                      "'layer2.weight'", "step 3", "1 of 3");
     RANK_CHECK_EQ(model->size(), size_t{3});
     RANK_CHECK_OK(model->SetParameters(MakeParameters({100, 3})));
     for (int step = 3; step < 7; ++step) RANK_CHECK_OK(Step(rank, *model, step));
@@ -367,7 +367,7 @@ TEST_CASE("checks go on at the same steps in another group") {
     RANK_CHECK_OK(model->Rebind(*together));
     if (IsLast(rank)) FlipLowestBit(model->value(0), 1);
     RANK_CHECK_OK(Step(rank, *model, 2));
-    RANK_CHECK_STATUS(Step(rank, *model, 3), StatusCode::kFailedPrecondition, "'layer0.weight'", "step 2",
+    RANK_CHECK_STATUS(Step(rank, *model, 3), StatusCode::kFailedPrecondition, "'layer0.weight'", "step 3",
                       "no check before");
   });
 }

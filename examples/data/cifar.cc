@@ -11,10 +11,10 @@
 namespace examples {
 namespace {
 
-constexpr size_t kPixels = 3 * 32 * 32;
-constexpr size_t kRecord = 1 + kPixels;
-constexpr size_t kCifar100Record = 2 + kPixels;
-constexpr int kClasses = 10;
+constexpr size_t kCifarPixels = 3 * 32 * 32;
+constexpr size_t kRecord = 1 + kCifarPixels;
+constexpr size_t kCifar100Record = 2 + kCifarPixels;
+constexpr int kCifar10Classes = 10;
 constexpr absl::string_view kFirstFile = "data_batch_1.bin";
 
 absl::StatusOr<size_t> ReadCifarFile(const std::string& folder, const std::string& name, Images& images) {
@@ -44,10 +44,10 @@ absl::StatusOr<size_t> DecodeCifar(absl::Span<const uint8_t> file, Images& image
   }
   const size_t count = file.size() / kRecord;
   for (size_t i = 0; i < count; ++i) {
-    if (file[i * kRecord] < kClasses) continue;
+    if (file[i * kRecord] < kCifar10Classes) continue;
     return absl::InvalidArgumentError(absl::StrCat("it is damaged, or no binary file of CIFAR-10: image ", i,
                                                    " has the label ", int{file[i * kRecord]}, " where 0 to ",
-                                                   kClasses - 1, " are expected"));
+                                                   kCifar10Classes - 1, " are expected"));
   }
   for (absl::Span<const uint8_t> rest = file; !rest.empty(); rest.remove_prefix(kRecord)) {
     images.labels.push_back(rest[0]);
@@ -68,7 +68,7 @@ absl::StatusOr<Dataset> LoadCifarFolder(const std::string& folder) {
   dataset.name = folder;
   dataset.channels = 3;
   dataset.height = dataset.width = 32;
-  dataset.classes = kClasses;
+  dataset.classes = kCifar10Classes;
   dataset.mirrored_alike = true;
   size_t expected = 0;  // as many as in the first file
   for (int i = 1; i <= 6; ++i) {

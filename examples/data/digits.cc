@@ -6,17 +6,17 @@
 namespace examples {
 namespace {
 
-constexpr size_t kPixels = 64;
+constexpr size_t kDigitPixels = 64;
 
 // 64 pixels from 'A' (0) to 'Q' (16), then the label: see make_digits.py.
-constexpr char kDigits[][kPixels + 2] = {
+constexpr char kDigits[][kDigitPixels + 2] = {
 #include "examples/data/digits_data.inc"
 };
 static_assert(std::size(kDigits) == 1797);
 
 void Append(absl::string_view digit, Images& images) {
-  for (const char pixel : digit.substr(0, kPixels)) images.pixels.push_back(static_cast<uint8_t>(pixel - 'A'));
-  images.labels.push_back(static_cast<uint8_t>(digit[kPixels] - '0'));
+  for (const char pixel : digit.substr(0, kDigitPixels)) images.pixels.push_back(static_cast<uint8_t>(pixel - 'A'));
+  images.labels.push_back(static_cast<uint8_t>(digit[kDigitPixels] - '0'));
 }
 
 }  // namespace

@@ -4,17 +4,26 @@
 
 #include <unistd.h>
 
+#include <memory>
+
 namespace ddp {
 
 // A child has its parent's objects, but not the threads that serve them, and it does not speak for the parent's rank:
 // its destructors must not tell the peers anything, nor wait for anybody. A member of what has such a destructor.
 class OwnerProcess {
  public:
+  OwnerProcess() : pid_(getpid()) {}
   bool IsHere() const { return pid_ == getpid(); }
 
  private:
-  const pid_t pid_ = getpid();
+  const pid_t pid_;
 };
+
+// What `owner` owns is never destroyed.
+template <typename T>
+void KeepForever(const std::shared_ptr<T>& owner) {
+  new std::shared_ptr<T>(owner);
+}
 
 }  // namespace ddp
 

@@ -51,8 +51,8 @@ class DeviceGroup final : public InternalGroup {
   ~DeviceGroup() override {
     if (!owner_.IsHere()) {  // a child by fork can use neither CUDA nor its parent's NCCL
       (void)memory_.release();
-      new std::shared_ptr<DeviceEngine>(engine_);
-      new std::shared_ptr<NcclCommunicator>(communicator_);
+      KeepForever(engine_);
+      KeepForever(communicator_);
       return;
     }
     engine_->Shutdown();

@@ -8,11 +8,10 @@
 namespace ddp {
 namespace {
 
-using Kind = SharedSegment::Kind;
-
 // The leader creates the segment and the others open it, in two exchanges. Sets `automatic`, on all ranks alike, if a
 // rank could not open a segment whose kind its leader chose automatically.
-absl::StatusOr<std::shared_ptr<SharedSegment>> MakeAndOpen(const SegmentShare& share, const absl::StatusOr<Kind>& kind,
+absl::StatusOr<std::shared_ptr<SharedSegment>> MakeAndOpen(const SegmentShare& share,
+                                                           const absl::StatusOr<SharedSegment::Kind>& kind,
                                                            const ExchangeNotes& exchange, bool* automatic) {
   std::shared_ptr<SharedSegment> segment;
   Note mine;
@@ -22,7 +21,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> MakeAndOpen(const SegmentShare& s
     absl::StatusOr<std::shared_ptr<SharedSegment>> made =
         kind.ok() ? SharedSegment::Create(share.bytes, *kind) : kind.status();
     mine = Note(made.status(), made.ok() ? (*made)->handle() : "");
-    mine.automatic = made.ok() && *kind == Kind::kAuto;
+    mine.automatic = made.ok() && *kind == SharedSegment::Kind::kAuto;
     if (made.ok()) segment = *std::move(made);
   }
   absl::StatusOr<std::vector<Note>> notes = exchange(mine);
@@ -49,12 +48,12 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> MakeAndOpen(const SegmentShare& s
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedSegment>> ShareSegment(const SegmentShare& share, const ExchangeNotes& exchange) {
-  const absl::StatusOr<Kind> kind = SharedSegment::KindFromEnv();
+  const absl::StatusOr<SharedSegment::Kind> kind = SharedSegment::KindFromEnv();
   bool automatic = false;
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment = MakeAndOpen(share, kind, exchange, &automatic);
   if (automatic) {
-    const bool chosen = kind.ok() && *kind != Kind::kAuto;
-    segment = MakeAndOpen(share, chosen ? *kind : Kind::kPosix, exchange, &automatic);
+    const bool chosen = kind.ok() && *kind != SharedSegment::Kind::kAuto;
+    segment = MakeAndOpen(share, chosen ? *kind : SharedSegment::Kind::kPosix, exchange, &automatic);
   }
   if (!segment.ok()) return segment.status();
   absl::Status reserved;

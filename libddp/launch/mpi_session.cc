@@ -203,7 +203,7 @@ class MpiSessionImpl final : public MpiSession {
     }
     if (!s.ok()) {
       if (owner_) Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
-      new std::shared_ptr<MpiShared>(shared_);  // MPI may still write to what is to be dropped
+      KeepForever(shared_);  // MPI may still write to what is to be dropped
       return;
     }
     std::lock_guard<std::mutex> lock(MpiMutex());

@@ -92,7 +92,12 @@ void CheckSurvivor(const Fault& fault, int rank, const Ending& ending) {
   if (fault.work == "training") CheckTraining(fault, lines.back());
   if (fault.harmless()) return;
   CHECK(absl::StartsWith(lines[0], fault.stops() ? "DEADLINE_EXCEEDED: " : "UNAVAILABLE: "));
-  CHECK(absl::StrContains(lines[0], absl::StrCat("rank ", fault.victims[0], fault.stops() ? ";" : " (process")));
+  const std::string victim = absl::StrCat("rank ", fault.victims[0]);
+  if (fault.stops()) {
+    CHECK((absl::StrContains(lines[0], victim + ";") || absl::StrContains(lines[0], victim + ", the root;")));
+  } else {
+    CHECK(absl::StrContains(lines[0], victim + " (process"));
+  }
 }
 
 void CheckVictim(const Fault& fault, const Ending& ending, const Ending& survivor) {

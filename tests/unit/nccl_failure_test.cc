@@ -1,5 +1,6 @@
 // What becomes of groups of the nccl backend when NCCL or a rank fails, hangs, or does not do what it should.
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -88,7 +89,9 @@ TEST_CASE("a call that fails names itself, and fails the group on all ranks") {
   for (const char* function :
        {"AllReduce", "Broadcast", "AllGather", "ReduceScatter", "Send", "RedOpCreatePreMulSum"}) {
     Job job(2);
+    std::barrier all_have_a_group(2);
     job.Run([&](Rank& rank, ProcessGroup& group) {
+      all_have_a_group.arrive_and_wait();
       Array a(rank, group, DType::kFloat32, 4, false), b(rank, group, DType::kFloat32, 8, false),
           c(rank, group, DType::kFloat32, 8, false);
       if (rank.rank == 1) rank.nccl.Plan(function, 1, Mishap::kFail, nccl::kRemoteError);

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
-#include "libddp/comm/nccl_api.h"
+#include "libddp/comm/nccl/api.h"
 
 namespace bench {
 

@@ -16,7 +16,7 @@
 
 #include "bench/arguments.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/flight_ring.h"
+#include "libddp/comm/health/flight_ring.h"
 #include "libddp/reducer/statistics.h"
 
 namespace {

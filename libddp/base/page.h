@@ -1,4 +1,4 @@
-// Pages of memory.
+// Pages and cache lines.
 #ifndef LIBDDP_BASE_PAGE_H_
 #define LIBDDP_BASE_PAGE_H_
 
@@ -9,6 +9,8 @@
 #include "libddp/base/round.h"
 
 namespace ddp {
+
+inline constexpr size_t kCacheLine = 64;
 
 // 4 KiB as a rule; 16 or 64 KiB on some arm64 machines.
 inline size_t PageSize() {

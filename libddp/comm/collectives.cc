@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/exchange.h"
-#include "libddp/comm/range_list.h"
-#include "libddp/comm/validate.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/range_list.h"
+#include "libddp/comm/base/validate.h"
 
 namespace ddp {
 namespace {

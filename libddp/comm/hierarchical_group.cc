@@ -1,4 +1,5 @@
 #include "libddp/comm/hierarchical_group.h"
+#include "libddp/comm/memory/allocation_table.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,17 +12,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
-#include "libddp/comm/channels.h"
-#include "libddp/comm/engine.h"
-#include "libddp/comm/exchange.h"
-#include "libddp/comm/group_memory.h"
-#include "libddp/comm/internal_group.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/validate.h"
+#include "libddp/comm/host/engine.h"
 #include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
+#include "libddp/comm/memory/group_memory.h"
+#include "libddp/comm/memory/share_segment.h"
+#include "libddp/comm/memory/shared_segment.h"
+#include "libddp/comm/messages/channels.h"
 #include "libddp/comm/multi_node_group.h"
-#include "libddp/comm/share_segment.h"
-#include "libddp/comm/shared_segment.h"
-#include "libddp/comm/validate.h"
 
 namespace ddp {
 namespace {
@@ -40,12 +41,14 @@ std::vector<int> AllRanks(int size) {
 
 class HierarchicalGroup final : public InternalGroup {
  public:
-  HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress)
+  HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress,
+                    uint64_t allocation_numbers)
       : control_(std::move(control)),
         progress_(progress),
-        engine_(std::move(options), progress),
+        allocations_(options.rank, allocation_numbers),
+        engine_(Complete(std::move(options)), progress),
         channels_(ChannelBlock(control_->data() + ControlBlock::Bytes(size()), size()), &engine_, progress),
-        memory_(this, AllRanks(size()), {&engine_}, /*viewed=*/false) {
+        memory_(this, AllRanks(size()), &allocations_, /*viewed=*/false) {
     engine_.DoBesides([this] { channels_.Progress(); });
     for (ReduceOp op : kReduceOps) {
       for (DType dtype : kDTypes) {
@@ -193,8 +196,15 @@ class HierarchicalGroup final : public InternalGroup {
     return engine_.Launch(operation);
   }
 
+  EngineOptions Complete(EngineOptions options) {
+    options.control = ControlBlock(control_->data(), options.size);
+    options.allocations = &allocations_;
+    return options;
+  }
+
   const std::shared_ptr<SharedSegment> control_;
   ProgressThread* const progress_;
+  AllocationTable allocations_;
   Engine engine_;
   Channels channels_;
   CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
@@ -253,9 +263,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
 size_t HierarchicalBytes(int ranks) { return HierarchicalGroup::SharedBytes(ranks); }
 
 std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegment> memory, EngineOptions options,
-                                                    ProgressThread* progress) {
-  options.control = ControlBlock(memory->data(), options.size);
-  return std::make_unique<HierarchicalGroup>(std::move(memory), std::move(options), progress);
+                                                    ProgressThread* progress, uint64_t allocation_numbers) {
+  return std::make_unique<HierarchicalGroup>(std::move(memory), std::move(options), progress, allocation_numbers);
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,

@@ -8,10 +8,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
-#include "libddp/comm/context_observer.h"
-#include "libddp/comm/engine.h"
-#include "libddp/comm/progress_thread.h"
-#include "libddp/comm/shared_segment.h"
+#include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/host/engine.h"
+#include "libddp/comm/memory/shared_segment.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {
@@ -30,11 +30,12 @@ struct GroupOptions {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options);
 
-// The group of ranks of one node that share `memory`, of HierarchicalBytes(options.size) bytes; options.control is set
-// here.
+// The group of ranks of one node that share `memory`, of HierarchicalBytes(options.size) bytes; options.control and
+// options.allocations are set here. `allocation_numbers`: how many allocations there may be at a time.
 size_t HierarchicalBytes(int ranks);
 std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegment> memory, EngineOptions options,
-                                                    ProgressThread* progress);
+                                                    ProgressThread* progress,
+                                                    uint64_t allocation_numbers = Address::kAllocations);
 
 }  // namespace ddp
 

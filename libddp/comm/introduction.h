@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "libddp/base/process_id.h"
-#include "libddp/comm/node_layout.h"
+#include "libddp/comm/base/node_layout.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {

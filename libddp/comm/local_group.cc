@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/memory_room.h"
-#include "libddp/comm/allocation_list.h"
-#include "libddp/comm/backing.h"
-#include "libddp/comm/internal_group.h"
-#include "libddp/comm/range_list.h"
-#include "libddp/comm/validate.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/range_list.h"
+#include "libddp/comm/base/validate.h"
+#include "libddp/comm/memory/allocation_list.h"
+#include "libddp/comm/memory/backing.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/host_memory.h"
 

@@ -1,4 +1,5 @@
 #include "libddp/comm/multi_node_group.h"
+#include "libddp/comm/memory/allocation_table.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,14 +13,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
-#include "libddp/comm/exchange.h"
-#include "libddp/comm/group_memory.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/validate.h"
 #include "libddp/comm/hierarchical_group.h"
-#include "libddp/comm/internal_group.h"
 #include "libddp/comm/local_group.h"
-#include "libddp/comm/node_pipeline.h"
-#include "libddp/comm/share_segment.h"
-#include "libddp/comm/validate.h"
+#include "libddp/comm/memory/group_memory.h"
+#include "libddp/comm/memory/share_segment.h"
+#include "libddp/comm/nodes/node_pipeline.h"
 #include "libddp/launch/memory_wire.h"
 
 namespace ddp {
@@ -59,8 +60,9 @@ class MultiNodeGroup final : public InternalGroup {
         even_(BlockPlan::Even(members_.layout)),
         on_each_node_(BlockPlan::OnEachNode(members_.layout, members_.layout.node_of(rank()))),
         per_rank_(BlockPlan::PerRank(members_.layout)),
-        pipeline_(std::move(options), group.progress),
-        memory_(this, members_.layout.ranks[static_cast<size_t>(members_.layout.node_of(rank()))], pipeline_.engines(),
+        allocations_(members_.layout.local_of(rank())),
+        pipeline_(WithTable(std::move(options)), group.progress),
+        memory_(this, members_.layout.ranks[static_cast<size_t>(members_.layout.node_of(rank()))], &allocations_,
                 /*viewed=*/true) {
     for (int r = 0; r < size(); ++r) from_root_.push_back(BlockPlan::FromRoot(members_.layout, r));
   }
@@ -121,13 +123,19 @@ class MultiNodeGroup final : public InternalGroup {
   absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
                               const ReduceOptions& options);
 
+  const BlockPlan& AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const;
+  NodePipelineOptions WithTable(NodePipelineOptions options) {
+    options.allocations = options.reducing.allocations = options.spreading.allocations = &allocations_;
+    return options;
+  }
+
   const Members members_;
   const ChannelCounter channels_;
   const GroupOptions group_options_;
-  const BlockPlan& AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const;
 
   const BlockPlan even_, on_each_node_, per_rank_;
   std::vector<BlockPlan> from_root_;
+  AllocationTable allocations_;
   NodePipeline pipeline_;
   std::mutex exchange_mutex_;  // one Allocate, Register or Split at a time
   GroupMemory memory_;

@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/introduction.h"
-#include "libddp/comm/node_layout.h"
 #include "libddp/launch/rendezvous.h"
 
 namespace ddp {

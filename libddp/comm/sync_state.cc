@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "libddp/comm/context_observer.h"
+#include "libddp/comm/health/context_observer.h"
 
 #include <atomic>
 #include <cerrno>

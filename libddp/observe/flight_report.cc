@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/operation.h"
+#include "libddp/comm/host/operation.h"
 #include "libddp/observe/json.h"
 
 namespace ddp {

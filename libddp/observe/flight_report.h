@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "libddp/comm/context_observer.h"
-#include "libddp/comm/flight_ring.h"
+#include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/health/flight_ring.h"
 
 namespace ddp {
 

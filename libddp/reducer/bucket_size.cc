@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "libddp/base/spin.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 
 namespace ddp {
 namespace {

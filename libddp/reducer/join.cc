@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/grad_scaler.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/model.h"
 

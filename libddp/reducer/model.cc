@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/bucket_size.h"
 #include "libddp/reducer/verify.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/device/cpu_hash.h"
 

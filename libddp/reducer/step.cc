@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/model.h"
 

@@ -11,7 +11,7 @@
 
 #include "absl/time/clock.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 

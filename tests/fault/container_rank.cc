@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "libddp/comm/peer_board.h"
+#include "libddp/comm/health/peer_board.h"
 #include "tests/fault/flags.h"
 
 namespace ddp::testing {

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/context.h"
-#include "libddp/comm/operation.h"
+#include "libddp/comm/host/operation.h"
 #include "libddp/device/device_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/numbers.h"

@@ -49,7 +49,7 @@ endif()
 run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR} -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DLIBDDP=${SOURCE_DIR}
     -DDDP_WITH_CUDA=OFF ${arguments})
 
-file(STRINGS ${build}/compile_commands.json command REGEX "\"command\".*libddp/comm/engine.cc")
+file(STRINGS ${build}/compile_commands.json command REGEX "\"command\".*libddp/comm/host/engine.cc")
 expect("${command}" "-std=[a-z]+\\+\\+(23|2b) ")
 foreach(flag " -O[0-9]" " -DNDEBUG" " -Werror ")
   if(command MATCHES "${flag}")

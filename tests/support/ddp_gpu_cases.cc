@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/grad_scaler.h"
-#include "libddp/comm/exchange.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "tests/support/check.h"
 #include "tests/support/ddp_gpu_steps.h"

@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "libddp/comm/nccl_api.h"
+#include "libddp/comm/nccl/api.h"
 
 namespace ddp::testing {
 

@@ -12,9 +12,9 @@
 
 #include "absl/time/clock.h"
 #include "ddp/store.h"
-#include "libddp/comm/device_group.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
+#include "libddp/comm/nccl/device_group.h"
 #include "libddp/launch/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"

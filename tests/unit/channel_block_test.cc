@@ -1,5 +1,5 @@
 // Where things lie in a ChannelBlock: nothing over anything else, all within it.
-#include "libddp/comm/channel_block.h"
+#include "libddp/comm/messages/channel_block.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "libddp/comm/operation.h"
+#include "libddp/comm/host/operation.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

@@ -1,5 +1,5 @@
 // The memory of a group: where its parts lie, and that a number stands for one allocation on all ranks.
-#include "libddp/comm/group_memory.h"
+#include "libddp/comm/memory/group_memory.h"
 
 #include <cstdint>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/hierarchical_group.h"
-#include "libddp/comm/progress_thread.h"
 #include "tests/support/catch.h"
 
 namespace ddp {
@@ -58,8 +58,7 @@ struct SmallGroup {
       options.size = kRanks;
       options.timeout = absl::Seconds(50);
       options.peers = PeerWatch(processes);
-      options.allocation_numbers = kNumbers;
-      ranks.push_back(MakeHierarchicalGroup(segment, std::move(options), &progress));
+      ranks.push_back(MakeHierarchicalGroup(segment, std::move(options), &progress, kNumbers));
     }
   }
 

@@ -21,6 +21,10 @@ namespace fs = std::filesystem;
 // libddp's layers, the lowest first.
 constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
 
+// The rooms of libddp/comm, the lowest first, but for nccl, which stands beside host, messages and nodes. What lies in
+// comm itself, the groups, is above them all.
+constexpr std::array<std::string_view, 7> kRooms = {"base", "memory", "health", "host", "messages", "nodes", "nccl"};
+
 // What begins the name of a header that no user may need to have.
 constexpr std::array<std::string_view, 14> kForeign = {"cuda", "cublas", "cudnn", "nccl", "mpi",    "dnnl", "oneapi",
                                                        "nvml", "nvtx",   "hwloc", "hwy",  "spdlog", "asio", "openssl"};
@@ -33,6 +37,29 @@ std::optional<size_t> LayerOf(std::string_view path) {
   const auto* const found = std::find(kLayers.begin(), kLayers.end(), rest.substr(0, rest.find('/')));
   if (found == kLayers.end()) return std::nullopt;
   return static_cast<size_t>(found - kLayers.begin());
+}
+
+// The room of "libddp/comm/<room>/..."; kRooms.size() for what lies in comm itself; nothing for another room.
+std::optional<size_t> RoomOf(std::string_view path) {
+  const std::string_view rest = path.substr(std::string_view("libddp/comm/").size());
+  if (rest.find('/') == std::string_view::npos) return kRooms.size();
+  const auto* const found = std::find(kRooms.begin(), kRooms.end(), rest.substr(0, rest.find('/')));
+  if (found == kRooms.end()) return std::nullopt;
+  return static_cast<size_t>(found - kRooms.begin());
+}
+
+// The same within libddp/comm.
+std::string ObjectionInComm(std::string_view file, std::string_view header) {
+  const std::optional<size_t> mine = RoomOf(file), theirs = RoomOf(header);
+  if (!mine.has_value() || !theirs.has_value()) return "not in a known room of libddp/comm";
+  if (*theirs > *mine) return "an upward include within libddp/comm";
+  const auto beside_nccl = [](size_t room) {
+    return kRooms[room] == "host" || kRooms[room] == "messages" || kRooms[room] == "nodes";
+  };
+  if (*mine < kRooms.size() && kRooms[*mine] == "nccl" && *theirs != *mine && beside_nccl(*theirs)) {
+    return "the nccl backend includes the host's";
+  }
+  return "";
 }
 
 // Why `file` (relative to the tree) may not include `header`; empty if it may.
@@ -55,7 +82,8 @@ std::string Objection(std::string_view file, std::string_view header) {
   if (!internal) return "";
   const std::optional<size_t> mine = LayerOf(file), theirs = LayerOf(header);
   if (!mine.has_value() || !theirs.has_value()) return "not in a known layer";
-  return *theirs > *mine ? "an upward include" : "";
+  if (*theirs > *mine) return "an upward include";
+  return *mine == *theirs && kLayers[*mine] == "comm" ? ObjectionInComm(file, header) : "";
 }
 
 struct Findings {
@@ -110,7 +138,7 @@ TEST_CASE("a bad include is found") {
     if (bad && !findings.objections.empty()) CHECK(StartsWith(findings.objections[0], file + ":2: "));
     fs::remove(root / file);
   };
-  check("libddp/base/a.h", "#include \"libddp/comm/engine.h\"", true);
+  check("libddp/base/a.h", "#include \"libddp/comm/host/engine.h\"", true);
   check("libddp/comm/a.cc", "#  include \"libddp/reducer/verify.h\"", true);
   check("libddp/comm/a.cc", "#include \"libddp/nowhere/x.h\"", true);
   check("libddp/comm/a.cc", "#include \"examples/nn/model.h\"", true);
@@ -120,8 +148,14 @@ TEST_CASE("a bad include is found") {
   check("include/ddp/a.h", "#include <oneapi/dnnl/dnnl.hpp>", true);
   check("include/ddp/a.h", "#include <nccl.h>", true);
   check("examples/a.cc", "#include \"libddp/base/env.h\"", true);
-  check("libddp/comm/a.cc", "#include \"libddp/comm/engine.h\"", false);
-  check("libddp/reducer/a.cc", "#include \"libddp/comm/engine.h\"", false);
+  check("libddp/comm/memory/a.cc", "#include \"libddp/comm/host/engine.h\"", true);
+  check("libddp/comm/nccl/a.cc", "#include \"libddp/comm/host/engine.h\"", true);
+  check("libddp/comm/host/a.cc", "#include \"libddp/comm/nccl/api.h\"", true);
+  check("libddp/comm/host/a.cc", "#include \"libddp/comm/context.h\"", true);
+  check("libddp/comm/a.cc", "#include \"libddp/comm/attic/a.h\"", true);
+  check("libddp/comm/a.cc", "#include \"libddp/comm/host/engine.h\"", false);
+  check("libddp/comm/nccl/a.cc", "#include \"libddp/comm/health/peer_board.h\"", false);
+  check("libddp/reducer/a.cc", "#include \"libddp/comm/host/engine.h\"", false);
   check("libddp/launch/a.cc", "#include <mpi.h>", false);
   check("libddp/base/a.cc", "#include \"ddp/types.h\"", false);
   check("examples/nn/a.cc", "#include \"ddp/ddp.h\"", false);

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "libddp/comm/nccl_advice.h"
-#include "libddp/comm/nccl_api.h"
-#include "libddp/comm/reduce_plan.h"
+#include "libddp/comm/nccl/advice.h"
+#include "libddp/comm/nccl/api.h"
+#include "libddp/comm/nccl/reduce_plan.h"
 #include "tests/support/catch.h"
 
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)

@@ -1,4 +1,4 @@
-#include "libddp/comm/node_layout.h"
+#include "libddp/comm/base/node_layout.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/comm/block_plan.h"
+#include "libddp/comm/nodes/block_plan.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

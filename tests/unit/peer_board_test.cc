@@ -1,5 +1,5 @@
 // What ranks learn of each other's operations, however far one is ahead.
-#include "libddp/comm/peer_board.h"
+#include "libddp/comm/health/peer_board.h"
 
 #include <cstdint>
 #include <functional>
@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "ddp/context.h"
 #include "ddp/store.h"
-#include "libddp/comm/operation.h"
+#include "libddp/comm/host/operation.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

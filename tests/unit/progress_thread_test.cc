@@ -1,5 +1,5 @@
 // How often the progress thread looks.
-#include "libddp/comm/progress_thread.h"
+#include "libddp/comm/base/progress_thread.h"
 
 #include <sys/syscall.h>
 #include <time.h>

@@ -1,4 +1,4 @@
-#include "libddp/comm/shared_failure.h"
+#include "libddp/comm/health/shared_failure.h"
 
 #include <chrono>
 #include <cstring>

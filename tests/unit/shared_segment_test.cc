@@ -1,5 +1,5 @@
 // Memory common to processes: what one of them makes its own, and what it maps elsewhere.
-#include "libddp/comm/shared_segment.h"
+#include "libddp/comm/memory/shared_segment.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/share_segment.h"
+#include "libddp/comm/memory/share_segment.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "libddp/comm/shared_writer.h"
+#include "libddp/comm/memory/shared_writer.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "libddp/comm/operation.h"
-#include "libddp/comm/read_process.h"
+#include "libddp/comm/host/operation.h"
+#include "libddp/comm/memory/read_process.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

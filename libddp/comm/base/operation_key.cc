@@ -1,0 +1,48 @@
+#include "libddp/comm/base/operation_key.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp {
+
+uint64_t OperationKey::Pack() const {
+  return uint64_t{static_cast<uint8_t>(kind)} | uint64_t{static_cast<uint8_t>(in)} << 8 |
+         uint64_t{static_cast<uint8_t>(out)} << 16 | uint64_t{static_cast<uint8_t>(op)} << 24 |
+         uint64_t{check_nonfinite} << 32 | uint64_t{root} << 40;
+}
+
+OperationKey OperationKey::Unpack(uint64_t packed) {
+  OperationKey key;
+  key.kind = static_cast<Kind>(packed & 0xff);
+  key.in = static_cast<DType>(packed >> 8 & 0xff);
+  key.out = static_cast<DType>(packed >> 16 & 0xff);
+  key.op = static_cast<ReduceOp>(packed >> 24 & 0xff);
+  key.check_nonfinite = (packed >> 32 & 0xff) != 0;
+  key.root = static_cast<uint16_t>(packed >> 40 & 0xffff);
+  return key;
+}
+
+std::string OperationKey::Describe(uint64_t count) const {
+  const std::string types =
+      in == out ? std::string(Name(in)) : absl::StrCat(std::string(Name(in)), " to ", std::string(Name(out)));
+  switch (kind) {
+    case Kind::kAllReduce:
+      return absl::StrCat("all_reduce(", Name(op), ", ", types, ", ", count, " elements",
+                          check_nonfinite ? ", non-finite check)" : ")");
+    case Kind::kReduceScatter:
+      return absl::StrCat("reduce_scatter(", Name(op), ", ", types, ", ", count, " elements",
+                          check_nonfinite ? ", non-finite check)" : ")");
+    case Kind::kAllGather:
+      return absl::StrCat("all_gather(", types, ", ", count, " elements)");
+    case Kind::kAllGatherV:
+      return absl::StrCat("all_gather_v(", types, ", ", count, " elements in all)");
+    case Kind::kAllToAll:
+      return absl::StrCat("all_to_all(", types, ", ", count, " elements)");
+    case Kind::kBroadcast:
+      return absl::StrCat("broadcast(from rank ", root, ", ", types, ", ", count, " elements)");
+    case Kind::kBarrier:
+      return "barrier()";
+  }
+  return "an unknown operation";
+}
+
+}  // namespace ddp

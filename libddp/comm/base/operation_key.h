@@ -1,0 +1,35 @@
+// What an operation is: the part of a call that all ranks must make alike.
+#ifndef LIBDDP_COMM_BASE_OPERATION_KEY_H_
+#define LIBDDP_COMM_BASE_OPERATION_KEY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/process_group.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+// Small enough to be compared in one word.
+struct OperationKey {
+  enum class Kind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllGatherV, kAllToAll, kBroadcast, kBarrier };
+  Kind kind = Kind::kBarrier;
+  DType in = DType::kUInt8;
+  DType out = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  bool check_nonfinite = false;
+  uint16_t root = 0;
+
+  uint64_t Pack() const;
+  static OperationKey Unpack(uint64_t packed);
+  std::string Describe(uint64_t count) const;  // "all_reduce(avg, float32, 100 elements)"
+};
+
+// What to do if a rank has left the group while others still wait for it.
+inline constexpr char kLeftRemedy[] =
+    "; all ranks must make the same calls in the same order (for unequal numbers of training steps, use "
+    "DistributedDataParallel::Join)";
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_BASE_OPERATION_KEY_H_

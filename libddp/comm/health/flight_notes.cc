@@ -1,0 +1,69 @@
+#include "libddp/comm/health/flight_notes.h"
+
+#include <algorithm>
+
+#include "absl/strings/string_view.h"
+#include "libddp/base/spin.h"
+
+namespace ddp {
+namespace {
+
+absl::string_view KindName(OperationKey::Kind kind) {
+  switch (kind) {
+    case OperationKey::Kind::kAllReduce:
+      return "all_reduce";
+    case OperationKey::Kind::kReduceScatter:
+      return "reduce_scatter";
+    case OperationKey::Kind::kAllGather:
+    case OperationKey::Kind::kAllGatherV:
+      return "all_gather";
+    case OperationKey::Kind::kAllToAll:
+      return "all_to_all";
+    case OperationKey::Kind::kBroadcast:
+      return "broadcast";
+    case OperationKey::Kind::kBarrier:
+      return "barrier";
+  }
+  return "operation";
+}
+
+}  // namespace
+
+// A timeline wants exact times; without one they are not worth what they cost.
+int64_t FlightNotes::Now() const { return listener_ == nullptr ? CoarseNowNs() : NowNs(); }
+
+void FlightNotes::Queue(const Call& call) const {
+  ring_->Queue(call.sequence, call.key.Pack(), call.count, call.bucket, Now());
+  if (listener_ != nullptr) TellListener(call, OperationEvent::State::kCalled, 0);
+}
+
+void FlightNotes::Enter(const Call& call, FlightState state, int64_t at_ns) const {
+  if (at_ns == 0) at_ns = Now();
+  ring_->Enter(call.sequence, state, at_ns);
+  if (listener_ == nullptr || state < FlightState::kDone) return;
+  TellListener(call, state == FlightState::kDone ? OperationEvent::State::kDone : OperationEvent::State::kFailed,
+               at_ns);
+}
+
+void FlightNotes::TellListener(const Call& call, OperationEvent::State state, int64_t ended_ns) const {
+  // Peers may have ended it before this rank saw that it could begin.
+  const auto time = [&](FlightState s) {
+    const int64_t seen_ns = ring_->TimeOf(call.sequence, s);
+    return ended_ns == 0 ? seen_ns : std::min(seen_ns, ended_ns);
+  };
+  OperationEvent event;
+  event.state = state;
+  event.kind = KindName(call.key.kind);
+  event.dtype = call.key.in;
+  event.group = group_;
+  event.sequence = call.sequence;
+  event.count = call.count;
+  event.bucket = call.bucket;
+  event.called_ns = time(FlightState::kQueued);
+  event.announced_ns = time(FlightState::kAnnounced);
+  event.ready_ns = time(FlightState::kReady);
+  event.ended_ns = ended_ns;
+  listener_->OnOperation(event);
+}
+
+}  // namespace ddp

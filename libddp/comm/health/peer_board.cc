@@ -1,0 +1,141 @@
+#include "libddp/comm/health/peer_board.h"
+#include "libddp/comm/base/operation_key.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/base/process_id.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/memory/share_segment.h"
+
+namespace ddp {
+
+// Ranks of one host that cannot share memory (in containers) each get a board of their own: NCCL works without it.
+absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group) {
+  struct Member {
+    ProcessId process;
+    char host[320] = {};
+  };
+  Member self{.process = ProcessId::OfSelf()};
+  const std::string host = HostId();
+  host.copy(self.host, sizeof self.host - 1);
+  absl::StatusOr<std::vector<Member>> all = Exchange(group, self);
+  if (!all.ok()) return all.status();
+  std::vector<int> ranks;
+  for (int r = 0; r < group.size(); ++r) {
+    if ((*all)[static_cast<size_t>(r)].host == host) ranks.push_back(r);
+  }
+  const ExchangeNotes exchange = ExchangeOver(group);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> memory =
+      ShareSegment(ControlShare(group.rank(), ranks, Bytes(ranks.size())), exchange);
+  if (absl::IsUnavailable(memory.status()) && group.status().ok()) {
+    if (group.rank() == 0) {
+      Log().warn("NCCL ranks on one host do not learn at once of each other's deaths and failures: {}",
+                 std::string(memory.status().message()));
+    }
+    ranks = {group.rank()};
+    memory = ShareSegment(ControlShare(group.rank(), ranks, Bytes(1)), exchange);
+  }
+  if (!memory.ok()) return memory.status();
+
+  std::unique_ptr<PeerBoard> board(new PeerBoard);
+  board->rank_ = group.rank();
+  board->memory_ = *std::move(memory);
+  std::vector<ProcessId> processes;
+  for (const int r : ranks) {
+    if (r == group.rank()) board->place_ = processes.size();
+    processes.push_back((*all)[static_cast<size_t>(r)].process);
+  }
+  board->ranks_ = std::move(ranks);
+  board->watch_ = PeerWatch(processes, board->memory_);
+  return board;
+}
+
+PeerBoard::~PeerBoard() {
+  if (memory_ != nullptr && owner_.IsHere()) line(place_).departed.store(1, std::memory_order_release);
+}
+
+void PeerBoard::Post(uint64_t sequence, const BoardEntry& entry) {
+  Line& mine = line(place_);
+  Slot& slot = mine.ring[sequence % kRing];
+  slot.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  slot.what.store(entry.what, std::memory_order_relaxed);
+  slot.count.store(entry.count, std::memory_order_relaxed);
+  slot.shape.store(entry.shape, std::memory_order_relaxed);
+  slot.number.store(sequence + 1, std::memory_order_release);
+  mine.posted.store(sequence + 1, std::memory_order_release);
+}
+
+void PeerBoard::PostHostCall(const OperationKey& key, uint64_t count) {
+  Line& mine = line(place_);
+  mine.host_what.store(key.Pack(), std::memory_order_relaxed);
+  mine.host_count.store(count, std::memory_order_relaxed);
+  mine.host_calls.fetch_add(1, std::memory_order_release);
+}
+
+// All ranks make the same calls in the same order. A peer that has made a call on CPU memory which this rank has not,
+// but not yet this operation, is at another call. Its operations are read last: it may be moving on.
+std::optional<std::string> PeerBoard::CallsOnHost(uint64_t sequence, const BoardEntry& entry) const {
+  const uint64_t calls = line(place_).host_calls.load(std::memory_order_acquire);
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    const Line& theirs = line(p);
+    if (theirs.host_calls.load(std::memory_order_acquire) <= calls) continue;
+    if (theirs.posted.load(std::memory_order_acquire) > sequence) continue;
+    return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
+                        OperationKey::Unpack(entry.what).Describe(entry.count), " on GPU memory, rank ", ranks_[p],
+                        " calls ", OperationKey::Unpack(theirs.host_what).Describe(theirs.host_count),
+                        " on CPU memory; all ranks must make the same calls in the same order, on memory of one kind");
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence, const BoardEntry& mine) const {
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    if (p == place_) continue;
+    const Slot& theirs = line(p).ring[sequence % kRing];
+    if (theirs.number.load(std::memory_order_acquire) != sequence + 1) continue;  // not there yet, or far ahead
+    const uint64_t what = theirs.what.load(std::memory_order_relaxed),
+                   count = theirs.count.load(std::memory_order_relaxed),
+                   shape = theirs.shape.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (theirs.number.load(std::memory_order_relaxed) != sequence + 1) continue;
+    const bool same_call = what == mine.what && count == mine.count;
+    if (same_call && shape == mine.shape) continue;
+    return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
+                        OperationKey::Unpack(mine.what).Describe(mine.count), ", rank ", ranks_[p], " calls ",
+                        OperationKey::Unpack(what).Describe(count),
+                        same_call ? ", with other scales, ranges of other sizes, or memory of another kind" : "",
+                        "; all ranks must make the same calls in the same order");
+  }
+  return std::nullopt;
+}
+
+std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
+  std::vector<int> missing;
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    if (line(p).posted.load(std::memory_order_acquire) <= sequence) missing.push_back(ranks_[p]);
+  }
+  return missing;
+}
+
+std::optional<std::string> PeerBoard::Gone(uint64_t sequence) {
+  const std::vector<int> dead = watch_.Dead();
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    if (p == place_) continue;
+    const bool left = line(p).departed.load(std::memory_order_acquire) != 0;
+    if (left && line(p).posted.load(std::memory_order_acquire) <= sequence) {
+      return absl::StrCat("rank ", ranks_[p], " has left the group without taking part in operation ", sequence,
+                          kLeftRemedy);
+    }
+    if (!left && std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end()) {
+      return absl::StrCat("rank ", ranks_[p], " (process ", watch_.pid(static_cast<int>(p)),
+                          ") has died; see its own output for the reason, and start the job again");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ddp

@@ -1,0 +1,64 @@
+// Notices when a peer process dies.
+#ifndef LIBDDP_COMM_HEALTH_PEER_WATCH_H_
+#define LIBDDP_COMM_HEALTH_PEER_WATCH_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "libddp/base/process_id.h"
+#include "libddp/comm/memory/shared_segment.h"
+
+namespace ddp {
+
+// Who waits looks after its peers about so often.
+inline constexpr int64_t kLookEveryNs = 1'000'000;
+// What a dead rank has announced may still end well without it, unless it took a part with it: that shows in this time.
+inline constexpr int64_t kDeathGraceNs = 200'000'000;
+
+// Not thread-safe.
+class PeerWatch {
+ public:
+  PeerWatch() = default;
+  // By rank. Ranks of this process are not watched; those that it does not see, in other containers, by their marks in
+  // `segment`, where there is one and they have made them.
+  explicit PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment = nullptr);
+  ~PeerWatch();
+  PeerWatch(PeerWatch&& other) noexcept;
+  PeerWatch& operator=(PeerWatch&& other) noexcept;
+
+  // The ranks whose process has ended, also if nobody has waited for it yet. One system call, and one more for each
+  // rank in another container; never blocks.
+  std::vector<int> Dead() const;
+
+  bool InThisProcess(int rank) const { return peer(rank).how == How::kNot; }
+  // Whether system calls of this process know the rank's process by pid(rank).
+  bool Visible(int rank) const { return process(rank).VisibleTo(self_); }
+  pid_t pid(int rank) const { return process(rank).pid; }
+  const ProcessId& process(int rank) const { return peer(rank).process; }
+
+ private:
+  enum class How {
+    kNot,      // it is this process
+    kByPidfd,  // -1 on a kernel without pidfd_open
+    kByMark,
+    kUnknown,  // only its silence can be noticed
+  };
+  struct Peer {
+    ProcessId process;
+    How how = How::kNot;
+    int pidfd = -1;
+  };
+  const Peer& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
+
+  ProcessId self_;
+  std::vector<Peer> peers_;
+  std::shared_ptr<const SharedSegment> segment_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_HEALTH_PEER_WATCH_H_

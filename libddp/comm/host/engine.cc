@@ -1,0 +1,418 @@
+#include "libddp/comm/host/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/comm/base/waiting.h"
+
+namespace ddp {
+namespace {
+
+// Data that travel with announcements are copied twice. Where each rank has a processor that pays up to so many bytes;
+// of a reduce-scatter up to more, since its ranks, too, would first copy what they read of their peers, then reduce it.
+// Where a meeting costs a turn of the scheduler it pays for all that there is room for.
+constexpr size_t kBriefInlineBytes = size_t{16} << 10, kBriefReducedBytes = size_t{32} << 10;
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::move(options)), progress_(progress) {
+  for (int r = 0; r < options_.size; ++r) {
+    if (r != options_.rank)
+      (options_.peers.InThisProcess(r) ? peers_in_this_process_ : peers_in_other_processes_) = true;
+  }
+  PeerLine& line = control_.peer(options_.rank);
+  line.token = token_;
+  line.token_address.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
+  progress_->Add(this);
+}
+
+Engine::~Engine() {
+  if (!owner_.IsHere()) return;
+  progress_->Remove(this);
+  Lock lock(mutex_);
+  control_.peer(options_.rank).departed.store(1, std::memory_order_release);
+  KeepLateWritersOut().IgnoreError();
+  for (Operation* operation : queue_) {
+    if (!operation->Done()) {
+      notes_.Entered(*operation, FlightState::kFailed);
+      operation->Finish(absl::AbortedError(absl::StrCat("rank ", options_.NameOf(options_.rank),
+                                                        ": the process group was destroyed with operations pending")));
+    }
+    operation->Unref();
+  }
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<Work> Engine::Launch(Operation* operation) {
+  Work work(operation);
+  {
+    Lock lock(mutex_);
+    if (FailedElsewhere()) {
+      operation->Unref();  // the queue's
+      return failure_;
+    }
+    operation->sequence = first_sequence_ + queue_.size();
+    queue_.push_back(operation);
+    notes_.Queued(*operation);
+    Announce();
+  }
+  progress_->Notify();
+  return work;
+}
+
+// Tells the peers of every operation that has a slot and waits for no earlier one, in order.
+void Engine::Announce() {
+  while (failure_.ok() && announced_ < first_sequence_ + queue_.size()) {
+    if (announced_ >= slots_free_until_ && !FreeSlots()) return;
+    Operation* const operation = At(announced_);
+    if (MustWaitForEarlier(*operation)) return;
+    AnnounceOne(operation);
+    announced_.store(announced_ + 1, std::memory_order_relaxed);
+  }
+}
+
+// Looks how far the peers are; whether there is a slot for the next operation. What all peers have retired they agree
+// on: an eager broadcast of this rank's needs no look at their announcements.
+bool Engine::FreeSlots() {
+  uint64_t retired = announced_;
+  for (int r = 0; r < options_.size; ++r) {
+    if (r != options_.rank) retired = std::min(retired, control_.peer(r).retired.load(std::memory_order_acquire));
+  }
+  for (uint64_t s = first_sequence_; s < retired; ++s) At(s)->ready |= IsEagerRoot(*At(s));
+  DropRetired();
+  slots_free_until_ = std::min(retired, first_sequence_) + control_.slots();
+  return announced_ < slots_free_until_;
+}
+
+// Operations take effect in the order of the calls. Those that share no memory may overlap in time; one that does is
+// held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
+// is. (The data of an eager broadcast, which need not be announced by all, have left the memory by then.)
+bool Engine::MustWaitForEarlier(const Operation& operation) {
+  const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
+  pending_ = std::max(pending_, first_sequence_);
+  while (pending_ < operation.sequence && At(pending_)->Done()) ++pending_;
+  for (uint64_t s = pending_; s < operation.sequence; ++s) {
+    const Operation& earlier = *At(s);
+    if (earlier.Done()) continue;
+    if (barrier || operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
+        operation.in.Overlaps(earlier.out)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::AnnounceOne(Operation* operation) {
+  ClearSlots(operation->sequence + 1);
+  Slot& slot = control_.slot(operation->sequence, options_.rank);
+  Announcement& a = slot.announcement;
+  a.what = operation->called().Pack();
+  a.count = operation->called_count();
+  a.parameters = operation->parameters;
+  Place(operation, &a);
+  a.sequence.store(operation->sequence + 1, std::memory_order_release);
+  // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
+  notes_.Entered(*operation, IsEagerRoot(*operation) ? FlightState::kDone : FlightState::kAnnounced);
+  if (IsEagerRoot(*operation)) operation->Finish(absl::OkStatus());
+  if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
+  // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
+  // rest of an announcement.
+  if (operation->sequence + 1 < slots_free_until_) {
+    ClearSlots(operation->sequence + 2);
+    PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
+    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.Plain(bytes)) {
+      const size_t begin = operation->InlineBegin(options_.rank, options_.size);
+      PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes) + begin, bytes - begin);
+    }
+  }
+}
+
+// Tells the peers where this rank's data lies, or lays it out for them.
+void Engine::Place(Operation* operation, Announcement* announcement) {
+  Announcement& a = *announcement;
+  a.placement = kPrivate;
+  if (operation->IsBroadcast() && operation->in_bytes() <= kInlineBytes) {
+    // Whatever memory it comes from.
+  } else if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
+    // In place: directly, a peer would overwrite what others have still to read.
+  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
+    if (allocations_.Locate(operation->in, &a.in) && allocations_.Locate(operation->out, &a.out)) {
+      a.placement = kSharedRange;
+    }
+  } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
+    ListedRange* const entries = control_.listed(operation->sequence, options_.rank);
+    a.in = operation->in.ranges();
+    a.out = operation->out.ranges();
+    if (allocations_.Locate(operation->in, entries) && allocations_.Locate(operation->out, entries + a.in)) {
+      a.placement = kSharedList;
+    }
+  }
+  if (InlinePays(*operation, a.placement)) {
+    a.placement = kInlined;
+    if (operation->IsBroadcast()) operation->SetEager();
+    operation->PutInline(control_, &writer_, options_.rank, options_.size);
+  } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
+    a.placement = kReadable;
+    size_t contiguous = 0;
+    a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
+    a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
+  }
+}
+
+// Whether data that lie elsewhere should travel with the announcement, which spares the ranks another meeting. Of a
+// broadcast the root decides. In other operations all ranks do so alike, unless one has no room: then they use the
+// stages.
+bool Engine::InlinePays(const Operation& operation, uint32_t elsewhere) {
+  if (operation.IsBroadcast()) {
+    if (operation.in_bytes() <= kInlineBytes) return true;
+    if (operation.key().root != options_.rank || (elsewhere != kPrivate && !options_.oversubscribed)) return false;
+  } else if (elsewhere != kPrivate) {
+    return false;
+  }
+  if (operation.key().kind == OperationKey::Kind::kAllReduce) {  // every rank reads everything
+    return operation.in.bytes() <= (options_.size > 4 ? kInlineBytes / 4 : kInlineBytes);
+  }
+  const size_t brief = operation.Reduces() ? kBriefReducedBytes : kBriefInlineBytes;
+  if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : brief)) return false;
+  const auto has_room = [&] { return operation.sequence + control_.slots() - control_.larges() < slots_free_until_; };
+  return operation.in.bytes() <= kInlineBytes || has_room() || (FreeSlots() && has_room());
+}
+
+// Nobody looks at these before everybody has announced the operation.
+void Engine::ClearSlots(uint64_t end) {
+  for (; cleared_ < end; ++cleared_) {
+    Slot& slot = control_.slot(cleared_, options_.rank);
+    slot.claimed.store(0, std::memory_order_relaxed);
+    slot.done.store(0, std::memory_order_relaxed);
+    slot.done_ns.store(0, std::memory_order_relaxed);
+    slot.nonfinite.store(0, std::memory_order_relaxed);
+  }
+}
+
+// --- driving --------------------------------------------------------------------------------------------------------
+
+absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
+  const bool bounded = deadline != absl::InfiniteFuture();
+  Backoff backoff(options_.oversubscribed);
+  while (true) {
+    bool progressed = false;
+    {
+      Lock lock(mutex_);
+      ++driven_;
+      if (operation->Done()) return operation->status();
+      bool news = false;
+      do {
+        progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
+        if (operation->Done()) return operation->status();
+        news = (progressed || !news) && GlanceForNews(*operation);
+      } while (news);
+      if (!progressed && backoff.TimeToLook()) LookAround(lock);
+    }
+    if (bounded && absl::Now() >= deadline && !operation->Done()) {
+      return absl::DeadlineExceededError(absl::StrCat("rank ", options_.NameOf(options_.rank), ": ",
+                                                      operation->called().Describe(operation->called_count()),
+                                                      " is not done yet; it goes on"));
+    }
+    if (progressed) {
+      backoff = Backoff(options_.oversubscribed);
+    } else {
+      if (besides_) besides_();
+      if (backoff.TimeToLook()) progress_->WhileWaiting();
+      backoff.Pause();
+    }
+  }
+}
+
+void Engine::Progress(bool steal) {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || queue_.empty()) return;
+  ++driven_;
+  Drive(lock, first_sequence_ + queue_.size(), steal ? Share::kAll : Share::kOwn);
+}
+
+ProgressThread::Found Engine::Tick() {
+  Lock lock(mutex_);
+  if (queue_.empty()) return ProgressThread::Found::kNothing;
+  bool worked = false;
+  // Somebody of the user's threads was at it since the last look: leave it to them.
+  int64_t stay_until = NowNs() + kStayNs;
+  while (driven_ == driven_at_tick_ && !queue_.empty()) {
+    if (Drive(lock, first_sequence_ + queue_.size(), Share::kAll)) {
+      worked = true;
+      stay_until = NowNs() + kStayNs;
+      continue;
+    }
+    const bool in_a_round = !queue_.empty() && queue_.front()->ready && queue_.front()->TakesTurns();
+    if (!in_a_round || NowNs() > stay_until) break;
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+  }
+  driven_at_tick_ = driven_;
+  if (!queue_.empty()) LookAround(lock);
+  return worked ? ProgressThread::Found::kWork : ProgressThread::Found::kPending;
+}
+
+// One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
+// does a chunk at a time. Returns whether anything was done.
+bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
+  bool progressed = false, turn_taken = false, unsettled = false;
+  Announce();
+  for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
+    Operation* const operation = At(s);
+    if (operation->Done() && (operation->ready || unsettled)) continue;
+    if (!operation->ready) {
+      // In order, so that all ranks number the staging rounds alike.
+      const bool arrived = HasArrived(operation) && (!unsettled || operation->eager());
+      if (operation->Done() && !arrived) {
+        unsettled = true;
+        continue;
+      }
+      if (!arrived) break;
+      MakeReady(operation);
+      if (!failure_.ok()) break;
+      progressed = true;
+      if (operation->Done()) continue;
+    }
+    // One at a time, in order. And one thread at a time.
+    const bool takes_turns = operation->TakesTurns();
+    if (takes_turns && (std::exchange(turn_taken, true) || operation->workers > 0)) continue;
+    progressed |= Step(lock, operation, share, s <= up_to ? 1 << 30 : 1);
+    if (takes_turns && operation->Done()) turn_taken = false;
+  }
+  Retire();
+  return progressed;
+}
+
+// Whether what the operation waited for in the last pass has come. After a failure only a thread that is still at work
+// can end it, and that needs the mutex.
+bool Engine::HasNews(const Operation& operation) const {
+  if (!failure_.ok() || operation.sequence >= announced_) return false;
+  if (!operation.ready) return HasAnnounced(operation, Awaited(operation));
+  if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
+  const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
+  return its_turn && operation.PeersCaughtUp(control_);
+}
+
+// What comes soon is seen soonest without letting go of the mutex.
+bool Engine::GlanceForNews(const Operation& operation) const {
+  for (int i = 0; i < (options_.oversubscribed ? 0 : kGlances); ++i) {
+    if (HasNews(operation)) return true;
+    CpuRelax();
+  }
+  return false;
+}
+
+bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
+  bool progressed = true;
+  switch (operation->mode) {
+    case Operation::Mode::kInline:
+      if (operation->eager()) {
+        TakeEager(operation);
+      } else {
+        operation->TakeInline(control_, options_.rank, options_.size);
+      }
+      FinishOk(operation);
+      break;
+    case Operation::Mode::kDirect: {
+      const bool brief = operation->in_bytes() <= kBriefBytes;
+      ++operation->workers;
+      if (!brief) lock.unlock();
+      progressed = RunChunks(operation, share, limit);
+      if (!brief) lock.lock();
+      Worked(operation);
+      if (!operation->Done() && operation->ChunksDone(control_)) {
+        FinishOk(operation);
+        progressed = true;
+      }
+      break;
+    }
+    case Operation::Mode::kStaged:
+    case Operation::Mode::kFetched: {
+      ++operation->workers;
+      lock.unlock();
+      const absl::StatusOr<bool> ran =
+          operation->RunTurn(control_, options_.peers, &stage_writer_, options_.rank, options_.size);
+      lock.lock();
+      Worked(operation);
+      progressed = ran.ok() && *ran;
+      // A peer that has ended, or has failed and given its memory back, is for LookAround to tell.
+      if (!ran.ok() && !absl::IsNotFound(ran.status()) && !control_.failure().happened()) {
+        FailAndTell(ran.status());
+      }
+      if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
+      break;
+    }
+  }
+  return progressed;
+}
+
+// Without the mutex, unless the work is brief. A peer in this process that has seen the group fail waits until
+// `working` is 0 (see KeepLateWritersOut): either it sees this thread there, or this thread sees the failure.
+bool Engine::RunChunks(Operation* operation, Share share, int limit) {
+  const bool steal = share == Share::kAll;
+  if (!peers_in_this_process_) return operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
+  std::atomic<uint32_t>& working = control_.peer(options_.rank).working;
+  working.fetch_add(1);
+  const bool ran =
+      !control_.failure().happened() && operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
+  working.fetch_sub(1);
+  return ran;
+}
+
+// A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.
+void Engine::Worked(Operation* operation) {
+  if (--operation->workers > 0 || failure_.ok() || operation->Done()) return;
+  notes_.Entered(*operation, FlightState::kFailed);
+  operation->Finish(failure_);
+}
+
+// Where peers' memory was read, only if the group had not failed by then: whoever has been told of a failure may write
+// there again, and a rank that was stopped in the middle of reading wakes up late.
+void Engine::FinishOk(Operation* operation) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool reads_peers = operation->mode == Operation::Mode::kDirect || operation->mode == Operation::Mode::kFetched;
+  if (reads_peers && FailedElsewhere()) return;
+  if (operation->nonfinite != nullptr) {
+    // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
+    const bool own =
+        operation->key().kind == OperationKey::Kind::kReduceScatter || operation->mode == Operation::Mode::kInline;
+    bool found = false;
+    for (int r = own ? options_.rank : 0; r < (own ? options_.rank + 1 : options_.size); ++r) {
+      found |= control_.slot(operation->sequence, r).nonfinite.load(std::memory_order_relaxed) != 0;
+    }
+    if (found) *operation->nonfinite = 1;
+  }
+  // Another rank may have done the last of it, some time ago.
+  int64_t ended_ns = operation->mode == Operation::Mode::kDirect ? operation->ChunksEndedNs(control_) : 0;
+  if (ended_ns == 0 && operation->bucket >= 0) ended_ns = NowNs();
+  notes_.Entered(*operation, FlightState::kDone, ended_ns);
+  operation->Finish(absl::OkStatus(), ended_ns);
+}
+
+void Engine::Retire() {
+  if (DropRetired()) Announce();  // what was held back by one of them
+}
+
+bool Engine::DropRetired() {
+  const uint64_t before = first_sequence_;
+  const auto over = [this](const Operation& operation) {
+    if (!operation.Done() || operation.workers > 0) return false;
+    return !failure_.ok() || (operation.sequence < announced_ && operation.ready);
+  };
+  while (!queue_.empty() && over(*queue_.front())) {
+    queue_.front()->Unref();
+    queue_.pop_front();
+    ++first_sequence_;
+  }
+  if (first_sequence_ == before) return false;
+  // What failed before it was announced is nothing to the peers.
+  control_.peer(options_.rank).retired.store(std::min(first_sequence_, announced_.load()), std::memory_order_release);
+  return true;
+}
+
+}  // namespace ddp

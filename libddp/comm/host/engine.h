@@ -1,0 +1,171 @@
+// The heart of the hierarchical backend: takes operations in the order of the calls, announces them to the peers, and
+// gets them done by whichever thread has time.
+#ifndef LIBDDP_COMM_HOST_ENGINE_H_
+#define LIBDDP_COMM_HOST_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "libddp/base/owner_process.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/health/flight_notes.h"
+#include "libddp/comm/health/peer_watch.h"
+#include "libddp/comm/host/control_block.h"
+#include "libddp/comm/host/operation.h"
+#include "libddp/comm/memory/allocation_table.h"
+#include "libddp/comm/memory/shared_writer.h"
+
+namespace ddp {
+
+struct EngineOptions {
+  int rank = 0;
+  int size = 1;
+  bool oversubscribed = false;  // more ranks than processors: never spin
+  absl::Duration timeout;
+  absl::Duration stall_warning;         // zero: none
+  ContextObserver* observer = nullptr;  // null for a part of a group, which keeps the flight recorder itself
+  uint64_t group = 0;                   // tells this process's groups apart
+  ControlBlock control;
+  PeerWatch peers;
+  AllocationTable* allocations = nullptr;  // what these ranks can reach; outlives the engine
+  std::vector<int> names = {};             // what messages call each rank; empty: its number here
+
+  int NameOf(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
+};
+
+// Thread-safe.
+class Engine final : public ProgressThread::Client {
+ public:
+  Engine(EngineOptions options, ProgressThread* progress);
+  // Leaves the group: what is unfinished ends with Aborted.
+  ~Engine() override;
+
+  // To be called while the next operation is being made: begins to fetch what its announcement is written to.
+  void Expect() const {
+    PrefetchForWrite(&control_.slot(announced_.load(std::memory_order_relaxed), options_.rank).announcement);
+  }
+
+  // Takes over the operation (both its references), which has its data, count, kernel and scales.
+  absl::StatusOr<Work> Launch(Operation* operation);
+
+  // Work::Wait of an operation of this engine: drives it.
+  absl::Status Wait(Operation* operation, absl::Time deadline);
+
+  // One pass over the pending operations: this rank's share only, or what the peers have left too.
+  void Progress(bool steal = false);
+
+  // Looks at once whether the group has failed or a peer has died; the outcome as by status().
+  absl::Status Look();
+
+  ProgressThread::Found Tick() override;
+
+  // Fails the group, here and at the peers, unless it has failed already.
+  void Fail(const absl::Status& why);
+  absl::Status status() const;
+
+  // Called where a thread that waits has nothing else to do. Set before the first operation.
+  void DoBesides(std::function<void()> besides) { besides_ = std::move(besides); }
+
+  const EngineOptions& options() const { return options_; }
+  Observer* listener() const { return notes_.listener(); }
+
+ private:
+  enum class Share { kOwn, kAll };
+
+  using Lock = std::unique_lock<std::mutex>;
+
+  // The following are called with the mutex held; those given the lock may let go of it for a while.
+  void Announce();
+  bool FreeSlots();
+  void AnnounceOne(Operation* operation);
+  void Place(Operation* operation, Announcement* a);
+  bool InlinePays(const Operation& operation, uint32_t elsewhere);
+  void ClearSlots(uint64_t end);
+  bool MustWaitForEarlier(const Operation& operation);
+  bool Drive(Lock& lock, uint64_t up_to, Share share);
+  bool HasNews(const Operation& operation) const;
+  bool GlanceForNews(const Operation& operation) const;
+  bool Step(Lock& lock, Operation* operation, Share share, int limit);
+  bool RunChunks(Operation* operation, Share share, int limit);
+  void MakeReady(Operation* operation);
+  void PrepareToFetch(Operation* operation) const;
+  bool CanReadPeers();
+  bool HasArrived(Operation* operation) const;
+  int Awaited(const Operation& operation) const;
+  void MakeReadyEager(Operation* operation);
+  void TakeEager(Operation* operation);
+  bool Agrees(const Operation& operation, int rank, int peer);
+  bool ResolveSingle(Operation* operation, int peer) const;
+  bool ResolveList(Operation* operation, int peer) const;
+  void Worked(Operation* operation);
+  void FinishOk(Operation* operation);
+  void Retire();
+  bool DropRetired();
+  void FailLocked(const absl::Status& why);
+  bool FailedElsewhere();
+  absl::Status KeepLateWritersOut();
+  void LookAround(Lock& lock);
+  void CheckPeers(int64_t waited_ns);
+  absl::Status TimedOut(const Operation& operation) const;
+  struct Laggards {
+    std::string text;  // "did not arrive: rank 1, 3"
+    std::vector<int> ranks;
+  };
+  Laggards FindSlotHolders(uint64_t sequence) const;
+  Laggards FindLaggards(const Operation& operation, int64_t waited_ns) const;
+  void TellStall(const Operation& oldest, int64_t waited_ns);
+  void FailAndTell(const absl::Status& why);
+  void TellFailure(absl::string_view what);
+  FlightIncident Incident(bool failure, absl::string_view what) const;
+  bool IsEagerRoot(const Operation& operation) const {
+    return operation.eager() && operation.key().root == options_.rank;
+  }
+  Operation* OldestPending() const;
+  bool HasAnnounced(const Operation& operation, int rank) const;
+  bool Needs(const Operation& operation, int peer) const;
+  Operation* At(uint64_t sequence) const { return queue_[sequence - first_sequence_]; }
+
+  const EngineOptions options_;
+  const ControlBlock& control_ = options_.control;
+  const AllocationTable& allocations_ = *options_.allocations;
+  const FlightNotes notes_{options_.observer, options_.group, control_.flight(options_.rank)};
+  ProgressThread* const progress_;
+  std::function<void()> besides_;
+  bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
+  const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
+
+  const OwnerProcess owner_;
+  mutable std::mutex mutex_;
+  std::deque<Operation*> queue_;                  // not yet retired, in order; one reference each
+  uint64_t first_sequence_ = 0;                   // of queue_.front()
+  std::atomic<uint64_t> announced_{0};            // operations with a smaller number are known to the peers
+  uint64_t slots_free_until_ = control_.slots();  // operations with a smaller number have a slot
+  uint64_t pending_ = 0;                          // operations with a smaller number are done
+  uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
+  uint64_t staged_rounds_ = 0;  // of all operations that became ready
+  SharedWriter writer_;         // of what goes with announcements
+  SharedWriter stage_writer_;   // of whoever has the turn
+  absl::Status failure_;
+  std::optional<bool> can_read_peers_;  // once it has been tried
+  uint64_t driven_ = 0;                 // grows whenever a thread of the user's drives
+  uint64_t driven_at_tick_ = 0;
+  int64_t next_look_ns_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_HOST_ENGINE_H_

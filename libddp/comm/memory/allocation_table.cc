@@ -1,0 +1,88 @@
+#include "libddp/comm/memory/allocation_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp {
+
+uint64_t AllocationTable::ToFree(uint64_t from) const {
+  std::vector<uint64_t> used;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const SharedAllocation& a : live_) {
+    if (!a.gone()) used.push_back((a.id + numbers_ - from) % numbers_);
+  }
+  std::sort(used.begin(), used.end());
+  uint64_t free = 0;
+  while (free < used.size() && used[free] == free) ++free;
+  return free;
+}
+
+void AllocationTable::Add(SharedAllocation allocation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  live_.erase(std::remove_if(live_.begin(), live_.end(), [](const SharedAllocation& a) { return a.gone(); }),
+              live_.end());
+  live_.push_back(std::move(allocation));
+}
+
+const SharedAllocation* AllocationTable::Holding(const char* data, size_t bytes) const {
+  const auto holds = [&](const SharedAllocation& a) {
+    const char* const part = a.part(rank_);
+    return data >= part && data + bytes <= part + a.bytes && !a.gone();
+  };
+  const auto found = std::find_if(live_.begin(), live_.end(), holds);
+  return found == live_.end() ? nullptr : &*found;
+}
+
+bool AllocationTable::Locate(const RangeList& list, ListedRange* entries) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return list.ForEach([&](char* data, size_t bytes) {
+    const SharedAllocation* const a = Holding(data, bytes);
+    if (a != nullptr) *entries++ = {Address::Make(a->id, static_cast<uint64_t>(data - a->part(rank_))), bytes};
+    return a != nullptr;
+  });
+}
+
+bool AllocationTable::Locate(const RangeList& list, uint64_t* address) const {
+  ListedRange entry{};
+  if (list.ranges() != 1 || !Locate(list, &entry)) return false;
+  *address = entry.address;
+  return true;
+}
+
+bool AllocationTable::IsShared(const RangeList& list) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return list.ForEach([&](char* data, size_t bytes) { return Holding(data, bytes) != nullptr; });
+}
+
+char* AllocationTable::Resolve(int rank, uint64_t address, size_t bytes,
+                               std::vector<std::shared_ptr<SharedSegment>>* keep) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto is_it = [&](const SharedAllocation& a) { return a.id == Address::Allocation(address); };
+  const auto a = std::find_if(live_.begin(), live_.end(), is_it);
+  if (a == live_.end() || Address::Offset(address) + bytes > a->bytes || a->gone()) return nullptr;
+  if (keep != nullptr) {
+    keep->push_back(a->segment.lock());
+    if (keep->back() == nullptr) return nullptr;
+  }
+  return a->part(rank) + Address::Offset(address);
+}
+
+char* AllocationTable::View(const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const SharedAllocation* const a = Holding(data, bytes);
+  if (a == nullptr) return nullptr;
+  const std::shared_ptr<char> view = a->view.lock();
+  if (view == nullptr) return nullptr;
+  if (keep->empty() || keep->back() != view) keep->push_back(view);
+  return view.get() + (data - a->part(rank_));
+}
+
+absl::Status AllocationTable::MakePrivate(char* data, size_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const SharedAllocation* const a = Holding(data, bytes);
+  const std::shared_ptr<SharedSegment> segment = a == nullptr ? nullptr : a->segment.lock();
+  if (segment == nullptr) return absl::OkStatus();
+  return segment->MakePrivate(data, a->own_offset + static_cast<size_t>(data - a->part(rank_)), bytes);
+}
+
+}  // namespace ddp

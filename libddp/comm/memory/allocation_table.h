@@ -1,0 +1,91 @@
+// Which memory all ranks of a group can reach, and where this process sees each rank's part of it.
+#ifndef LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_
+#define LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "libddp/comm/base/range_list.h"
+#include "libddp/comm/memory/shared_segment.h"
+
+namespace ddp {
+
+// A place in memory that the whole group can reach: an allocation number, below kAllocations, and an offset in it.
+struct Address {
+  static constexpr int kOffsetBits = 44;
+  static constexpr uint64_t kAllocations = uint64_t{1} << (64 - kOffsetBits);
+  static uint64_t Make(uint64_t allocation, uint64_t offset) { return allocation << kOffsetBits | offset; }
+  static uint64_t Allocation(uint64_t a) { return a >> kOffsetBits; }
+  static uint64_t Offset(uint64_t a) { return a & ((uint64_t{1} << kOffsetBits) - 1); }
+};
+
+// `address` is an Address, or a rank's own address.
+struct ListedRange {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+// One call of Allocate or Register: a segment with one part per rank. Speaks of the memory but does not own it.
+struct SharedAllocation {
+  uint64_t id = 0;
+  absl::InlinedVector<char*, 4> parts;  // by rank, where this process sees them
+  size_t bytes = 0;                     // of one part
+  size_t own_offset = 0;                // of this rank's part in the segment
+  std::weak_ptr<SharedSegment> segment;
+  std::shared_ptr<const std::atomic<bool>> freed;  // by this rank's user: the addresses may mean something else by now
+  std::weak_ptr<char> view;                        // of this rank's part, see SharedSegment::ViewAgain; may be none
+
+  char* part(int rank) const { return parts[static_cast<size_t>(rank)]; }
+  bool gone() const { return freed->load(std::memory_order_acquire); }
+};
+
+// Thread-safe.
+class AllocationTable {
+ public:
+  // `rank`: this process's place among `parts`. Numbers are below `numbers`; a test has few.
+  explicit AllocationTable(int rank, uint64_t numbers = Address::kAllocations) : rank_(rank), numbers_(numbers) {}
+
+  uint64_t numbers() const { return numbers_; }
+
+  // How far after `from`, wrapping around, the first number lies that no allocation in use here has; numbers() if there
+  // is none.
+  uint64_t ToFree(uint64_t from) const;
+  void Add(SharedAllocation allocation);
+
+  // Writes the Address of each range of this rank's memory; false if one lies elsewhere.
+  bool Locate(const RangeList& list, ListedRange* entries) const;
+  // The same for a list of one range.
+  bool Locate(const RangeList& list, uint64_t* address) const;
+  bool IsShared(const RangeList& list) const;  // whether Locate would find all of it
+
+  // Where this process sees what `rank` calls `address`; null if it is not (or no longer) known here. `keep`, if given,
+  // gets what holds it there.
+  char* Resolve(int rank, uint64_t address, size_t bytes,
+                std::vector<std::shared_ptr<SharedSegment>>* keep = nullptr) const;
+
+  // Where [data, data + bytes), of this rank's part of an allocation, has its second view; null if there is none.
+  // `keep` gets what holds it there.
+  char* View(const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const;
+
+  // Where [data, data + bytes) lies in this rank's part of an allocation, the process gets memory of its own there.
+  absl::Status MakePrivate(char* data, size_t bytes) const;
+
+ private:
+  // The allocation in use here whose part of this rank holds [data, data + bytes), or null.
+  const SharedAllocation* Holding(const char* data, size_t bytes) const;
+
+  const int rank_;
+  const uint64_t numbers_;
+  mutable std::mutex mutex_;
+  std::vector<SharedAllocation> live_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_

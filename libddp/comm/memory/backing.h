@@ -1,0 +1,52 @@
+// What stands behind an Allocation of a CPU group.
+#ifndef LIBDDP_COMM_MEMORY_BACKING_H_
+#define LIBDDP_COMM_MEMORY_BACKING_H_
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/memory/shared_segment.h"
+
+namespace ddp {
+
+// The addresses stay those of the segment, or of the ordinary memory, that the Allocation was made from. What is mapped
+// there may change hands: MoveTo. Used by one thread at a time.
+class Backing {
+ public:
+  // An Allocation of [data, data + bytes), which begins a page, in `addresses`. `segment` if it is what they show.
+  static Allocation Make(char* data, size_t bytes, std::shared_ptr<void> addresses,
+                         std::shared_ptr<SharedSegment> segment);
+
+  // Keeps the second view of the memory for as long as its group has it.
+  void KeepView(std::shared_ptr<char> view) { view_ = std::move(view); }
+
+  // Null for memory from elsewhere.
+  static Backing* Of(const Allocation& allocation);
+
+  // Copies the memory to `segment` from `offset` on, and from then on that is what its addresses show: nobody may be
+  // using them. The group that reduced it in place no longer does. On an error of MapAt nothing has changed.
+  absl::Status MoveTo(std::shared_ptr<SharedSegment> segment, size_t offset);
+
+  char* data() const { return data_; }
+
+  // Set when the group that has it now can no longer use it.
+  std::shared_ptr<const std::atomic<bool>> freed() const { return freed_; }
+
+ private:
+  friend struct BackingOwner;
+
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::shared_ptr<void> addresses_;
+  std::shared_ptr<SharedSegment> segment_;
+  std::shared_ptr<char> view_;
+  std::shared_ptr<std::atomic<bool>> freed_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_MEMORY_BACKING_H_

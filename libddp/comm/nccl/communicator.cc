@@ -1,0 +1,250 @@
+#include "libddp/comm/nccl/communicator.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/nccl/advice.h"
+
+namespace ddp {
+namespace {
+
+// What Abort grants to calls that run, and the destructor to NCCL's own clean-up.
+constexpr int64_t kCallGraceNs = 1'000'000'000;
+constexpr std::chrono::seconds kDestroyGrace{10};
+// Small enough for the low-latency protocols, and large enough for all channels of the fast ones.
+constexpr size_t kWarmUpBytes[] = {8, size_t{512} << 10, size_t{16} << 20};
+// With more ranks than this every pair is too many to connect in advance.
+constexpr int kMaxPairwise = 64;
+
+void Nap() {
+  const timespec nap{0, 1'000'000};
+  nanosleep(&nap, nullptr);
+}
+
+// Runs `work` on a thread of its own. Its result, or what `interrupted` says, or DeadlineExceeded; then the thread goes
+// on alone, so `work` must own what it touches.
+absl::Status RunUnder(absl::Time deadline, const std::function<absl::Status()>& interrupted, const std::string& what,
+                      std::function<absl::Status()> work) {
+  struct Shared {
+    std::mutex mutex;
+    std::optional<absl::Status> result;
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, work = std::move(work)] {
+    pthread_setname_np(pthread_self(), "ddp-nccl-init");
+    absl::Status result = work();
+    const std::lock_guard<std::mutex> lock(shared->mutex);
+    shared->result = std::move(result);
+  }).detach();
+  while (true) {
+    {
+      const std::lock_guard<std::mutex> lock(shared->mutex);
+      if (shared->result.has_value()) return *shared->result;
+    }
+    if (absl::Status s = interrupted(); !s.ok()) return s;
+    if (absl::Now() >= deadline) return absl::DeadlineExceededError(what);
+    Nap();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    const NcclSetup& setup, absl::Time deadline, const std::function<absl::Status()>& interrupted) {
+  for (const std::string& problem : nccl::CheckEnvironment()) Log().warn("rank {}: {}", setup.rank, problem);
+  std::shared_ptr<NcclCommunicator> communicator(new NcclCommunicator(setup));
+  const absl::Status status = RunUnder(
+      deadline, interrupted,
+      absl::StrCat("rank ", setup.rank, ": NCCL ", setup.features.version_text(), " did not connect ", setup.size,
+                   " ranks in time (DDP_TIMEOUT sets the limit in seconds); a rank is stuck, ranks cannot reach each "
+                   "other by TCP (NCCL_SOCKET_IFNAME), or GPUs cannot reach each other's memory (an IOMMU or PCIe ACS "
+                   "in between: try NCCL_P2P_DISABLE=1); NCCL_DEBUG=INFO says how far it came"),
+      [communicator] {
+        absl::Status result = communicator->Connect();
+        // Nobody waits any more: what has come too late goes away.
+        if (communicator->aborted_) communicator->Abort();
+        return result;
+      });
+  if (!status.ok()) {
+    communicator->Abort();  // its thread may still be waiting for a kernel
+    return status;
+  }
+  return communicator;
+}
+
+absl::Status NcclCommunicator::Connect() {
+  const DeviceGuard guard(*setup_.runtime, setup_.device);
+  if (!guard.status().ok()) return guard.status();
+  nccl::Config config;
+  nccl::Comm comm = nullptr;
+  const nccl::Result result = setup_.api.CommInitRankConfig(&comm, setup_.size, setup_.id, setup_.rank, &config);
+  if (result != nccl::kSuccess) return ToStatus(result, "ncclCommInitRankConfig", nullptr);
+  comm_ = comm;
+  // Where the warm-up fails its stream may not be through: it goes first, once the abort has released it, and what it
+  // works on after it.
+  const size_t most = *std::max_element(std::begin(kWarmUpBytes), std::end(kWarmUpBytes));
+  std::vector<int32_t> ones(most / sizeof(int32_t), 1), sums(most / sizeof(int32_t));
+  absl::StatusOr<std::shared_ptr<void>> buffer =
+      setup_.runtime->Allocate(setup_.device, std::max(most, 2 * static_cast<size_t>(setup_.size)));
+  if (!buffer.ok()) return buffer.status();
+  absl::StatusOr<OwnedStream> stream = MakeStream(*setup_.runtime);
+  if (!stream.ok()) return stream.status();
+  absl::Status status = WarmUp(stream->get(), static_cast<char*>(buffer->get()), ones, &sums);
+  if (!status.ok()) Abort();
+  return status;
+}
+
+// Sums of ones at several sizes, then one byte from each to each; the sums are looked at.
+absl::Status NcclCommunicator::WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones,
+                                      std::vector<int32_t>* sums) {
+  for (const size_t bytes : kWarmUpBytes) {
+    if (absl::Status s = Exercise(stream, buffer, bytes, ones, sums); !s.ok()) return s;
+  }
+  if (setup_.size > kMaxPairwise) return absl::OkStatus();
+  const absl::Status called = Call("connecting all pairs of ranks", [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = api.GroupStart();
+    for (int r = 0; r < setup_.size && result == nccl::kSuccess; ++r) {
+      if (r == setup_.rank) continue;
+      result = api.Send(buffer + r, 1, nccl::kUint8, r, comm, stream);
+      if (result == nccl::kSuccess) {
+        result = api.Recv(buffer + setup_.size + r, 1, nccl::kUint8, r, comm, stream);
+      }
+    }
+    const nccl::Result end = api.GroupEnd();
+    return result == nccl::kSuccess ? end : result;
+  });
+  return called.ok() ? WaitFor(stream, absl::InfiniteFuture()) : called;
+}
+
+absl::Status NcclCommunicator::Exercise(void* stream, char* buffer, size_t bytes, const std::vector<int32_t>& ones,
+                                        std::vector<int32_t>* sums) {
+  DeviceRuntime& runtime = *setup_.runtime;
+  const size_t count = bytes / sizeof(int32_t);
+  if (absl::Status s = runtime.Copy(buffer, ones.data(), bytes, stream); !s.ok()) return s;
+  if (absl::Status s = Call("the first ncclAllReduce",
+                            [&](const nccl::Api& api, nccl::Comm comm) {
+                              return api.AllReduce(buffer, buffer, count, nccl::kInt32, nccl::kSum, comm, stream);
+                            });
+      !s.ok()) {
+    return s;
+  }
+  if (absl::Status s = WaitFor(stream, absl::InfiniteFuture()); !s.ok()) return s;
+  if (absl::Status s = runtime.Copy(sums->data(), buffer, bytes, stream); !s.ok()) return s;
+  if (absl::Status s = WaitFor(stream, absl::InfiniteFuture()); !s.ok()) return s;
+  const auto end = sums->begin() + static_cast<std::ptrdiff_t>(count);
+  const auto wrong = std::find_if(sums->begin(), end, [&](int32_t x) { return x != setup_.size; });
+  if (wrong == end) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "rank ", setup_.rank, ": NCCL ", setup_.features.version_text(), " summed ", setup_.size, " ones to ", *wrong,
+      " at element ", wrong - sums->begin(), " of ", count,
+      ": GPUs read each other's memory wrongly (an IOMMU, PCIe ACS or a broken driver): try NCCL_P2P_DISABLE=1"));
+}
+
+absl::Status NcclCommunicator::WaitFor(void* stream, absl::Time deadline) {
+  DeviceRuntime& runtime = *setup_.runtime;
+  absl::StatusOr<OwnedEvent> done = MakeEvent(runtime);
+  if (!done.ok()) return done.status();
+  if (absl::Status s = runtime.Record(done->get(), stream); !s.ok()) return s;
+  while (true) {
+    const absl::StatusOr<bool> finished = runtime.Finished(done->get());
+    if (!finished.ok()) return finished.status();
+    if (*finished) return absl::OkStatus();
+    if (aborted_) return absl::AbortedError(absl::StrCat("rank ", setup_.rank, ": the NCCL communicator was aborted"));
+    if (absl::Status s = Health(); !s.ok()) return s;
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("rank ", setup_.rank, ": a rank did not come in time"));
+    }
+    CpuRelax();
+  }
+}
+
+absl::Status NcclCommunicator::Call(absl::string_view what,
+                                    absl::FunctionRef<nccl::Result(const nccl::Api&, nccl::Comm)> call) {
+  calls_.fetch_add(1, std::memory_order_seq_cst);
+  if (aborted_.load(std::memory_order_seq_cst)) {
+    calls_.fetch_sub(1, std::memory_order_release);
+    return absl::AbortedError(absl::StrCat("rank ", setup_.rank, ": the NCCL communicator was aborted"));
+  }
+  const nccl::Comm comm = comm_.load(std::memory_order_acquire);
+  const nccl::Result result = call(setup_.api, comm);
+  absl::Status status = result == nccl::kSuccess ? absl::OkStatus() : ToStatus(result, what, comm);
+  calls_.fetch_sub(1, std::memory_order_release);
+  return status;
+}
+
+absl::Status NcclCommunicator::Health() {
+  const std::unique_lock<std::mutex> lock(health_, std::try_to_lock);
+  const nccl::Comm comm = comm_.load(std::memory_order_acquire);
+  if (!lock.owns_lock() || comm == nullptr || aborted_) return absl::OkStatus();
+  nccl::Result error = nccl::kSuccess;
+  const nccl::Result result = setup_.api.CommGetAsyncError(comm, &error);
+  if (result != nccl::kSuccess) return ToStatus(result, "ncclCommGetAsyncError", comm);
+  return error == nccl::kInProgress ? absl::OkStatus() : ToStatus(error, "an operation", comm);
+}
+
+void NcclCommunicator::Abort() {
+  aborted_.store(true, std::memory_order_seq_cst);
+  // A call that waits for a peer returns only once it is aborted; one that does not is best left to finish.
+  const int64_t until = NowNs() + kCallGraceNs;
+  while (calls_.load(std::memory_order_acquire) > 0 && NowNs() < until) Nap();
+  nccl::Comm comm = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(health_);
+    comm = comm_.exchange(nullptr);
+  }
+  if (comm == nullptr) return;
+  // Kernels are told at once. The rest may take for ever: while a captured graph lives, NCCL waits for its end.
+  const DeviceGuard guard(*setup_.runtime, setup_.device);
+  const nccl::Result result = setup_.api.CommAbort(comm);
+  if (result != nccl::kSuccess) {
+    Log().warn("rank {}: ncclCommAbort: {}", setup_.rank, setup_.api.GetErrorString(result));
+  }
+}
+
+std::string NcclCommunicator::WhyStuck() const {
+  if (setup_.features.symmetric_abort) return "";
+  const std::string nccl = absl::StrCat("NCCL ", setup_.features.version_text());
+  if (!setup_.features.windows) {  // seen with 2.18.3 and 2.22.3
+    return absl::StrCat(nccl, " may not end what is queued up behind an operation that is aborted, 2.28 and later do");
+  }
+  return absl::StrCat(
+      nccl,
+      " cannot abort sums on memory of Allocate, 2.29.2 and later can; NCCL_WIN_ENABLE=0 makes this one "
+      "able to, but small sums slower");
+}
+
+void NcclCommunicator::Destroy() {
+  nccl::Comm comm = nullptr;
+  {
+    aborted_.store(true, std::memory_order_seq_cst);  // no more calls
+    const std::lock_guard<std::mutex> lock(health_);
+    comm = comm_.exchange(nullptr);
+  }
+  if (comm == nullptr) return;
+  // It may wait for peers that do not come; then it is left to itself.
+  RunUnder(
+      absl::Now() + absl::FromChrono(kDestroyGrace), [] { return absl::OkStatus(); }, "ncclCommDestroy",
+      [setup = setup_, comm, windows = std::move(windows_)] {
+        const DeviceGuard guard(*setup.runtime, setup.device);
+        for (const nccl::Window window : windows) setup.api.CommWindowDeregister(comm, window);
+        return setup.api.CommDestroy(comm) == nccl::kSuccess ? absl::OkStatus() : absl::InternalError("");
+      })
+      .IgnoreError();
+}
+
+absl::Status NcclCommunicator::ToStatus(nccl::Result result, absl::string_view what, nccl::Comm comm) const {
+  return nccl::ToStatus(setup_.api, result, comm, what, setup_.rank, setup_.features.version);
+}
+
+}  // namespace ddp

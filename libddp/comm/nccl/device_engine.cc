@@ -1,0 +1,445 @@
+#include "libddp/comm/nccl/device_engine.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
+
+namespace ddp {
+namespace {
+
+// Peers that call something else are found out where they leave this rank waiting.
+constexpr int64_t kDisagreementGraceNs = 5'000'000;
+// How long a group that is destroyed waits for what its caller did not wait for.
+constexpr int64_t kDrainNs = 2'000'000'000;
+
+}  // namespace
+
+// One operation. Kept by the engine when nobody refers to it, with its event.
+class DeviceWork final : public internal::WorkState {
+ public:
+  enum State : int { kPending, kDone, kCaptured };
+
+  bool Done() const override { return engine->Finished(const_cast<DeviceWork*>(this)); }
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (state.load(std::memory_order_acquire) == kCaptured) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(),
+                       " was captured into a CUDA graph and has not run: BlockStream it, then wait for the graph"));
+    }
+    const bool bounded = deadline != absl::InfiniteFuture();
+    Backoff backoff(/*oversubscribed=*/false);
+    while (!engine->Finished(this)) {
+      if (bounded && absl::Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(), " is not done yet; it goes on"));
+      }
+      if (backoff.TimeToLook()) engine->options().progress->WhileWaiting();
+      backoff.Pause();
+    }
+    return engine->Outcome(this);
+  }
+
+  absl::Status BlockStream(Stream stream) override {
+    if (stream.device.kind == Device::Kind::kCpu) return Wait(absl::InfiniteFuture());
+    // Nothing may be ordered after a failed operation as though it had succeeded.
+    if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
+      return engine->status();
+    }
+    return engine->runtime().WaitEvent(stream.native, event.get());
+  }
+
+  void Ref() override { refs.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    // The engine may end with this reference, but not before it has the work back.
+    const std::shared_ptr<DeviceEngine> keep = std::move(engine);
+    keep->Recycle(this);
+  }
+
+  std::shared_ptr<DeviceEngine> engine;
+  OwnedEvent event;
+  DeviceOperation operation;
+  uint64_t number = 0;     // among what is pending
+  uint64_t sequence = 0;   // of the next collective, where this is none
+  int64_t noticed_ns = 0;  // when it was first seen to be the oldest; guarded by the engine's mutex_
+  std::atomic<int> state{kPending};
+  std::atomic<int> refs{0};
+};
+
+absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineOptions options) {
+  DeviceRuntime& runtime = *options.runtime;
+  if (absl::Status s = runtime.Check(options.device); !s.ok()) {
+    return absl::Status(s.code(), absl::StrCat("rank ", options.rank, ": ", s.message()));
+  }
+  const DeviceGuard guard(runtime, options.device);
+  if (!guard.status().ok()) return guard.status();
+  std::shared_ptr<DeviceEngine> engine(new DeviceEngine(std::move(options)));
+  absl::StatusOr<OwnedStream> stream = MakeStream(runtime);
+  if (!stream.ok()) return stream.status();
+  engine->stream_ = *std::move(stream);
+  absl::StatusOr<OwnedEvent> event = MakeEvent(runtime);
+  if (!event.ok()) return event.status();
+  engine->after_event_ = *std::move(event);
+  absl::StatusOr<std::shared_ptr<void>> word = runtime.AllocatePinned(sizeof(uint32_t));
+  if (!word.ok()) return word.status();
+  engine->failed_word_ = *std::move(word);
+  engine->options_.progress->Add(engine.get());
+  return engine;
+}
+
+DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)) {}
+DeviceEngine::~DeviceEngine() = default;
+
+void DeviceEngine::Shutdown() {
+  const int64_t until = NowNs() + kDrainNs;
+  const auto idle = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pending_.empty();
+  };
+  for (; !idle() && !failed_.load(std::memory_order_acquire) && NowNs() < until;) {
+    Tick();
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+  if (!idle()) {
+    Fail(absl::AbortedError(
+        absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+  }
+  options_.progress->Remove(this);
+  std::deque<DeviceWork*> left;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (failed_) {
+      const int64_t give_up = NowNs() + absl::ToInt64Nanoseconds(abort_grace());
+      while (!released_ && NowNs() < give_up) changed_.WaitFor(lock, std::chrono::nanoseconds(give_up - NowNs()));
+      released_ = true;
+    }
+    left.swap(pending_);
+  }
+  for (DeviceWork* work : left) work->Unref();
+}
+
+// --- launching ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
+                                          absl::FunctionRef<absl::Status(void* stream)> enqueue) {
+  const std::lock_guard<std::mutex> issue(issue_);
+  if (options_.board != nullptr && !failed_.load(std::memory_order_relaxed)) {
+    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
+  }
+  if (failed_.load(std::memory_order_acquire)) return status();
+  const DeviceGuard guard(runtime(), options_.device);
+  if (!guard.status().ok()) return guard.status();
+  if (absl::Status s = MakeRoom(); !s.ok()) return s;
+
+  bool captured = false;
+  if (absl::Status s = OrderAfter(after, &captured); !s.ok()) return s;
+  absl::StatusOr<DeviceWork*> made = NewWork();
+  if (!made.ok()) return made.status();
+  DeviceWork* const launched = *made;
+  Work work(launched);
+  launched->operation = operation;
+  launched->sequence = next_sequence_;
+  if (operation.message == nullptr) {
+    // Posted first: should the call block for a peer, the others see that this rank has come.
+    if (options_.board != nullptr) options_.board->Post(next_sequence_, operation.entry);
+    ++next_sequence_;
+  }
+  absl::Status enqueued = enqueue(stream_.get());
+  if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
+  if (!enqueued.ok()) {
+    Fail(enqueued);
+    return status();  // the first cause, which may have been another's
+  }
+  if (captured) {
+    captured_.store(true, std::memory_order_relaxed);
+    launched->state.store(DeviceWork::kCaptured, std::memory_order_release);
+    return work;
+  }
+  launched->Ref();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    launched->number = next_number_++;
+    pending_.push_back(launched);
+  }
+  options_.progress->Notify();
+  return work;
+}
+
+absl::Status DeviceEngine::MakeRoom() {
+  const auto full = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pending_.size() >= kMaxPending;
+  };
+  for (Backoff backoff(/*oversubscribed=*/false); full(); backoff.Pause()) {
+    Reap();
+    if (failed_.load(std::memory_order_acquire)) return status();
+    if (backoff.TimeToLook()) options_.progress->WhileWaiting();
+  }
+  return absl::OkStatus();
+}
+
+// Everything the caller has submitted to `after` comes first. A default-made Stream means that nothing has to; the
+// stream may have become part of a capture by an earlier call.
+absl::Status DeviceEngine::OrderAfter(Stream after, bool* captured) {
+  const bool ordered = after.device.kind != Device::Kind::kCpu;
+  absl::StatusOr<bool> capturing = runtime().Capturing(ordered ? after.native : stream_.get());
+  if (!capturing.ok()) return capturing.status();
+  *captured = *capturing;
+  if (!ordered) return absl::OkStatus();
+  if (absl::Status s = runtime().Record(after_event_.get(), after.native); !s.ok()) return s;
+  return runtime().WaitEvent(stream_.get(), after_event_.get());
+}
+
+absl::StatusOr<DeviceWork*> DeviceEngine::NewWork() {
+  std::unique_ptr<DeviceWork> work;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      work = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (work == nullptr) {
+    absl::StatusOr<OwnedEvent> event = MakeEvent(runtime());
+    if (!event.ok()) return event.status();
+    work = std::make_unique<DeviceWork>();
+    work->event = *std::move(event);
+  }
+  work->engine = shared_from_this();
+  work->noticed_ns = 0;
+  work->state.store(DeviceWork::kPending, std::memory_order_relaxed);
+  work->refs.store(1, std::memory_order_relaxed);
+  return work.release();
+}
+
+void DeviceEngine::Recycle(DeviceWork* work) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.emplace_back(work);
+}
+
+// --- looking --------------------------------------------------------------------------------------------------------
+
+// Whether the operation is over, well or badly. What ends after the group has failed was perhaps ended by the abort,
+// so it counts as failed; the event is asked before the flag is read, and the flag is set before anything is aborted.
+bool DeviceEngine::Finished(DeviceWork* work) {
+  if (work->state.load(std::memory_order_acquire) != DeviceWork::kPending) return true;
+  if (failed_.load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return released_ || NowNs() - failed_ns_ > absl::ToInt64Nanoseconds(abort_grace());
+  }
+  const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
+  if (!finished.ok()) {
+    Fail(absl::Status(finished.status().code(),
+                      absl::StrCat("rank ", options_.rank, ": ", finished.status().message())));
+    return false;
+  }
+  if (!*finished) return false;
+  Settle(work);
+  return work->state.load(std::memory_order_acquire) != DeviceWork::kPending;
+}
+
+// The operation is through: well, unless ranks have called different things, or the group has failed by now.
+void DeviceEngine::Settle(DeviceWork* work) {
+  if (options_.board != nullptr && work->operation.message == nullptr) {
+    if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence, work->operation.entry)) {
+      Fail(absl::FailedPreconditionError(*text));
+    }
+  }
+  if (failed_.load(std::memory_order_acquire)) return;
+  work->state.store(DeviceWork::kDone, std::memory_order_release);
+}
+
+absl::Status DeviceEngine::Outcome(DeviceWork* work) {
+  if (work->state.load(std::memory_order_acquire) == DeviceWork::kDone) return absl::OkStatus();
+  const absl::Status cause = status();
+  const std::string stuck = Stuck();
+  return stuck.empty() ? cause : absl::Status(cause.code(), absl::StrCat(std::string(cause.message()), "; ", stuck));
+}
+
+std::string DeviceEngine::Stuck() const {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failed_ || released_ || captured_ || NowNs() - failed_ns_ <= absl::ToInt64Nanoseconds(options_.abort_grace))
+      return "";
+  }
+  const std::string why = options_.transport == nullptr ? "" : options_.transport->WhyStuck();
+  return absl::StrCat("and its GPU has not come free since: what waits for its streams hangs, so end this process",
+                      why.empty() ? "" : absl::StrCat(" (", why, ")"));
+}
+
+// What is through leaves the queue. The stream works in order: behind an operation that is through all are that came
+// before it, so that few questions find the last one. Each question to CUDA can hold up the thread that launches.
+void DeviceEngine::Reap() {
+  uint64_t low = 0, high = 0;  // what is before `low` is through, `high` is not
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty()) return;
+    low = pending_.front()->number;
+    high = pending_.back()->number + 1;
+  }
+  uint64_t ask = high - 1;  // most often all are through, or none
+  for (bool first = true; low < high; first = false) {
+    if (Passed(ask)) {
+      low = ask + 1;
+    } else {
+      high = ask;
+    }
+    ask = first ? low : low + (high - low) / 2;
+  }
+}
+
+// Whether operation `number` is over; if so, it and those before it are taken from the queue.
+bool DeviceEngine::Passed(uint64_t number) {
+  DeviceWork* work = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty() || number < pending_.front()->number) return true;  // another thread was faster
+    work = pending_[number - pending_.front()->number];
+    work->Ref();
+  }
+  const bool passed = Finished(work);
+  std::vector<DeviceWork*> over;
+  if (passed) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (; !pending_.empty() && pending_.front()->number <= number; pending_.pop_front()) {
+      over.push_back(pending_.front());
+    }
+  }
+  work->Unref();
+  for (DeviceWork* each : over) {
+    if (each->state.load(std::memory_order_acquire) == DeviceWork::kPending) Settle(each);
+    each->Unref();
+  }
+  return passed;
+}
+
+ProgressThread::Found DeviceEngine::Tick() {
+  // A peer's failure is known also where nothing waits for it.
+  if (options_.board != nullptr && !failed_.load(std::memory_order_acquire)) {
+    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
+    // Nobody tells when a graph is launched: while one may be running, a dead peer may be waited for.
+    if (captured_.load(std::memory_order_relaxed)) {
+      if (const auto text = options_.board->Gone(0)) Fail(absl::UnavailableError(*text));
+    }
+  }
+  if (const std::string stuck = Stuck(); !stuck.empty() && !told_stuck_.exchange(true)) {
+    Log().error("rank {}: the group has failed, {}", options_.rank, stuck);
+  }
+  Reap();
+  DeviceWork* oldest = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty()) return ProgressThread::Found::kNothing;
+    oldest = pending_.front();
+    oldest->Ref();
+  }
+  Look(oldest);
+  oldest->Unref();
+  return ProgressThread::Found::kWork;
+}
+
+// What may keep the oldest operation from ending?
+void DeviceEngine::Look(DeviceWork* oldest) {
+  if (failed_.load(std::memory_order_acquire)) return;
+  const int64_t now = NowNs();
+  int64_t waited = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (now < next_look_ns_) return;
+    next_look_ns_ = now + kLookEveryNs;
+    if (oldest->noticed_ns == 0) oldest->noticed_ns = now;
+    waited = now - oldest->noticed_ns;
+  }
+  if (options_.board != nullptr) {
+    PeerBoard& board = *options_.board;
+    if (oldest->operation.message == nullptr && waited > kDisagreementGraceNs) {
+      if (const auto text = board.Disagreement(oldest->sequence, oldest->operation.entry)) {
+        return Fail(absl::FailedPreconditionError(*text));
+      }
+      if (const auto text = board.CallsOnHost(oldest->sequence, oldest->operation.entry)) {
+        return Fail(absl::FailedPreconditionError(*text));
+      }
+    }
+    if (waited > kDeathGraceNs) {
+      if (const auto text = board.Gone(oldest->sequence)) return Fail(absl::UnavailableError(*text));
+    }
+  }
+  if (options_.transport != nullptr) {
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(s);
+  }
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) Fail(TimedOut(*oldest));
+}
+
+std::string DeviceOperation::Describe() const {
+  if (message == nullptr) return key.Describe(entry.count);
+  return absl::StrCat(message, "(", std::string(Name(key.in)), ", ", entry.count, " elements, rank ", peer, ", tag ",
+                      tag, ")");
+}
+
+absl::Status DeviceEngine::TimedOut(const DeviceWork& work) const {
+  if (work.operation.message != nullptr) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", options_.rank, ": ", work.operation.Describe(), ", timed out after ",
+        absl::FormatDuration(options_.timeout), ": rank ", work.operation.peer,
+        " has not made the matching call, or waits for a message that this rank has still to send: over NCCL messages "
+        "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
+  }
+  std::vector<int> missing;
+  if (options_.board != nullptr) missing = options_.board->Missing(work.sequence);
+  const OperationKey& key = work.operation.key;
+  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
+                        std::find(missing.begin(), missing.end(), int{key.root}) != missing.end();
+  if (rootless) missing = {key.root};  // everybody waits for the root first
+  return WithFailedRanks(
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
+          absl::FormatDuration(options_.timeout), ": ",
+          missing.empty() ? "all ranks of this host have called it; the GPU or the network is stuck, or a rank "
+                            "elsewhere did not arrive"
+                          : absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", "),
+                                         "; they are stopped, stuck or slow"),
+          " (DDP_TIMEOUT sets the limit in seconds)")),
+      missing);
+}
+
+// --- failing --------------------------------------------------------------------------------------------------------
+
+void DeviceEngine::Fail(const absl::Status& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) return;
+  failure_ = options_.board == nullptr ? why : options_.board->Fail(why);
+  // What a stream does after the failed operation must be able to know of it: the word comes before the release.
+  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(failed_word_.get())).store(1, std::memory_order_seq_cst);
+  failed_ns_ = NowNs();
+  failed_.store(true, std::memory_order_release);
+  Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
+  std::thread([self = shared_from_this(), why = failure_] {
+    pthread_setname_np(pthread_self(), "ddp-abort");
+    if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
+    self->runtime().LeaveCapturesAlone().IgnoreError();
+    if (self->options_.transport != nullptr) self->options_.transport->Abort();
+    const std::lock_guard<std::mutex> locked(self->mutex_);
+    self->released_ = true;
+    self->changed_.NotifyAll();
+  }).detach();
+}
+
+absl::Status DeviceEngine::status() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+}  // namespace ddp

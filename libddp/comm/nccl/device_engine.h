@@ -1,0 +1,153 @@
+// One communication stream of one GPU and the operations on it: their order, their Works, their time-outs, and what
+// becomes of them when the group fails. What an operation enqueues is the backend's affair.
+#ifndef LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_
+#define LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/process_group.h"
+#include "libddp/base/steady_condition.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/operation_key.h"
+#include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/health/peer_board.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+
+class DeviceWork;
+
+// What an operation is, for its peers and for errors.
+struct DeviceOperation {
+  OperationKey key;
+  BoardEntry entry;               // a collective's
+  const char* message = nullptr;  // "send" or "recv": then not for all ranks, and so not on the board
+  int peer = 0, tag = 0;
+
+  std::string Describe() const;
+};
+
+// What the engine asks of the transport that its stream's kernels use.
+class DeviceTransport {
+ public:
+  virtual ~DeviceTransport() = default;
+  // An error that the transport noticed by itself. Cheap; never blocks.
+  virtual absl::Status Health() = 0;
+  // Ends what runs on the stream and what blocks in a call of the transport. Called once, by a thread of its own.
+  virtual void Abort() = 0;
+  // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
+  virtual std::string WhyStuck() const { return ""; }
+};
+
+struct DeviceEngineOptions {
+  int rank = 0;
+  int size = 1;
+  Device device;
+  absl::Duration timeout;
+  absl::Duration abort_grace = absl::Seconds(10);  // what an abort is given to end what runs
+  DeviceRuntime* runtime = nullptr;
+  std::shared_ptr<DeviceTransport> transport;  // null: nothing can hang (a world of one)
+  std::shared_ptr<PeerBoard> board;            // null: nobody else is there
+  std::weak_ptr<InternalGroup> control;        // of the same ranks on CPU memory: fails with this
+  ProgressThread* progress = nullptr;
+};
+
+// How an operation begins and ends:
+//   Launch   on the caller's thread: orders the stream after the caller's, lets the backend enqueue, records an event
+//   running  the progress thread looks once a millisecond: is the event through, has a peer gone, is it out of time?
+//   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released,
+//            then a thread of its own aborts the transport; the Works fail when that is done, or after abort_grace.
+//
+// No more than kMaxPending operations are enqueued ahead. What a thread enqueues into CUDA's queue when that is full
+// blocks inside the driver: behind a dead peer's operation for ever, or until the abort, and NCCL then frees what is
+// being enqueued still. A thread that waits here instead is told.
+//
+// Two mutexes: `issue_` is held while the backend enqueues, which may block inside the transport; `mutex_` never is, so
+// the group can be aborted at any time.
+//
+// Operations that are captured into a CUDA graph are not watched, since nobody tells when the graph is launched: they
+// have no time-out, but the death of a peer process ends them, too. Their Works support BlockStream only, which joins
+// the capture.
+class DeviceEngine final : public ProgressThread::Client, public std::enable_shared_from_this<DeviceEngine> {
+ public:
+  static absl::StatusOr<std::shared_ptr<DeviceEngine>> Create(DeviceEngineOptions options);
+  ~DeviceEngine() override;
+
+  // Leaves the group: what is unfinished is waited for a short while, and then ends with Aborted. To be called once,
+  // before the last owner goes.
+  void Shutdown();
+
+  // Calls enqueue(stream), in order, with the group's device current. An error from it fails the group: some of the
+  // operation may have been enqueued.
+  absl::StatusOr<Work> Launch(const DeviceOperation& operation, Stream after,
+                              absl::FunctionRef<absl::Status(void* stream)> enqueue);
+
+  void Fail(const absl::Status& why);
+  absl::Status status() const;
+  const uint32_t* failed_word() const { return static_cast<const uint32_t*>(failed_word_.get()); }
+  ProgressThread::Found Tick() override;
+
+  const DeviceEngineOptions& options() const { return options_; }
+  DeviceRuntime& runtime() const { return *options_.runtime; }
+
+ private:
+  friend class DeviceWork;
+  explicit DeviceEngine(DeviceEngineOptions options);
+  static constexpr size_t kMaxPending = 64;
+  // While a graph lives the abort does not return; the kernels have been told long before.
+  static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
+
+  absl::Status MakeRoom();
+  absl::Status OrderAfter(Stream after, bool* captured);
+  absl::StatusOr<DeviceWork*> NewWork();
+  void Recycle(DeviceWork* work);
+  void Reap();
+  bool Passed(uint64_t number);
+  void Settle(DeviceWork* work);
+  void Look(DeviceWork* oldest);
+  absl::Duration abort_grace() const {
+    return captured_.load(std::memory_order_relaxed) ? kAbortGraceWithGraphs : options_.abort_grace;
+  }
+  // After a failure: what to say about a stream that has not come free, once it ought to have; else empty.
+  std::string Stuck() const;
+  absl::Status TimedOut(const DeviceWork& work) const;
+  // Of one Work:
+  bool Finished(DeviceWork* work);
+  absl::Status Outcome(DeviceWork* work);
+
+  const DeviceEngineOptions options_;
+  OwnedStream stream_;
+  OwnedEvent after_event_;
+  std::shared_ptr<void> failed_word_;  // pinned; the device reads it
+
+  std::mutex issue_;
+  uint64_t next_sequence_ = 0;  // guarded by issue_
+
+  std::atomic<bool> captured_{false};  // there are graphs with operations of this group
+
+  mutable std::mutex mutex_;
+  std::deque<DeviceWork*> pending_;  // in order, one reference each
+  uint64_t next_number_ = 0;         // in pending_
+  std::vector<std::unique_ptr<DeviceWork>> idle_;
+  absl::Status failure_;
+  std::atomic<bool> failed_{false};  // failure_ is set
+  int64_t failed_ns_ = 0;
+  bool released_ = false;  // nothing runs any more
+  std::atomic<bool> told_stuck_{false};
+  SteadyCondition changed_;
+  int64_t next_look_ns_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_

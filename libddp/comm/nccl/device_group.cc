@@ -1,0 +1,428 @@
+#include "libddp/comm/nccl/device_group.h"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "libddp/base/env.h"
+#include "libddp/base/log.h"
+#include "libddp/base/owner_process.h"
+#include "libddp/comm/base/agreement.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/validate.h"
+#include "libddp/comm/health/peer_board.h"
+#include "libddp/comm/memory/allocation_list.h"
+#include "libddp/comm/nccl/communicator.h"
+#include "libddp/comm/nccl/device_engine.h"
+#include "libddp/comm/nccl/device_moves.h"
+#include "libddp/comm/nccl/reduce_plan.h"
+#include "libddp/comm/nccl/registered_memory.h"
+#include "libddp/device/cpu_reduce.h"
+
+namespace ddp {
+namespace {
+
+using Kind = OperationKey::Kind;
+
+// A hash of what has to be equal on all ranks besides kind, types and count.
+uint64_t Mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9e3779b97f4a7c15u + (hash >> 29); }
+uint64_t Shape(uint64_t hash, Buffers buffers) {
+  for (const Buffer& b : buffers) hash = Mix(hash, b.count);
+  return hash;
+}
+
+class DeviceGroup final : public InternalGroup {
+ public:
+  DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options,
+              std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<DeviceEngine> engine)
+      : control_(std::move(control)),
+        options_(options),
+        communicator_(std::move(communicator)),
+        memory_(communicator_ == nullptr
+                    ? nullptr
+                    : std::make_unique<RegisteredMemory>(communicator_, *control_, options_.timeout)),
+        engine_(std::move(engine)),
+        moves_(communicator_.get(), memory_.get(), options_.runtime, control_->rank(), control_->size()) {}
+  ~DeviceGroup() override {
+    if (!owner_.IsHere()) {  // a child by fork can use neither CUDA nor its parent's NCCL
+      (void)memory_.release();
+      KeepForever(engine_);
+      KeepForever(communicator_);
+      return;
+    }
+    engine_->Shutdown();
+    if (communicator_ != nullptr) communicator_->Destroy();  // before its memory goes
+  }
+
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
+  absl::string_view backend() const override { return communicator_ == nullptr ? "local" : "nccl"; }
+  Device device() const override { return options_.device; }
+
+  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllReduce, in).AllReduce(in, out, options, after);
+    return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options, after);
+  }
+  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kReduceScatter, in).ReduceScatter(in, out, options, after);
+    return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options, after);
+  }
+  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
+    if (OnCpu(buffers)) return OnHost(Kind::kBroadcast, buffers).Broadcast(buffers, root, after);
+    const CallCheck check = Check("broadcast");
+    Extent extent;
+    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
+    if (absl::Status s = check.Root(root); !s.ok()) return s;
+    const OperationKey key{
+        .kind = Kind::kBroadcast, .in = extent.dtype, .out = extent.dtype, .root = static_cast<uint16_t>(root)};
+    return Launch(key, extent.count, Shape(0, buffers), after,
+                  [&](void* stream) { return moves_.Broadcast(buffers, root, stream); });
+  }
+  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) override {
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGather, in).AllGather(in, out, after);
+    const CallCheck check = Check("all_gather");
+    Extent from, to;
+    if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
+    if (from.dtype != to.dtype) return check.Error("in and out have different types");
+    const OperationKey key{.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype};
+    const std::vector<size_t> counts(static_cast<size_t>(size()), from.count);
+    const uint64_t shape = Mix(Shape(Shape(0, in), out), moves_.Misaligned(out, in) ? 1 : 0);
+    return Launch(key, from.count, shape, after,
+                  [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
+  }
+  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGatherV, in).AllGatherV(in, out, counts, after);
+    Extent extent;
+    if (absl::Status s = Check("all_gather_v").Counts(in, out, counts, &extent); !s.ok()) return s;
+    const OperationKey key{.kind = Kind::kAllGatherV, .in = extent.dtype, .out = extent.dtype};
+    uint64_t shape = Shape(0, out);
+    for (const size_t n : counts) shape = Mix(shape, n);
+    return Launch(key, extent.count, shape, after,
+                  [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
+  }
+  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) override {
+    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllToAll, in).AllToAll(in, out, after);
+    Extent extent;
+    if (absl::Status s = Check("all_to_all").Parts(in, out, &extent); !s.ok()) return s;
+    const OperationKey key{.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype};
+    const bool direct = moves_.SendsFromRegistered(in, out);  // peers have to receive so
+    return Launch(key, extent.count, Mix(Shape(Shape(0, in), out), direct ? 1 : 0), after,
+                  [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
+  }
+  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) override {
+    return OnCpu(buffers) ? control_->Send(buffers, to, tag, after) : Message("send", buffers, to, tag, after);
+  }
+  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) override {
+    return OnCpu(buffers) ? control_->Recv(buffers, from, tag, after) : Message("recv", buffers, from, tag, after);
+  }
+  absl::StatusOr<Work> Barrier() override;
+
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override {
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> control = control_->Split(color, key);
+    if (!control.ok()) return control.status();
+    if (*control == nullptr) return std::unique_ptr<ProcessGroup>();
+    // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted. One rank
+    // alone needs none.
+    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options_)
+                                   : CreateNcclGroup(*std::move(control), options_);
+  }
+
+  absl::Status Register(const Allocation& memory) override {
+    if (memory.data() != nullptr && memory.device().kind == Device::Kind::kCpu) return control_->Register(memory);
+    if (absl::Status s = Check("register").AllocationOf(memory.bytes(), memory.device()); !s.ok()) return s;
+    if (absl::Status s = status(); !s.ok()) return s;
+    const std::lock_guard<std::mutex> lock(allocate_mutex_);
+    if (memory_ != nullptr) {
+      if (absl::Status s = memory_->Adopt(memory); !s.ok()) return s;
+    }
+    list_.Add(memory);
+    return absl::OkStatus();
+  }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    std::optional<AllocatedRange> found = list_.Find(data, bytes);
+    return found.has_value() ? found : control_->Find(data, bytes);
+  }
+  void Abort(absl::Status why) override {
+    Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+  }
+  void Fail(const absl::Status& why) override {
+    engine_->Fail(why);
+    control_->Fail(engine_->status());
+  }
+  absl::Status status() const override {
+    absl::Status status = engine_->status();
+    return status.ok() ? control_->status() : status;
+  }
+  const uint32_t* failed_word() const override { return engine_->failed_word(); }
+  void Progress() override { control_->Progress(); }
+  Observer* observer() const override { return control_->observer(); }
+
+ private:
+  static bool OnCpu(Buffers buffers) {
+    return std::all_of(buffers.begin(), buffers.end(),
+                       [](const Buffer& b) { return b.device.kind == Device::Kind::kCpu; });
+  }
+  // The group for a call on CPU memory, of which peers that wait for this rank on the GPU can learn.
+  ProcessGroup& OnHost(Kind kind, Buffers in) {
+    PeerBoard* const board = engine_->options().board.get();
+    if (board == nullptr || in.empty()) return *control_;
+    const size_t count =
+        std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
+    board->PostHostCall({.kind = kind, .in = in[0].dtype, .out = in[0].dtype}, count);
+    return *control_;
+  }
+  CallCheck Check(absl::string_view call) const { return CallCheck(rank(), size(), call, options_.device); }
+
+  absl::StatusOr<Work> Launch(const OperationKey& key, size_t count, uint64_t shape, Stream after,
+                              absl::FunctionRef<absl::Status(void*)> enqueue) {
+    const DeviceOperation operation{key, {key.Pack(), count, shape}};
+    if (count > 0) return engine_->Launch(operation, after, enqueue);
+    return engine_->Launch(operation, after, [](void*) { return absl::OkStatus(); });
+  }
+  absl::StatusOr<Work> Message(const char* name, Buffers buffers, int peer, int tag, Stream after) {
+    const CallCheck check = Check(name);
+    Extent extent;
+    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
+    if (absl::Status s = check.PeerAndTag(peer, tag); !s.ok()) return s;
+    const OperationKey key{.in = extent.dtype, .out = extent.dtype};
+    const DeviceOperation operation{key, {0, extent.count, 0}, name, peer, tag};
+    const bool send = name[0] == 's';
+    return engine_->Launch(operation, after, [&](void* stream) {
+      return send ? moves_.Send(buffers, peer, stream) : moves_.Recv(buffers, peer, stream);
+    });
+  }
+  absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
+                              const ReduceOptions& options, Stream after);
+  ReduceTransport TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const;
+
+  const OwnerProcess owner_;
+  const std::shared_ptr<InternalGroup> control_;
+  const DeviceGroupOptions options_;
+  const std::shared_ptr<NcclCommunicator> communicator_;  // null in a world of one
+  std::unique_ptr<RegisteredMemory> memory_;
+  const std::shared_ptr<DeviceEngine> engine_;
+  DeviceMoves moves_;
+  std::mutex allocate_mutex_;
+  AllocationList list_;  // of the GPU's memory
+};
+
+absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
+                                         const ReduceOptions& options, Stream after) {
+  const CallCheck check = Check(call);
+  Extent from, to;
+  if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
+  // The rules about types and scales are those of the CPU.
+  absl::StatusOr<CpuReduce> rules = CpuReduce::Create({.in = from.dtype,
+                                                       .out = to.dtype,
+                                                       .op = options.op,
+                                                       .prescale = options.prescale,
+                                                       .postscale = options.postscale,
+                                                       .average_over = size(),
+                                                       .check_nonfinite = options.nonfinite != nullptr});
+  if (!rules.ok()) return check.Error(rules.status().message());
+  const ReducePlan plan =
+      PlanReduce(from.dtype, to.dtype, options, TransportOf(kind, in, out, from.count * SizeOf(from.dtype)));
+  const OperationKey key{.kind = kind,
+                         .in = from.dtype,
+                         .out = to.dtype,
+                         .op = options.op,
+                         .check_nonfinite = options.nonfinite != nullptr};
+  uint64_t shape = Mix(std::bit_cast<uint64_t>(options.prescale), std::bit_cast<uint64_t>(options.postscale));
+  shape = Mix(Shape(Shape(shape, in), out), moves_.Misaligned(in, out) ? 1 : 0);
+  return Launch(key, from.count, shape, after, [&](void* stream) {
+    return moves_.Reduce(kind == Kind::kReduceScatter, plan, in, out, from.count, options.nonfinite, stream);
+  });
+}
+
+ReduceTransport DeviceGroup::TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const {
+  ReduceTransport transport{.ranks = size()};
+  if (memory_ == nullptr) return transport;
+  transport.avg_keeps_symmetric = kind == Kind::kReduceScatter && communicator_->setup().features.avg_keeps_symmetric;
+  // What is registered is so on all ranks, and so must the choice be.
+  for (const Buffers buffers : {in, out}) {
+    for (const Buffer& b : buffers) {
+      transport.path = memory_->PathOf(b, total_bytes);
+      if (transport.path == ReducePath::kPlain) return transport;
+    }
+  }
+  return transport;
+}
+
+// The CPU's operations, too: the stream's are done when a small sum behind them is.
+absl::StatusOr<Work> DeviceGroup::Barrier() {
+  absl::StatusOr<Work> control = control_->Barrier();
+  if (!control.ok()) return control.status();
+  const DeviceOperation operation{{}, {OperationKey{}.Pack(), 0, 0}};
+  absl::StatusOr<Work> work = engine_->Launch(operation, {}, [&](void* stream) { return moves_.Barrier(stream); });
+  if (!work.ok()) return work.status();
+  return BothWorks(*std::move(control), *std::move(work));
+}
+
+absl::StatusOr<Allocation> DeviceGroup::Allocate(size_t bytes, Device device) {
+  if (device.kind == Device::Kind::kCpu) return control_->Allocate(bytes, device);
+  if (absl::Status s = Check("allocate").AllocationOf(bytes, device); !s.ok()) return s;
+  if (absl::Status s = status(); !s.ok()) return s;
+  const std::lock_guard<std::mutex> lock(allocate_mutex_);
+  if (memory_ == nullptr) {
+    absl::StatusOr<std::shared_ptr<void>> data = options_.runtime->Allocate(device, bytes);
+    if (!data.ok()) return data.status();
+    const Allocation allocation(*std::move(data), bytes, device);
+    list_.Add(allocation);
+    return allocation;
+  }
+  absl::StatusOr<Allocation> allocation = memory_->Allocate(bytes);
+  if (allocation.ok()) list_.Add(*allocation);
+  const absl::StatusCode code = allocation.status().code();
+  // All ranks were told of these; anything else leaves them apart.
+  if (!allocation.ok() && code != absl::StatusCode::kResourceExhausted &&
+      code != absl::StatusCode::kFailedPrecondition) {
+    engine_->Fail(allocation.status());
+  }
+  return allocation;
+}
+
+// --- creation -------------------------------------------------------------------------------------------------------
+
+// What this rank brings along, or why it cannot: agreed before anybody enters NCCL, where it would be waited for.
+struct Offer {
+  nccl::Api api;
+  nccl::Features features;
+};
+
+absl::StatusOr<Offer> MakeOffer(const DeviceGroupOptions& options, int rank) {
+  const auto named = [&](const absl::Status& s) {
+    return absl::Status(s.code(), absl::StrCat("rank ", rank, ": ", s.message()));
+  };
+  if (options.device.kind != Device::Kind::kCuda) {
+    return named(absl::FailedPreconditionError(
+        "the nccl backend works on GPUs: set ContextOptions::device, usually to the GPU of the local rank's number"));
+  }
+  Offer offer;
+  if (absl::Status s = options.runtime->Check(options.device); !s.ok()) return named(s);
+  if (options.api.has_value()) {
+    offer.api = *options.api;
+  } else {
+    absl::StatusOr<nccl::Api> api = nccl::Load();
+    if (!api.ok()) return named(api.status());
+    offer.api = *api;
+  }
+  absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(offer.api);
+  if (!features.ok()) return named(features.status());
+  offer.features = *features;
+  return offer;
+}
+
+// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be.
+absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu) {
+  absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control, absl::StrCat(version, " ", gpu));
+  if (!texts.ok()) return texts.status();
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const std::string& text : *texts) all.emplace_back(absl::StrSplit(text, absl::MaxSplits(' ', 1)));
+  const bool may_share = ReadEnv(Env::kNcclMultiRankGpu) == "1";
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r].first != all[0].first) {
+      return absl::FailedPreconditionError(absl::StrCat("rank 0 has NCCL ", all[0].first, " and rank ", r, " has ",
+                                                        all[r].first,
+                                                        "; all ranks need the same (DDP_NCCL_LIBRARY names one)"));
+    }
+    for (size_t q = 0; q < r; ++q) {
+      if (may_share || all[q].second != all[r].second) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks ", q, " and ", r, " use the same GPU, ", all[r].second,
+                       "; NCCL needs one for each: give every rank the GPU of its local rank's number, and start no "
+                       "more ranks on a host than it has GPUs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control, const Offer& offer,
+                                                          const DeviceGroupOptions& options, PeerBoard& board) {
+  NcclSetup setup{.api = offer.api,
+                  .features = offer.features,
+                  .rank = control.rank(),
+                  .size = control.size(),
+                  .device = options.device,
+                  .runtime = options.runtime};
+  absl::Status status;
+  if (setup.rank == 0) {
+    const nccl::Result result = offer.api.GetUniqueId(&setup.id);
+    status = result == nccl::kSuccess
+                 ? absl::OkStatus()
+                 : absl::InternalError(absl::StrCat("rank 0: ncclGetUniqueId: ", offer.api.GetErrorString(result),
+                                                    "; has this host a network interface?"));
+  }
+  if (absl::Status s = AgreeOn(control, status); !s.ok()) return s;
+  const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
+  absl::StatusOr<Work> sent = control.Broadcast({&id, 1}, 0);
+  if (!sent.ok()) return sent.status();
+  if (absl::Status s = sent->Wait(); !s.ok()) return s;
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
+      NcclCommunicator::Create(setup, absl::Now() + options.timeout, [&] {
+        if (absl::Status s = board.failure(); !s.ok()) return s;
+        const auto gone = board.Gone(0);
+        return gone.has_value() ? absl::UnavailableError(*gone) : absl::OkStatus();
+      });
+  if (!communicator.ok()) {
+    const absl::Status first = board.Fail(communicator.status());
+    control.Abort(first);  // for those that wait for us below
+    return first;
+  }
+  if (absl::Status s = AgreeOn(control, absl::OkStatus()); !s.ok()) return s;
+  return communicator;
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGroup> over_cpu,
+                                                       const DeviceGroupOptions& options,
+                                                       std::shared_ptr<NcclCommunicator> communicator,
+                                                       std::shared_ptr<PeerBoard> board) {
+  const std::shared_ptr<ProcessGroup> shared = std::move(over_cpu);
+  const auto control = std::dynamic_pointer_cast<InternalGroup>(shared);
+  if (control == nullptr)
+    return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
+  absl::StatusOr<std::shared_ptr<DeviceEngine>> engine = DeviceEngine::Create({.rank = control->rank(),
+                                                                               .size = control->size(),
+                                                                               .device = options.device,
+                                                                               .timeout = options.timeout,
+                                                                               .abort_grace = options.abort_grace,
+                                                                               .runtime = options.runtime,
+                                                                               .transport = communicator,
+                                                                               .board = std::move(board),
+                                                                               .control = control,
+                                                                               .progress = options.progress});
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(communicator), *std::move(engine)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
+                                                              const DeviceGroupOptions& options) {
+  absl::StatusOr<Offer> offer = MakeOffer(options, control->rank());
+  if (absl::Status s = AgreeOn(*control, offer.status()); !s.ok()) return s;
+  absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
+  if (absl::Status s = AgreeOn(*control, gpu.status()); !s.ok()) return s;
+  if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu); !s.ok()) return s;
+  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control);
+  if (!board.ok()) return board.status();
+  const std::shared_ptr<PeerBoard> shared = *std::move(board);
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = Connect(*control, *offer, options, *shared);
+  if (!communicator.ok()) return communicator.status();
+  Log().info("rank {}: nccl backend, NCCL {}, {} ranks, GPU {}", control->rank(), offer->features.version_text(),
+             control->size(), *gpu);
+  return Assemble(std::move(control), options, *std::move(communicator), shared);
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateLocalDeviceGroup(std::unique_ptr<ProcessGroup> control,
+                                                                     const DeviceGroupOptions& options) {
+  return Assemble(std::move(control), options, nullptr, nullptr);
+}
+
+}  // namespace ddp

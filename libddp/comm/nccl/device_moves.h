@@ -1,0 +1,84 @@
+// What the operations of a GPU's group enqueue: calls of NCCL, kernels of ours before and after, and in a world of one
+// copies alone.
+#ifndef LIBDDP_COMM_NCCL_DEVICE_MOVES_H_
+#define LIBDDP_COMM_NCCL_DEVICE_MOVES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/nccl/communicator.h"
+#include "libddp/comm/nccl/reduce_plan.h"
+#include "libddp/comm/nccl/registered_memory.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+
+// Several ranges on either side are paired piece by piece; the pieces go as one group call. All ranks must have cut
+// their ranges alike (the engine's board finds out where they have not). One thread at a time.
+//
+// NCCL sends a message straight from one rank's registered memory into the other's. If only one side is registered,
+// both wait for ever (seen with 2.28.3 and 4 MiB, described in NCCL as a duty of the caller). So messages go through
+// memory that is not registered, unless both sides are known to be.
+//
+// NCCL's symmetric kernels are wrong on registered memory where a range, or a rank's part, does not begin at a multiple
+// of 4 bytes (seen with 2.28.3, bfloat16 and int8). Such ranges are reduced in other memory, and gathered by
+// broadcasts, which have no symmetric kernel.
+class DeviceMoves {
+ public:
+  // communicator, memory: null in a world of one.
+  DeviceMoves(NcclCommunicator* communicator, const RegisteredMemory* memory, DeviceRuntime* runtime, int rank,
+              int size)
+      : communicator_(communicator),
+        memory_(memory),
+        runtime_(*runtime),
+        rank_(rank),
+        size_(static_cast<size_t>(size)) {}
+
+  // Whether an operation in which each rank has `part` of `whole` must keep off the symmetric kernels. All ranks must
+  // find the same, although in place their parts lie at different addresses. For an all-reduce, both are the whole.
+  bool Misaligned(Buffers whole, Buffers part) const;
+  absl::Status Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count, uint32_t* nonfinite,
+                      void* stream);
+  absl::Status Broadcast(Buffers buffers, int root, void* stream);
+  // counts: of each rank, which may be equal.
+  absl::Status AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
+  // Whether AllToAll of these sends straight from registered memory into registered memory.
+  bool SendsFromRegistered(Buffers in, Buffers out) const;
+  absl::Status AllToAll(Buffers in, Buffers out, bool direct, void* stream);
+  absl::Status Send(Buffers buffers, int peer, void* stream);
+  absl::Status Recv(Buffers buffers, int peer, void* stream);
+  absl::Status Barrier(void* stream);
+
+ private:
+  class Scratch;
+  using Calls = absl::FunctionRef<nccl::Result(const nccl::Api&, nccl::Comm)>;
+
+  absl::Status Group(absl::string_view what, Calls calls);
+  bool Registered(const Buffer& buffer) const { return memory_ != nullptr && memory_->Holds(buffer); }
+  bool AnyRegistered(Buffers buffers) const;
+  absl::Status ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream);
+  absl::Status CopyPieces(Buffers from, Buffers to, void* stream);
+
+  NcclCommunicator* const communicator_;
+  const RegisteredMemory* const memory_;
+  DeviceRuntime& runtime_;
+  const int rank_;
+  const size_t size_;
+};
+
+// The part [first, first + count) of what the buffers hold end to end.
+std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count);
+
+// The pieces that lie in one range of `from` and one of `to`. Both hold the same number of elements.
+std::vector<TransformPiece> PairPieces(Buffers from, Buffers to);
+
+// Done when both are; its outcome is the first error. `second` is a GPU's: it is what BlockStream orders after.
+Work BothWorks(Work first, Work second);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NCCL_DEVICE_MOVES_H_

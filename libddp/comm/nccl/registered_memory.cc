@@ -1,0 +1,292 @@
+#include "libddp/comm/nccl/registered_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/base/agreement.h"
+
+namespace ddp {
+namespace {
+
+// Where the two kinds of kernels are compared: below, the symmetric ones have won wherever anybody looked.
+constexpr size_t kCalibrationBytes[] = {size_t{1} << 20, size_t{4} << 20, size_t{16} << 20, size_t{64} << 20};
+constexpr int kCalibrationRuns = 5;
+// So much faster the plain kernels have to be: noise decides nothing.
+constexpr double kMargin = 0.98;
+
+}  // namespace
+
+void RegisteredMemory::Table::Free(void* data) {
+  const DeviceGuard guard(*setup.runtime, setup.device);
+  setup.api.MemFree(data);
+}
+
+RegisteredMemory::RegisteredMemory(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control,
+                                   absl::Duration timeout)
+    : communicator_(std::move(communicator)), control_(control), timeout_(timeout), table_(std::make_shared<Table>()) {
+  table_->setup = communicator_->setup();
+}
+
+RegisteredMemory::~RegisteredMemory() {
+  const std::lock_guard<std::mutex> lock(table_->mutex);
+  table_->open = false;
+  // What callers still hold they free themselves. Peers may have this memory mapped; that keeps it alive for them.
+  for (const Block& block : table_->blocks) {
+    if (block.returned) table_->Free(block.data);
+  }
+}
+
+absl::Status RegisteredMemory::NoMemory(size_t bytes, absl::string_view why) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("rank ", communicator_->setup().rank, ": no ", bytes, " bytes of GPU memory left (", why, ")"));
+}
+
+absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
+  if (communicator_->setup().api.MemAlloc == nullptr) {
+    const absl::Status agreed = Agree(bytes).status();
+    if (!agreed.ok()) return agreed;
+    absl::StatusOr<std::shared_ptr<void>> data =
+        communicator_->setup().runtime->Allocate(communicator_->setup().device, bytes);
+    if (absl::Status s = AgreeOn(control_, data.ok() ? absl::OkStatus() : NoMemory(bytes, data.status().message()));
+        !s.ok()) {
+      return s;
+    }
+    return Allocation(*std::move(data), bytes, communicator_->setup().device);
+  }
+  absl::StatusOr<Block> block = Agree(bytes);
+  if (!block.ok()) return block.status();
+  if (block->data == nullptr) {
+    block = Make(bytes);
+    if (!block.ok()) return block.status();
+  }
+  const NcclSetup& setup = communicator_->setup();
+  const DeviceGuard guard(*setup.runtime, setup.device);
+  absl::StatusOr<OwnedStream> stream = MakeStream(*setup.runtime);
+  if (!stream.ok()) return stream.status();
+  if (absl::Status s = setup.runtime->Zero(block->data, bytes, stream->get()); !s.ok()) return s;
+  if (absl::Status s = communicator_->WaitFor(stream->get(), absl::Now() + timeout_); !s.ok()) return s;
+  if (absl::Status s = Calibrate(*block); !s.ok()) return s;
+  return HandOut(*block);
+}
+
+// All ranks ask for the same size; a block of it that all of them have back is taken again. Its data is null if there
+// is none.
+absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Agree(size_t bytes) {
+  std::vector<uint64_t> returned;
+  {
+    const std::lock_guard<std::mutex> lock(table_->mutex);
+    for (const Block& block : table_->blocks) {
+      if (block.returned && block.bytes == bytes && returned.size() < 40) returned.push_back(block.id);
+    }
+  }
+  absl::StatusOr<std::vector<std::string>> texts =
+      ExchangeTexts(control_, absl::StrCat(bytes, " ", absl::StrJoin(returned, ",")));
+  if (!texts.ok()) return texts.status();
+  std::set<uint64_t> common(returned.begin(), returned.end());
+  std::string first;
+  for (size_t r = 0; r < texts->size(); ++r) {
+    const std::pair<std::string, std::string> fields = absl::StrSplit((*texts)[r], absl::MaxSplits(' ', 1));
+    if (r == 0) first = fields.first;
+    if (fields.first != first) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", first, " bytes, rank ", r,
+                       " for ", fields.first));
+    }
+    std::set<uint64_t> theirs, both;
+    for (absl::string_view text : absl::StrSplit(fields.second, ',', absl::SkipEmpty())) {
+      uint64_t id = 0;
+      if (absl::SimpleAtoi(text, &id)) theirs.insert(id);
+    }
+    std::set_intersection(common.begin(), common.end(), theirs.begin(), theirs.end(), std::inserter(both, both.end()));
+    common = std::move(both);
+  }
+  if (common.empty()) return Block{};
+  const std::lock_guard<std::mutex> lock(table_->mutex);
+  for (Block& block : table_->blocks) {
+    if (block.id != *common.begin()) continue;
+    block.returned = false;
+    return block;
+  }
+  return absl::InternalError("a block that was returned is gone");
+}
+
+absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
+  Block block;
+  block.id = next_id_++;
+  block.bytes = bytes;
+  const nccl::Features& features = communicator_->setup().features;
+  const DeviceGuard guard(*communicator_->setup().runtime, communicator_->setup().device);
+  // Not through Call: failing for want of memory leaves the communicator as it is.
+  const nccl::Result result = communicator_->setup().api.MemAlloc(&block.data, bytes);
+  absl::Status status;
+  if (result != nccl::kSuccess) {
+    status = NoMemory(bytes, absl::StrCat("ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result)));
+  }
+  if (absl::Status s = AgreeOn(control_, status); !s.ok()) {
+    if (result == nccl::kSuccess) table_->Free(block.data);
+    return s;
+  }
+  if (features.windows) {
+    if (absl::Status s = Register(&block); !s.ok()) {
+      table_->Free(block.data);
+      return s;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(table_->mutex);
+  table_->blocks.push_back(block);
+  return block;
+}
+
+absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
+  absl::StatusOr<std::vector<std::string>> sizes = ExchangeTexts(control_, absl::StrCat(memory.bytes()));
+  if (!sizes.ok()) return sizes.status();
+  for (size_t r = 1; r < sizes->size(); ++r) {
+    if ((*sizes)[r] == (*sizes)[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat("ranks register memory of different sizes: rank 0 has ",
+                                                      (*sizes)[0], " bytes, rank ", r, " has ", (*sizes)[r]));
+  }
+  if (!communicator_->setup().features.windows) return absl::OkStatus();
+  Block block;
+  block.id = next_id_++;
+  block.data = memory.data();
+  block.bytes = memory.bytes();
+  block.adopted = memory;
+  const DeviceGuard guard(*communicator_->setup().runtime, communicator_->setup().device);
+  if (absl::Status s = Register(&block); !s.ok()) return s;
+  const std::lock_guard<std::mutex> lock(table_->mutex);
+  table_->blocks.push_back(std::move(block));
+  return absl::OkStatus();
+}
+
+// All ranks register or none. That NCCL declines is no error, the memory is good without.
+absl::Status RegisteredMemory::Register(Block* block) {
+  nccl::Window window = nullptr;  // 2.28.9 may succeed without writing it
+  const absl::Status done = communicator_->Call("ncclCommWindowRegister", [&](const nccl::Api& api, nccl::Comm comm) {
+    return api.CommWindowRegister(comm, block->data, block->bytes, &window, nccl::kWinCollSymmetric);
+  });
+  if (window != nullptr) communicator_->Keep(window);
+  const bool mine = done.ok() && window != nullptr;
+  absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control_, mine ? "yes" : "no");
+  if (!texts.ok()) return texts.status();
+  block->registered = std::all_of(texts->begin(), texts->end(), [](const std::string& text) { return text == "yes"; });
+  if (!block->registered) {
+    Log().info("rank {}: NCCL does not register memory here; small reductions take longer: {}",
+               communicator_->setup().rank, std::string(done.message()));
+  }
+  return absl::OkStatus();
+}
+
+Allocation RegisteredMemory::HandOut(const Block& block) {
+  std::shared_ptr<void> data(block.data, [table = table_, id = block.id](void* p) {
+    const std::lock_guard<std::mutex> lock(table->mutex);
+    if (!table->open) return table->Free(p);
+    for (Block& b : table->blocks) {
+      if (b.id == id) b.returned = true;
+    }
+  });
+  return Allocation(std::move(data), block.bytes, communicator_->setup().device);
+}
+
+bool RegisteredMemory::Holds(const Buffer& buffer) const {
+  const char* const begin = static_cast<const char*>(buffer.data);
+  const char* const end = begin + buffer.count * SizeOf(buffer.dtype);
+  const std::lock_guard<std::mutex> lock(table_->mutex);
+  return std::any_of(table_->blocks.begin(), table_->blocks.end(), [&](const Block& block) {
+    const char* const from = static_cast<const char*>(block.data);
+    return block.registered && begin >= from && end <= from + block.bytes;
+  });
+}
+
+ReducePath RegisteredMemory::PathOf(const Buffer& buffer, size_t total) const {
+  if (!Holds(buffer)) return ReducePath::kPlain;
+  return total < crossover_bytes() ? ReducePath::kSymmetric : ReducePath::kNotSymmetric;
+}
+
+size_t RegisteredMemory::crossover_bytes() const { return crossover_.load(std::memory_order_relaxed); }
+
+// Sums zeros in place by either kind of kernel. The slowest rank's median counts.
+absl::Status RegisteredMemory::Calibrate(const Block& block) {
+  const size_t largest = *std::max_element(std::begin(kCalibrationBytes), std::end(kCalibrationBytes));
+  if (!block.registered || control_.size() == 1 || measured_bytes_ >= std::min(block.bytes, largest)) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<OwnedStream> stream = MakeStream(*communicator_->setup().runtime);
+  if (!stream.ok()) return stream.status();
+  size_t faster_until = 0;  // the largest size at which the symmetric kernels won
+  for (const size_t bytes : kCalibrationBytes) {
+    if (bytes > block.bytes) break;
+    if (bytes <= measured_bytes_) {
+      faster_until = bytes;
+      continue;
+    }
+    measured_bytes_ = bytes;
+    if (crossover_bytes() != SIZE_MAX) break;  // larger sums lose more
+    absl::StatusOr<double> symmetric = TimeSum(block, bytes, true, stream->get());
+    if (!symmetric.ok()) return symmetric.status();
+    absl::StatusOr<double> plain = TimeSum(block, bytes, false, stream->get());
+    if (!plain.ok()) return plain.status();
+    absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control_, absl::StrCat(*symmetric, " ", *plain));
+    if (!texts.ok()) return texts.status();
+    double slowest[2] = {0, 0};
+    for (const std::string& text : *texts) {
+      const std::pair<std::string, std::string> fields = absl::StrSplit(text, ' ');
+      double a = 0, b = 0;
+      if (!absl::SimpleAtod(fields.first, &a) || !absl::SimpleAtod(fields.second, &b)) {
+        return absl::InternalError("a peer's times cannot be read");
+      }
+      slowest[0] = std::max(slowest[0], a);
+      slowest[1] = std::max(slowest[1], b);
+    }
+    Log().info("rank {}: a sum of {} bytes takes {:.1f} us by symmetric kernels, {:.1f} us by others", control_.rank(),
+               bytes, slowest[0], slowest[1]);
+    if (slowest[1] > slowest[0] * kMargin) {
+      faster_until = bytes;
+    } else {
+      // Somewhere between the last size that won and this one.
+      const double between =
+          std::sqrt(static_cast<double>(std::max(faster_until, bytes / 4)) * static_cast<double>(bytes));
+      crossover_.store(static_cast<size_t>(between), std::memory_order_relaxed);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> RegisteredMemory::TimeSum(const Block& block, size_t bytes, bool symmetric, void* stream) {
+  DeviceRuntime& runtime = *communicator_->setup().runtime;
+  const size_t count = bytes / sizeof(float);
+  absl::StatusOr<OwnedEvent> begin = MakeEvent(runtime, true), end = MakeEvent(runtime, true);
+  if (!begin.ok()) return begin.status();
+  if (!end.ok()) return end.status();
+  std::vector<double> times;
+  for (int run = -2; run < kCalibrationRuns; ++run) {
+    if (absl::Status s = runtime.Record(begin->get(), stream); !s.ok()) return s;
+    const absl::Status called = communicator_->Call("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+      if (symmetric) return api.AllReduce(block.data, block.data, count, nccl::kFloat32, nccl::kSum, comm, stream);
+      int op = 0;
+      float one = 1;
+      nccl::Result result = api.RedOpCreatePreMulSum(&op, &one, nccl::kFloat32, nccl::kScalarHostImmediate, comm);
+      if (result != nccl::kSuccess) return result;
+      result = api.AllReduce(block.data, block.data, count, nccl::kFloat32, op, comm, stream);
+      const nccl::Result destroyed = api.RedOpDestroy(op, comm);
+      return result == nccl::kSuccess ? destroyed : result;
+    });
+    if (!called.ok()) return called;
+    if (absl::Status s = runtime.Record(end->get(), stream); !s.ok()) return s;
+    if (absl::Status s = communicator_->WaitFor(stream, absl::Now() + timeout_); !s.ok()) return s;
+    absl::StatusOr<double> us = runtime.ElapsedUs(begin->get(), end->get());
+    if (!us.ok()) return us.status();
+    if (run >= 0) times.push_back(*us);
+  }
+  std::nth_element(times.begin(), times.begin() + kCalibrationRuns / 2, times.end());
+  return times[kCalibrationRuns / 2];
+}
+
+}  // namespace ddp

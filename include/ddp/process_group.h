@@ -173,11 +173,6 @@ class DDP_EXPORT ProcessGroup {
                                          Stream after = {}) = 0;
 
   // Copies root's buffers to all ranks.
-  //
-  // Small broadcasts in CPU memory of one host do not synchronise the ranks (up to 8 KiB, up to 64 KiB where that is
-  // faster). The root's Work is done at once, a receiver's when the root has called. The root may be ahead by up to 128
-  // operations (32 with more than 8 ranks). If another rank calls a different operation or none, the error may come
-  // only from the next operation that waits for that rank.
   virtual absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after = {}) = 0;
 
   // out = the inputs of all ranks, concatenated in rank order: count(out) = size() * count(in). In place: `in` is this

@@ -18,22 +18,6 @@ inline void CpuRelax() {
 #endif
 }
 
-// Begins to fetch the cache line of `p` for writing, taking it from the cores that have a copy. (The compiler's builtin
-// asks for a copy to read unless it is told of the processor.)
-inline void PrefetchForWrite(const void* p) {
-#if defined(__x86_64__) || defined(__i386__)
-  asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
-#else
-  __builtin_prefetch(p, 1);
-#endif
-}
-
-// The same for [p, p + bytes), of which it takes as many lines as can be under way at once.
-inline void PrefetchForWrite(const char* p, size_t bytes) {
-  constexpr size_t kLine = 64, kMost = 32 * kLine;
-  for (size_t at = 0; at < bytes && at < kMost; at += kLine) PrefetchForWrite(p + at);
-}
-
 // Nanoseconds on the clock that all processes of a host share.
 inline int64_t NowNs() {
   timespec t;

@@ -162,7 +162,6 @@ class HierarchicalGroup final : public InternalGroup {
 
   absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
                               const ReduceOptions& options) {
-    engine_.Expect();
     const CallCheck check(rank(), size(), call);
     Extent from, to;
     if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;

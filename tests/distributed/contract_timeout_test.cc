@@ -42,29 +42,6 @@ TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") 
   }
 }
 
-TEST_CASE("a rank that does not come to small broadcasts is named after the time-out", "[timeout]") {
-  if (RankCount() == 1 || !OnOneNode()) return;  // between nodes, messages say so
-  ContextOptions options;
-  options.timeout = absl::Seconds(1);
-  RunOnRanks(
-      [](Rank& rank) {
-        Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
-        rank.Meet();
-        const int late = rank.size() - 1;
-        const std::string name = absl::StrCat("rank ", late);
-        const auto broadcast = [&] { return Rank::Finish(rank.group().Broadcast({m.whole()}, 0)); };
-        absl::Status status;
-        for (int i = 0; i < 300 && rank.rank() != late && status.ok(); ++i) status = broadcast();
-        if (rank.rank() != late) {
-          RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", name, "did not arrive");
-          RANK_CHECK(FailedRanks(status) == std::vector<int>{late});
-        }
-        rank.Meet();
-        RANK_CHECK_STATUS(broadcast(), StatusCode::kDeadlineExceeded, "broadcast", name);
-      },
-      options);
-}
-
 TEST_CASE("a missing root of a broadcast is to blame, whoever else has not come", "[timeout]") {
   if (RankCount() == 1) return;
   for (const size_t count : {size_t{10}, size_t{200'000}}) {

@@ -75,22 +75,19 @@ void Engine::Announce() {
   }
 }
 
-// Looks how far the peers are; whether there is a slot for the next operation. What all peers have retired they agree
-// on: an eager broadcast of this rank's needs no look at their announcements.
+// Looks how far the peers are; whether there is a slot for the next operation.
 bool Engine::FreeSlots() {
   uint64_t retired = announced_;
   for (int r = 0; r < options_.size; ++r) {
     if (r != options_.rank) retired = std::min(retired, control_.peer(r).retired.load(std::memory_order_acquire));
   }
-  for (uint64_t s = first_sequence_; s < retired; ++s) At(s)->ready |= IsEagerRoot(*At(s));
-  DropRetired();
   slots_free_until_ = std::min(retired, first_sequence_) + control_.slots();
   return announced_ < slots_free_until_;
 }
 
 // Operations take effect in the order of the calls. Those that share no memory may overlap in time; one that does is
 // held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
-// is. (The data of an eager broadcast, which need not be announced by all, have left the memory by then.)
+// is.
 bool Engine::MustWaitForEarlier(const Operation& operation) {
   const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
   pending_ = std::max(pending_, first_sequence_);
@@ -116,19 +113,8 @@ void Engine::AnnounceOne(Operation* operation) {
   Place(operation, &a);
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
-  notes_.Entered(*operation, IsEagerRoot(*operation) ? FlightState::kDone : FlightState::kAnnounced);
-  if (IsEagerRoot(*operation)) operation->Finish(absl::OkStatus());
+  notes_.Entered(*operation, FlightState::kAnnounced);
   if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
-  // The peers' caches hold the lines of the next slot from its last use. Taking them back takes longer than all the
-  // rest of an announcement.
-  if (operation->sequence + 1 < slots_free_until_) {
-    ClearSlots(operation->sequence + 2);
-    PrefetchForWrite(&control_.slot(operation->sequence + 1, options_.rank).announcement);
-    if (const size_t bytes = operation->InlineBytes(options_.rank); a.placement == kInlined && writer_.Plain(bytes)) {
-      const size_t begin = operation->InlineBegin(options_.rank, options_.size);
-      PrefetchForWrite(control_.inlined(operation->sequence + 1, options_.rank, bytes) + begin, bytes - begin);
-    }
-  }
 }
 
 // Tells the peers where this rank's data lies, or lays it out for them.
@@ -153,7 +139,6 @@ void Engine::Place(Operation* operation, Announcement* announcement) {
   }
   if (InlinePays(*operation, a.placement)) {
     a.placement = kInlined;
-    if (operation->IsBroadcast()) operation->SetEager();
     operation->PutInline(control_, &writer_, options_.rank, options_.size);
   } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
     a.placement = kReadable;
@@ -260,23 +245,16 @@ ProgressThread::Found Engine::Tick() {
 // One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
 // does a chunk at a time. Returns whether anything was done.
 bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
-  bool progressed = false, turn_taken = false, unsettled = false;
+  bool progressed = false, turn_taken = false;
   Announce();
   for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
     Operation* const operation = At(s);
-    if (operation->Done() && (operation->ready || unsettled)) continue;
+    if (operation->Done()) continue;
     if (!operation->ready) {
-      // In order, so that all ranks number the staging rounds alike.
-      const bool arrived = HasArrived(operation) && (!unsettled || operation->eager());
-      if (operation->Done() && !arrived) {
-        unsettled = true;
-        continue;
-      }
-      if (!arrived) break;
+      if (!HasArrived(operation)) break;  // in order, so that all ranks number the staging rounds alike
       MakeReady(operation);
       if (!failure_.ok()) break;
       progressed = true;
-      if (operation->Done()) continue;
     }
     // One at a time, in order. And one thread at a time.
     const bool takes_turns = operation->TakesTurns();
@@ -292,7 +270,7 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 // can end it, and that needs the mutex.
 bool Engine::HasNews(const Operation& operation) const {
   if (!failure_.ok() || operation.sequence >= announced_) return false;
-  if (!operation.ready) return HasAnnounced(operation, Awaited(operation));
+  if (!operation.ready) return HasAnnounced(operation, operation.arrived);
   if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
   const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
   return its_turn && operation.PeersCaughtUp(control_);
@@ -311,11 +289,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
   bool progressed = true;
   switch (operation->mode) {
     case Operation::Mode::kInline:
-      if (operation->eager()) {
-        TakeEager(operation);
-      } else {
-        operation->TakeInline(control_, options_.rank, options_.size);
-      }
+      operation->TakeInline(control_, options_.rank, options_.size);
       FinishOk(operation);
       break;
     case Operation::Mode::kDirect: {
@@ -395,24 +369,16 @@ void Engine::FinishOk(Operation* operation) {
 }
 
 void Engine::Retire() {
-  if (DropRetired()) Announce();  // what was held back by one of them
-}
-
-bool Engine::DropRetired() {
   const uint64_t before = first_sequence_;
-  const auto over = [this](const Operation& operation) {
-    if (!operation.Done() || operation.workers > 0) return false;
-    return !failure_.ok() || (operation.sequence < announced_ && operation.ready);
-  };
-  while (!queue_.empty() && over(*queue_.front())) {
+  while (!queue_.empty() && queue_.front()->Done() && queue_.front()->workers == 0) {
     queue_.front()->Unref();
     queue_.pop_front();
     ++first_sequence_;
   }
-  if (first_sequence_ == before) return false;
+  if (first_sequence_ == before) return;
   // What failed before it was announced is nothing to the peers.
   control_.peer(options_.rank).retired.store(std::min(first_sequence_, announced_.load()), std::memory_order_release);
-  return true;
+  Announce();  // what was held back by one of them
 }
 
 }  // namespace ddp

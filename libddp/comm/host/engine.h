@@ -54,11 +54,6 @@ class Engine final : public ProgressThread::Client {
   // Leaves the group: what is unfinished ends with Aborted.
   ~Engine() override;
 
-  // To be called while the next operation is being made: begins to fetch what its announcement is written to.
-  void Expect() const {
-    PrefetchForWrite(&control_.slot(announced_.load(std::memory_order_relaxed), options_.rank).announcement);
-  }
-
   // Takes over the operation (both its references), which has its data, count, kernel and scales.
   absl::StatusOr<Work> Launch(Operation* operation);
 
@@ -105,16 +100,12 @@ class Engine final : public ProgressThread::Client {
   void PrepareToFetch(Operation* operation) const;
   bool CanReadPeers();
   bool HasArrived(Operation* operation) const;
-  int Awaited(const Operation& operation) const;
-  void MakeReadyEager(Operation* operation);
-  void TakeEager(Operation* operation);
   bool Agrees(const Operation& operation, int rank, int peer);
   bool ResolveSingle(Operation* operation, int peer) const;
   bool ResolveList(Operation* operation, int peer) const;
   void Worked(Operation* operation);
   void FinishOk(Operation* operation);
   void Retire();
-  bool DropRetired();
   void FailLocked(const absl::Status& why);
   bool FailedElsewhere();
   absl::Status KeepLateWritersOut();
@@ -131,9 +122,6 @@ class Engine final : public ProgressThread::Client {
   void FailAndTell(const absl::Status& why);
   void TellFailure(absl::string_view what);
   FlightIncident Incident(bool failure, absl::string_view what) const;
-  bool IsEagerRoot(const Operation& operation) const {
-    return operation.eager() && operation.key().root == options_.rank;
-  }
   Operation* OldestPending() const;
   bool HasAnnounced(const Operation& operation, int rank) const;
   bool Needs(const Operation& operation, int peer) const;

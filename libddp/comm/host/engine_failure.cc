@@ -120,9 +120,7 @@ void Engine::CheckPeers(int64_t waited_ns) {
 
 // Whether the operation cannot be done without something that `peer` has still to do.
 bool Engine::Needs(const Operation& operation, int peer) const {
-  if (!HasAnnounced(operation, peer)) {
-    return operation.sequence >= announced_ || !operation.eager() || peer == operation.key().root;
-  }
+  if (!HasAnnounced(operation, peer)) return true;
   if (!operation.ready || !operation.TakesTurns()) return false;
   const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
   return (control_.peer(peer).*operation.DoneCounter()).load(std::memory_order_acquire) < rounds;
@@ -152,7 +150,7 @@ Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
 // so once in a while.
 Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited_ns) const {
   if (operation.sequence >= announced_) return FindSlotHolders(operation.sequence);
-  // Without the root's data nobody can go on, and only the root decides who else has to come.
+  // Without the root's data nobody can go on.
   if (const int root = operation.key().root; operation.IsBroadcast() && !HasAnnounced(operation, root)) {
     return {absl::StrCat("did not arrive: rank ", options_.NameOf(root), ", the root"), {options_.NameOf(root)}};
   }

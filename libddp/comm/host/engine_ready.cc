@@ -5,36 +5,21 @@
 
 namespace ddp {
 
-// The rank whose announcement the operation waits for next: that of a broadcast's root first, which tells whether it is
-// an eager one.
-int Engine::Awaited(const Operation& operation) const {
-  const int rank = operation.key().root + operation.arrived;
-  return rank < options_.size ? rank : rank - options_.size;
-}
-
-// Whether all have announced it whom this rank waits for.
+// Whether all ranks have announced it.
 bool Engine::HasArrived(Operation* operation) const {
-  const int root = operation->key().root;
-  const bool receives = operation->IsBroadcast() && root != options_.rank;
-  while (operation->arrived < options_.size && HasAnnounced(*operation, Awaited(*operation))) {
-    ++operation->arrived;
-    if (!receives) continue;
-    if (control_.slot(operation->sequence, root).announcement.placement == kInlined) operation->SetEager();
-    if (operation->eager()) return true;
-  }
+  while (operation->arrived < options_.size && HasAnnounced(*operation, operation->arrived)) ++operation->arrived;
   return operation->arrived == options_.size;
 }
 
 // All ranks have announced it: do they agree, and how is it done?
 void Engine::MakeReady(Operation* operation) {
-  if (operation->eager()) return MakeReadyEager(operation);
   bool shared = true, single = true, inlined = true, readable = true;
   for (int r = 0; r < options_.size; ++r) {
     if (r > 0 && !Agrees(*operation, 0, r)) return;
     const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
     shared &= placement == kSharedRange || placement == kSharedList;
     single &= placement == kSharedRange;
-    inlined &= placement == kInlined;
+    inlined &= placement == kInlined || (operation->IsBroadcast() && r != operation->key().root);
     readable &= placement == kReadable;
   }
   operation->ready = true;

@@ -30,9 +30,6 @@ class Engine;
 // Life: queued -> announced to the peers -> ready (all ranks have announced it, and agree) -> finished -> retired. The
 // engine's mutex guards everything but the atomics; while `workers` is above 0 threads are inside RunChunks or
 // RunTurn without it.
-//
-// An eager broadcast is finished earlier, see engine_eager.cc: at its root, which decides whether it is one, as soon as
-// it is announced, elsewhere as soon as the root has announced the same.
 class Operation final : public CountedWork {
  public:
   enum class Mode {
@@ -64,9 +61,9 @@ class Operation final : public CountedWork {
 
   // --- the engine's ---
   uint64_t sequence = 0;
-  bool ready = false;  // of an eager broadcast at its root, which is finished before: all agree
+  bool ready = false;
   Mode mode = Mode::kInline;
-  int arrived = 0;  // so many ranks have announced it, from the root on (rank 0 where there is none)
+  int arrived = 0;  // the ranks below this have announced it
   int workers = 0;
   int64_t noticed_ns = 0;  // when it was first seen to be the oldest unfinished one: its time-out counts from here
   // kDirect and kFetched: everybody's data. Where each rank's is one range, as nearly always, the addresses alone.
@@ -85,9 +82,6 @@ class Operation final : public CountedWork {
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }
   size_t in_bytes(int rank) const;  // of that rank's `in`
-  // Elsewhere than at the root it may be known only once that has announced the broadcast.
-  bool eager() const { return eager_; }
-  void SetEager() { eager_ = true; }
   size_t largest_bytes() const { return std::max(in.bytes(), out.bytes()); }
   bool IsBroadcast() const { return key_.kind == OperationKey::Kind::kBroadcast; }
   bool Reduces() const { return HasTwoSteps() || key_.kind == OperationKey::Kind::kReduceScatter; }
@@ -98,10 +92,6 @@ class Operation final : public CountedWork {
 
   // kInline. What of this rank's data others need.
   size_t InlineBytes(int rank) const { return IsBroadcast() && rank != key_.root ? 0 : in.bytes(); }
-  // Where in its copy what the peers read begins: behind rank 0's own part.
-  size_t InlineBegin(int rank, int ranks) const {
-    return Scatters() && rank == 0 ? in.bytes() / static_cast<size_t>(ranks) : 0;
-  }
   // kInline. Lays this rank's data out for the peers, and takes the result from what they have laid out and, since that
   // copy may have left its caches, from this rank's own data.
   void PutInline(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) const;
@@ -173,7 +163,6 @@ class Operation final : public CountedWork {
   const OperationKey key_;
   std::optional<OperationKey> called_;
   size_t called_count_ = 0;
-  bool eager_ = false;
   size_t slice_ = 0;  // kDirect: elements of a slice, but for a shorter last one and the root's
   size_t chunk_ = 0;  // kDirect: elements of a chunk, but for a slice's last one
   // kFetched: peers whose results are here, and how much is of this phase's, or the next peer's.

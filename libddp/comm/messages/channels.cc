@@ -109,14 +109,6 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
     }
   }
   e.number.store(++p.sent, std::memory_order_release);
-  // The receiver's caches hold the next envelope from its last use.
-  if (p.sent - p.taken < kEnvelopes) {
-    const auto* const next = reinterpret_cast<const char*>(&block_.envelope(rank_, to, p.sent));
-    PrefetchForWrite(next, block_.InEnvelope(bytes) ? block_.EnvelopeBytes(bytes) : sizeof(Envelope));
-    if (in_ring && p.writer.Plain(bytes) && p.ring_end + bytes <= block_.ring_bytes()) {
-      PrefetchForWrite(block_.ring(rank_, to) + p.ring_end, bytes);
-    }
-  }
   return true;
 }
 

@@ -14,5 +14,6 @@
 #include "ddp/store.h"                      // IWYU pragma: export
 #include "ddp/sync_state.h"                 // IWYU pragma: export
 #include "ddp/types.h"                      // IWYU pragma: export
+#include "ddp/version.h"                    // IWYU pragma: export
 
 #endif  // DDP_DDP_H_

@@ -8,6 +8,11 @@ run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --p
 
 extract(cmake ${WORK_DIR}/consumer/CMakeLists.txt)
 extract(cpp ${WORK_DIR}/consumer/main.cc)
+# The package's version is the headers'.
+file(APPEND ${WORK_DIR}/consumer/CMakeLists.txt [[
+target_compile_definitions(train PRIVATE "PACKAGE=${ddp_VERSION_MAJOR} * 10000 + ${ddp_VERSION_MINOR} * 100 + ${ddp_VERSION_PATCH}")
+]])
+file(APPEND ${WORK_DIR}/consumer/main.cc "static_assert(DDP_VERSION == PACKAGE);\n")
 set(build ${WORK_DIR}/build)
 # A program that uses no GPU itself needs no CUDA toolkit, whatever libddp was built with.
 run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/consumer -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}

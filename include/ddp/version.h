@@ -1,0 +1,12 @@
+// Which version of libddp this is. CMake reads it here, too.
+#ifndef DDP_VERSION_H_
+#define DDP_VERSION_H_
+
+#define DDP_VERSION_MAJOR 0
+#define DDP_VERSION_MINOR 1
+#define DDP_VERSION_PATCH 0
+
+// To be compared: #if DDP_VERSION >= 200, for 0.2.0. 10000 * major + 100 * minor + patch.
+#define DDP_VERSION (DDP_VERSION_MAJOR * 10000 + DDP_VERSION_MINOR * 100 + DDP_VERSION_PATCH)
+
+#endif  // DDP_VERSION_H_

@@ -6,13 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "examples/data/file.h"
+#include "examples/train/agreement.h"
 #include "examples/train/safetensors.h"
 #include "examples/train/trainer.h"
 
 namespace examples {
 namespace {
-
-absl::Status Wait(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
 
 // Without its learning rate.
 std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, nn::Device& device, size_t count) {
@@ -175,8 +174,8 @@ absl::Status Trainer::BroadcastState() {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
   const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
-  if (absl::Status status = Wait(group_.Broadcast(floats, 0)); !status.ok()) return status;
-  if (absl::Status status = Wait(group_.Broadcast({numbers}, 0)); !status.ok()) return status;
+  if (absl::Status status = Finish(group_.Broadcast(floats, 0)); !status.ok()) return status;
+  if (absl::Status status = Finish(group_.Broadcast({numbers}, 0)); !status.ok()) return status;
   optimizer_->set_steps(progress_.optimizer_steps);
   return absl::OkStatus();
 }
@@ -251,7 +250,7 @@ absl::Status Trainer::Save() {
   if (progress_.epoch_samples > 0) {
     double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_)};
     const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-    if (absl::Status status = Wait(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
+    if (absl::Status status = Finish(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
     if (!std::isfinite(sums[0])) return LostLoss();
     progress_.loss_sum = sums[0];
     progress_.loss_steps = static_cast<int64_t>(sums[1]);

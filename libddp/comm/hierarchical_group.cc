@@ -2,8 +2,6 @@
 #include "libddp/comm/memory/allocation_table.h"
 
 #include <algorithm>
-#include <bit>
-#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -12,9 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
+#include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/exchange.h"
-#include "libddp/comm/base/internal_group.h"
-#include "libddp/comm/base/validate.h"
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
@@ -27,19 +24,13 @@
 namespace ddp {
 namespace {
 
-using Kind = OperationKey::Kind;
-
-constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
-constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                             DType::kInt64,   DType::kInt32,   DType::kInt8,    DType::kUInt8};
-
 std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-class HierarchicalGroup final : public InternalGroup {
+class HierarchicalGroup final : public CheckedGroup {
  public:
   HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress,
                     uint64_t allocation_numbers)
@@ -50,74 +41,12 @@ class HierarchicalGroup final : public InternalGroup {
         channels_(ChannelBlock(control_->data() + ControlBlock::Bytes(size()), size()), &engine_, progress),
         memory_(this, AllRanks(size()), &allocations_, /*viewed=*/false) {
     engine_.DoBesides([this] { channels_.Progress(); });
-    for (ReduceOp op : kReduceOps) {
-      for (DType dtype : kDTypes) {
-        absl::StatusOr<CpuReduce> reduce =
-            CpuReduce::Create({.in = dtype, .out = dtype, .op = op, .average_over = size()});
-        if (reduce.ok()) plain_[static_cast<size_t>(op)][static_cast<size_t>(dtype)] = *reduce;
-      }
-    }
   }
 
   int rank() const override { return engine_.options().rank; }
   int size() const override { return engine_.options().size; }
   absl::string_view backend() const override { return "hierarchical"; }
 
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
-    return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options);
-  }
-  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
-    return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options);
-  }
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream) override {
-    const CallCheck check(rank(), size(), "broadcast");
-    Extent extent;
-    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
-    if (absl::Status s = check.Root(root); !s.ok()) return s;
-    return Launch(
-        {.kind = Kind::kBroadcast, .in = extent.dtype, .out = extent.dtype, .root = static_cast<uint16_t>(root)},
-        buffers, buffers, extent.count);
-  }
-  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream) override {
-    const CallCheck check(rank(), size(), "all_gather");
-    Extent from, to;
-    if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
-    if (from.dtype != to.dtype) return check.Error("in and out have different types");
-    return Launch({.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype}, in, out, from.count);
-  }
-  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream) override {
-    Extent to;
-    if (absl::Status s = CallCheck(rank(), size(), "all_gather_v").Counts(in, out, counts, &to); !s.ok()) return s;
-    Operation* const operation = Make({.kind = Kind::kAllGatherV, .in = to.dtype, .out = to.dtype}, in, out, to.count);
-    operation->begins.push_back(0);
-    for (const size_t count : counts) {
-      operation->begins.push_back(operation->begins.back() + count);
-      operation->parameters = std::rotl(operation->parameters, 23) * 0x9e3779b97f4a7c15 + count;
-    }
-    return engine_.Launch(operation);
-  }
-  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream) override {
-    Extent extent;
-    if (absl::Status s = CallCheck(rank(), size(), "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
-    return Launch({.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype}, in, out, extent.count);
-  }
-  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream) override {
-    Extent extent;
-    if (absl::Status s = CheckMessage("send", buffers, to, tag, &extent); !s.ok()) return s;
-    return channels_.Send({MessageSpec::Kind::kSend, to, tag, extent.dtype, extent.count, Ranges(buffers)});
-  }
-  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream) override {
-    Extent extent;
-    if (absl::Status s = CheckMessage("recv", buffers, from, tag, &extent); !s.ok()) return s;
-    return channels_.Recv({MessageSpec::Kind::kRecv, from, tag, extent.dtype, extent.count, Ranges(buffers)});
-  }
-  absl::StatusOr<Work> Barrier() override { return Launch({}, {}, {}, 0); }
-
-  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
-    if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
-    std::lock_guard<std::mutex> lock(exchange_mutex_);
-    return memory_.Allocate(bytes);
-  }
   absl::Status Register(const Allocation& memory) override {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
     return memory_.Register(memory);
@@ -127,9 +56,6 @@ class HierarchicalGroup final : public InternalGroup {
   }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
 
-  void Abort(absl::Status why) override {
-    Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
-  }
   void Fail(const absl::Status& why) override { engine_.Fail(why); }
   absl::Status status() const override { return engine_.status(); }
   void Progress() override {
@@ -142,59 +68,29 @@ class HierarchicalGroup final : public InternalGroup {
   static size_t SharedBytes(int ranks) { return ControlBlock::Bytes(ranks) + ChannelBlock::Bytes(ranks); }
 
  private:
-  absl::Status CheckMessage(absl::string_view call, Buffers buffers, int peer, int tag, Extent* extent) const {
-    const CallCheck check(rank(), size(), call);
-    if (absl::Status s = check.CheckBuffers("message", buffers, extent); !s.ok()) return s;
-    return check.PeerAndTag(peer, tag);
-  }
-
-  absl::StatusOr<Work> Launch(const OperationKey& key, Buffers in, Buffers out, size_t count) {
-    return engine_.Launch(Make(key, in, out, count));
-  }
-
-  Operation* Make(const OperationKey& key, Buffers in, Buffers out, size_t count) {
-    auto* operation = new Operation(&engine_, key);
-    operation->in = Ranges(in);
-    operation->out = Ranges(out);
-    operation->count = count;
-    return operation;
-  }
-
-  absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
-                              const ReduceOptions& options) {
-    const CallCheck check(rank(), size(), call);
-    Extent from, to;
-    if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
-    const bool plain =
-        from.dtype == to.dtype && options.prescale == 1 && options.postscale == 1 && options.nonfinite == nullptr;
-    CpuReduce reduce = plain_[static_cast<size_t>(options.op)][static_cast<size_t>(from.dtype)];
-    if (!plain) {
-      absl::StatusOr<CpuReduce> made = CpuReduce::Create({.in = from.dtype,
-                                                          .out = to.dtype,
-                                                          .op = options.op,
-                                                          .prescale = options.prescale,
-                                                          .postscale = options.postscale,
-                                                          .average_over = size(),
-                                                          .check_nonfinite = options.nonfinite != nullptr});
-      if (!made.ok()) return check.Error(made.status().message());
-      reduce = *made;
+  absl::StatusOr<Work> Start(const Call& call) override {
+    auto* operation = new Operation(&engine_, call.key);
+    operation->in = Ranges(call.in);
+    operation->out = Ranges(call.out);
+    operation->count = call.count;
+    operation->parameters = call.parameters;
+    operation->begins = call.Begins();
+    if (call.reduce != nullptr) {
+      operation->reduce = call.kernel;
+      operation->nonfinite = call.reduce->nonfinite;
+      operation->bucket = call.reduce->bucket;
     }
-    Operation* const operation = Make({.kind = kind,
-                                       .in = from.dtype,
-                                       .out = to.dtype,
-                                       .op = options.op,
-                                       .check_nonfinite = options.nonfinite != nullptr},
-                                      in, out, from.count);
-    operation->reduce = reduce;
-    if (!plain) {
-      operation->parameters =
-          std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
-    }
-    operation->nonfinite = options.nonfinite;
-    operation->bucket = options.bucket;
     return engine_.Launch(operation);
   }
-
+  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+    const auto kind = m.send ? MessageSpec::Kind::kSend : MessageSpec::Kind::kRecv;
+    MessageSpec spec{kind, m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
+    return m.send ? channels_.Send(std::move(spec)) : channels_.Recv(std::move(spec));
+  }
+  absl::StatusOr<Allocation> AllocateHere(size_t bytes) override {
+    std::lock_guard<std::mutex> lock(exchange_mutex_);
+    return memory_.Allocate(bytes);
+  }
   EngineOptions Complete(EngineOptions options) {
     options.control = ControlBlock(control_->data(), options.size);
     options.allocations = &allocations_;
@@ -206,8 +102,7 @@ class HierarchicalGroup final : public InternalGroup {
   AllocationTable allocations_;
   Engine engine_;
   Channels channels_;
-  CpuReduce plain_[std::size(kReduceOps)][std::size(kDTypes)];  // without scaling, conversion or check: prepared once
-  std::mutex exchange_mutex_;                                   // one Allocate, Register or Split at a time
+  std::mutex exchange_mutex_;  // one Allocate, Register or Split at a time
   GroupMemory memory_;
 };
 

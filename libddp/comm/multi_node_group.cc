@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -13,9 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
+#include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/exchange.h"
-#include "libddp/comm/base/internal_group.h"
-#include "libddp/comm/base/validate.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/memory/group_memory.h"
@@ -51,7 +49,7 @@ struct Members {
 // Channels of the wire are numbered alike on the ranks that use them; every rank knows which it has not used yet.
 using ChannelCounter = std::shared_ptr<std::atomic<uint32_t>>;
 
-class MultiNodeGroup final : public InternalGroup {
+class MultiNodeGroup final : public CheckedGroup {
  public:
   MultiNodeGroup(NodePipelineOptions options, Members members, ChannelCounter channels, const GroupOptions& group)
       : members_(std::move(members)),
@@ -71,21 +69,6 @@ class MultiNodeGroup final : public InternalGroup {
   int size() const override { return members_.layout.size(); }
   absl::string_view backend() const override { return "hierarchical"; }
 
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
-    return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options);
-  }
-  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
-    return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options);
-  }
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream) override;
-  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream) override;
-  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream) override;
-  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream) override;
-  absl::StatusOr<Work> Barrier() override { return Launch(Make({}, even_, {}, {}, 0)); }
-
-  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream) override;
-  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream) override;
-  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   absl::Status Register(const Allocation& memory) override;
   std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
     return memory_.Find(data, bytes);
@@ -103,26 +86,17 @@ class MultiNodeGroup final : public InternalGroup {
   Observer* observer() const override { return pipeline_.listener(); }
 
  private:
-  NodeOperation* Make(const OperationKey& key, const BlockPlan& plan, Buffers in, Buffers out, size_t count) {
-    auto* operation = new NodeOperation(&pipeline_, key, members_.layout, plan, rank());
-    operation->in = Ranges(in);
-    operation->out = Ranges(out);
-    operation->count = count;
-    return operation;
+  absl::StatusOr<Work> Start(const Call& call) override;
+  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+    NodeMessageSpec spec{m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
+    return m.send ? pipeline_.Send(std::move(spec)) : pipeline_.Recv(std::move(spec));
   }
-  // One block for each rank, all of `count` elements.
-  NodeOperation* MakePerRank(const OperationKey& key, Buffers in, Buffers out, size_t count, size_t block) {
-    NodeOperation* const operation = Make(key, per_rank_, in, out, count);
-    for (int r = 0; r <= size(); ++r) operation->begins.push_back(static_cast<size_t>(r) * block);
-    return operation;
+  absl::StatusOr<Allocation> AllocateHere(size_t bytes) override {
+    std::lock_guard<std::mutex> lock(exchange_mutex_);
+    return memory_.Allocate(bytes);
   }
-  absl::StatusOr<Work> Launch(NodeOperation* operation) {
-    operation->Cut();
-    return pipeline_.Launch(operation);
-  }
-  absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
-                              const ReduceOptions& options);
-
+  void SetReduce(const Call& call, NodeOperation* operation) const;
+  const BlockPlan& PlanOf(const Call& call) const;
   const BlockPlan& AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const;
   NodePipelineOptions WithTable(NodePipelineOptions options) {
     options.allocations = options.reducing.allocations = options.spreading.allocations = &allocations_;
@@ -141,43 +115,63 @@ class MultiNodeGroup final : public InternalGroup {
   GroupMemory memory_;
 };
 
-absl::StatusOr<Work> MultiNodeGroup::Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out,
-                                            size_t out_times, const ReduceOptions& options) {
-  const CallCheck check(rank(), size(), call);
-  Extent from, to;
-  if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
-  // A node's sum is neither divided nor rounded: that is done once, to the sum over all nodes.
-  const bool narrow = from.dtype == DType::kFloat16 || from.dtype == DType::kBFloat16;
-  const DType partial = narrow ? DType::kFloat32 : from.dtype;
-  absl::StatusOr<CpuReduce> sum = CpuReduce::Create({.in = from.dtype,
-                                                     .out = partial,
-                                                     .op = options.op == ReduceOp::kAvg ? ReduceOp::kSum : options.op,
-                                                     .prescale = options.prescale});
-  if (!sum.ok()) return check.Error(sum.status().message());
-  absl::StatusOr<CpuReduce> finish = CpuReduce::Create({.in = partial,
-                                                        .out = to.dtype,
-                                                        .op = options.op,
-                                                        .postscale = options.postscale,
-                                                        .average_over = size(),
-                                                        .check_nonfinite = options.nonfinite != nullptr});
-  if (!finish.ok()) return check.Error(finish.status().message());
-  const OperationKey key{.kind = kind,
-                         .in = from.dtype,
-                         .out = to.dtype,
-                         .op = options.op,
-                         .check_nonfinite = options.nonfinite != nullptr};
-  NodeOperation* const operation =
-      kind == Kind::kAllReduce
-          ? Make(key, AllReducePlan(from.count, SizeOf(partial), SizeOf(to.dtype)), in, out, from.count)
-          : MakePerRank(key, in, out, from.count, to.count);
+// A node's sum has this type: it is neither divided nor rounded, which is done once, to the sum over all nodes.
+DType PartialOf(DType in) { return in == DType::kFloat16 || in == DType::kBFloat16 ? DType::kFloat32 : in; }
+
+absl::StatusOr<Work> MultiNodeGroup::Start(const Call& call) {
+  auto* operation = new NodeOperation(&pipeline_, call.key, members_.layout, PlanOf(call), rank());
+  operation->in = Ranges(call.in);
+  operation->out = Ranges(call.out);
+  operation->count = call.count;
+  operation->parameters = call.parameters;
+  operation->begins = call.Begins();
+  // One block for each rank, all of so many elements.
+  const auto cut = [&](size_t block) {
+    for (int r = 0; r <= size(); ++r) operation->begins.push_back(static_cast<size_t>(r) * block);
+  };
+  if (call.key.kind == Kind::kReduceScatter) cut(call.out_count);
+  if (call.key.kind == Kind::kAllGather) cut(call.count);
+  if (call.key.kind == Kind::kAllToAll) cut(call.count / static_cast<size_t>(size()));
+  if (call.reduce != nullptr) SetReduce(call, operation);
+  operation->Cut();
+  return pipeline_.Launch(operation);
+}
+
+// Which types and scales there are has been checked for the whole reduction; its two steps have no fewer.
+void MultiNodeGroup::SetReduce(const Call& call, NodeOperation* operation) const {
+  const ReduceOptions& options = *call.reduce;
+  const DType partial = PartialOf(call.key.in);
   operation->partial = partial;
-  operation->sums_as_is = partial == from.dtype && options.prescale == 1;
-  operation->sum = *sum;
-  operation->finish = *finish;
+  operation->sums_as_is = partial == call.key.in && options.prescale == 1;
+  operation->sum = *CpuReduce::Create({.in = call.key.in,
+                                       .out = partial,
+                                       .op = options.op == ReduceOp::kAvg ? ReduceOp::kSum : options.op,
+                                       .prescale = options.prescale});
+  operation->finish = *CpuReduce::Create({.in = partial,
+                                          .out = call.key.out,
+                                          .op = options.op,
+                                          .postscale = options.postscale,
+                                          .average_over = size(),
+                                          .check_nonfinite = options.nonfinite != nullptr});
   operation->nonfinite = options.nonfinite;
   operation->bucket = options.bucket;
-  operation->parameters = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
-  return Launch(operation);
+}
+
+const BlockPlan& MultiNodeGroup::PlanOf(const Call& call) const {
+  switch (call.key.kind) {
+    case Kind::kAllReduce:
+      return AllReducePlan(call.count, SizeOf(PartialOf(call.key.in)), SizeOf(call.key.out));
+    case Kind::kBroadcast:
+      return from_root_[call.key.root];
+    case Kind::kBarrier:
+      return even_;
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+    case Kind::kAllGatherV:
+    case Kind::kAllToAll:
+      return per_rank_;
+  }
+  return even_;
 }
 
 // With blocks at home on one node each, every rank sends and receives sums of (N - 1) / N of its share, then as much of
@@ -192,70 +186,9 @@ const BlockPlan& MultiNodeGroup::AllReducePlan(size_t elements, size_t partial_s
   return on_each ? on_each_node_ : even_;
 }
 
-absl::StatusOr<Work> MultiNodeGroup::Broadcast(Buffers buffers, int root, Stream) {
-  const CallCheck check(rank(), size(), "broadcast");
-  Extent extent;
-  if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
-  if (absl::Status s = check.Root(root); !s.ok()) return s;
-  return Launch(
-      Make({.kind = Kind::kBroadcast, .in = extent.dtype, .out = extent.dtype, .root = static_cast<uint16_t>(root)},
-           from_root_[static_cast<size_t>(root)], buffers, buffers, extent.count));
-}
-
-absl::StatusOr<Work> MultiNodeGroup::AllGather(Buffers in, Buffers out, Stream) {
-  const CallCheck check(rank(), size(), "all_gather");
-  Extent from, to;
-  if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
-  if (from.dtype != to.dtype) return check.Error("in and out have different types");
-  return Launch(
-      MakePerRank({.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype}, in, out, from.count, from.count));
-}
-
-absl::StatusOr<Work> MultiNodeGroup::AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream) {
-  Extent to;
-  if (absl::Status s = CallCheck(rank(), size(), "all_gather_v").Counts(in, out, counts, &to); !s.ok()) return s;
-  NodeOperation* const operation =
-      Make({.kind = Kind::kAllGatherV, .in = to.dtype, .out = to.dtype}, per_rank_, in, out, to.count);
-  operation->begins.push_back(0);
-  for (const size_t count : counts) {
-    operation->begins.push_back(operation->begins.back() + count);
-    operation->parameters = std::rotl(operation->parameters, 23) * 0x9e3779b97f4a7c15 + count;
-  }
-  return Launch(operation);
-}
-
-absl::StatusOr<Work> MultiNodeGroup::AllToAll(Buffers in, Buffers out, Stream) {
-  Extent extent;
-  if (absl::Status s = CallCheck(rank(), size(), "all_to_all").Parts(in, out, &extent); !s.ok()) return s;
-  return Launch(MakePerRank({.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype}, in, out, extent.count,
-                            extent.count / static_cast<size_t>(size())));
-}
-
-absl::StatusOr<Allocation> MultiNodeGroup::Allocate(size_t bytes, Device device) {
-  if (absl::Status s = CallCheck(rank(), size(), "allocate").AllocationOf(bytes, device); !s.ok()) return s;
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
-  return memory_.Allocate(bytes);
-}
-
 absl::Status MultiNodeGroup::Register(const Allocation& memory) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   return memory_.Register(memory);
-}
-
-absl::StatusOr<Work> MultiNodeGroup::Send(Buffers buffers, int to, int tag, Stream) {
-  const CallCheck check(rank(), size(), "send");
-  Extent extent;
-  if (absl::Status s = check.CheckBuffers("message", buffers, &extent); !s.ok()) return s;
-  if (absl::Status s = check.PeerAndTag(to, tag); !s.ok()) return s;
-  return pipeline_.Send({to, tag, extent.dtype, extent.count, Ranges(buffers)});
-}
-
-absl::StatusOr<Work> MultiNodeGroup::Recv(Buffers buffers, int from, int tag, Stream) {
-  const CallCheck check(rank(), size(), "recv");
-  Extent extent;
-  if (absl::Status s = check.CheckBuffers("message", buffers, &extent); !s.ok()) return s;
-  if (absl::Status s = check.PeerAndTag(from, tag); !s.ok()) return s;
-  return pipeline_.Recv({from, tag, extent.dtype, extent.count, Ranges(buffers)});
 }
 
 // --- creation -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 #include "libddp/comm/nccl/device_group.h"
 
 #include <algorithm>
-#include <bit>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -14,8 +13,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/agreement.h"
-#include "libddp/comm/base/internal_group.h"
-#include "libddp/comm/base/validate.h"
+#include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/health/peer_board.h"
 #include "libddp/comm/memory/allocation_list.h"
 #include "libddp/comm/nccl/communicator.h"
@@ -23,7 +21,6 @@
 #include "libddp/comm/nccl/device_moves.h"
 #include "libddp/comm/nccl/reduce_plan.h"
 #include "libddp/comm/nccl/registered_memory.h"
-#include "libddp/device/cpu_reduce.h"
 
 namespace ddp {
 namespace {
@@ -37,7 +34,7 @@ uint64_t Shape(uint64_t hash, Buffers buffers) {
   return hash;
 }
 
-class DeviceGroup final : public InternalGroup {
+class DeviceGroup final : public CheckedGroup {
  public:
   DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options,
               std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<DeviceEngine> engine)
@@ -65,65 +62,12 @@ class DeviceGroup final : public InternalGroup {
   absl::string_view backend() const override { return communicator_ == nullptr ? "local" : "nccl"; }
   Device device() const override { return options_.device; }
 
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllReduce, in).AllReduce(in, out, options, after);
-    return Reduce(Kind::kAllReduce, "all_reduce", in, out, 1, options, after);
-  }
-  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kReduceScatter, in).ReduceScatter(in, out, options, after);
-    return Reduce(Kind::kReduceScatter, "reduce_scatter", in, out, static_cast<size_t>(size()), options, after);
-  }
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
-    if (OnCpu(buffers)) return OnHost(Kind::kBroadcast, buffers).Broadcast(buffers, root, after);
-    const CallCheck check = Check("broadcast");
-    Extent extent;
-    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
-    if (absl::Status s = check.Root(root); !s.ok()) return s;
-    const OperationKey key{
-        .kind = Kind::kBroadcast, .in = extent.dtype, .out = extent.dtype, .root = static_cast<uint16_t>(root)};
-    return Launch(key, extent.count, Shape(0, buffers), after,
-                  [&](void* stream) { return moves_.Broadcast(buffers, root, stream); });
-  }
-  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGather, in).AllGather(in, out, after);
-    const CallCheck check = Check("all_gather");
-    Extent from, to;
-    if (absl::Status s = check.InOut(in, out, static_cast<size_t>(size()), 1, &from, &to); !s.ok()) return s;
-    if (from.dtype != to.dtype) return check.Error("in and out have different types");
-    const OperationKey key{.kind = Kind::kAllGather, .in = from.dtype, .out = from.dtype};
-    const std::vector<size_t> counts(static_cast<size_t>(size()), from.count);
-    const uint64_t shape = Mix(Shape(Shape(0, in), out), moves_.Misaligned(out, in) ? 1 : 0);
-    return Launch(key, from.count, shape, after,
-                  [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
-  }
-  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllGatherV, in).AllGatherV(in, out, counts, after);
-    Extent extent;
-    if (absl::Status s = Check("all_gather_v").Counts(in, out, counts, &extent); !s.ok()) return s;
-    const OperationKey key{.kind = Kind::kAllGatherV, .in = extent.dtype, .out = extent.dtype};
-    uint64_t shape = Shape(0, out);
-    for (const size_t n : counts) shape = Mix(shape, n);
-    return Launch(key, extent.count, shape, after,
-                  [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
-  }
-  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) override {
-    if (OnCpu(in) && OnCpu(out)) return OnHost(Kind::kAllToAll, in).AllToAll(in, out, after);
-    Extent extent;
-    if (absl::Status s = Check("all_to_all").Parts(in, out, &extent); !s.ok()) return s;
-    const OperationKey key{.kind = Kind::kAllToAll, .in = extent.dtype, .out = extent.dtype};
-    const bool direct = moves_.SendsFromRegistered(in, out);  // peers have to receive so
-    return Launch(key, extent.count, Mix(Shape(Shape(0, in), out), direct ? 1 : 0), after,
-                  [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
-  }
-  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) override {
-    return OnCpu(buffers) ? control_->Send(buffers, to, tag, after) : Message("send", buffers, to, tag, after);
-  }
-  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) override {
-    return OnCpu(buffers) ? control_->Recv(buffers, from, tag, after) : Message("recv", buffers, from, tag, after);
-  }
   absl::StatusOr<Work> Barrier() override;
 
-  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
+    return device.kind == Device::Kind::kCpu ? control_->Allocate(bytes, device)
+                                             : CheckedGroup::Allocate(bytes, device);
+  }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override {
     absl::StatusOr<std::unique_ptr<ProcessGroup>> control = control_->Split(color, key);
     if (!control.ok()) return control.status();
@@ -149,9 +93,6 @@ class DeviceGroup final : public InternalGroup {
     std::optional<AllocatedRange> found = list_.Find(data, bytes);
     return found.has_value() ? found : control_->Find(data, bytes);
   }
-  void Abort(absl::Status why) override {
-    Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
-  }
   void Fail(const absl::Status& why) override {
     engine_->Fail(why);
     control_->Fail(engine_->status());
@@ -169,37 +110,34 @@ class DeviceGroup final : public InternalGroup {
     return std::all_of(buffers.begin(), buffers.end(),
                        [](const Buffer& b) { return b.device.kind == Device::Kind::kCpu; });
   }
-  // The group for a call on CPU memory, of which peers that wait for this rank on the GPU can learn.
-  ProcessGroup& OnHost(Kind kind, Buffers in) {
+  // The group for a call on CPU memory; peers that wait for this rank on the GPU can learn of the call.
+  ProcessGroup* Other(Kind kind, Buffers in, Buffers out) override {
+    if (!OnCpu(in) || !OnCpu(out)) return nullptr;
     PeerBoard* const board = engine_->options().board.get();
-    if (board == nullptr || in.empty()) return *control_;
+    if (board == nullptr || in.empty()) return control_.get();
     const size_t count =
         std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
     board->PostHostCall({.kind = kind, .in = in[0].dtype, .out = in[0].dtype}, count);
-    return *control_;
+    return control_.get();
   }
-  CallCheck Check(absl::string_view call) const { return CallCheck(rank(), size(), call, options_.device); }
+  ProcessGroup* OtherForMessages(Buffers buffers) override { return OnCpu(buffers) ? control_.get() : nullptr; }
 
-  absl::StatusOr<Work> Launch(const OperationKey& key, size_t count, uint64_t shape, Stream after,
-                              absl::FunctionRef<absl::Status(void*)> enqueue) {
-    const DeviceOperation operation{key, {key.Pack(), count, shape}};
-    if (count > 0) return engine_->Launch(operation, after, enqueue);
-    return engine_->Launch(operation, after, [](void*) { return absl::OkStatus(); });
-  }
-  absl::StatusOr<Work> Message(const char* name, Buffers buffers, int peer, int tag, Stream after) {
-    const CallCheck check = Check(name);
-    Extent extent;
-    if (absl::Status s = check.CheckBuffers("in", buffers, &extent); !s.ok()) return s;
-    if (absl::Status s = check.PeerAndTag(peer, tag); !s.ok()) return s;
-    const OperationKey key{.in = extent.dtype, .out = extent.dtype};
-    const DeviceOperation operation{key, {0, extent.count, 0}, name, peer, tag};
-    const bool send = name[0] == 's';
-    return engine_->Launch(operation, after, [&](void* stream) {
-      return send ? moves_.Send(buffers, peer, stream) : moves_.Recv(buffers, peer, stream);
+  absl::StatusOr<Work> Start(const Call& call) override;
+  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+    const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
+    const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
+    return engine_->Launch(operation, m.after, [&](void* stream) {
+      return m.send ? moves_.Send(m.buffers, m.peer, stream) : moves_.Recv(m.buffers, m.peer, stream);
     });
   }
-  absl::StatusOr<Work> Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
-                              const ReduceOptions& options, Stream after);
+  absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
+  // `shape`: of the ranges, a hash of what must be equal on all ranks.
+  absl::StatusOr<Work> Launch(const Call& call, uint64_t shape, absl::FunctionRef<absl::Status(void*)> enqueue) {
+    const DeviceOperation operation{call.key, {call.key.Pack(), call.count, Mix(shape, call.parameters)}};
+    if (call.count > 0) return engine_->Launch(operation, call.after, enqueue);
+    return engine_->Launch(operation, call.after, [](void*) { return absl::OkStatus(); });
+  }
+  absl::StatusOr<Work> Reduce(const Call& call);
   ReduceTransport TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const;
 
   const OwnerProcess owner_;
@@ -213,31 +151,39 @@ class DeviceGroup final : public InternalGroup {
   AllocationList list_;  // of the GPU's memory
 };
 
-absl::StatusOr<Work> DeviceGroup::Reduce(Kind kind, absl::string_view call, Buffers in, Buffers out, size_t out_times,
-                                         const ReduceOptions& options, Stream after) {
-  const CallCheck check = Check(call);
-  Extent from, to;
-  if (absl::Status s = check.InOut(in, out, 1, out_times, &from, &to); !s.ok()) return s;
-  // The rules about types and scales are those of the CPU.
-  absl::StatusOr<CpuReduce> rules = CpuReduce::Create({.in = from.dtype,
-                                                       .out = to.dtype,
-                                                       .op = options.op,
-                                                       .prescale = options.prescale,
-                                                       .postscale = options.postscale,
-                                                       .average_over = size(),
-                                                       .check_nonfinite = options.nonfinite != nullptr});
-  if (!rules.ok()) return check.Error(rules.status().message());
+absl::StatusOr<Work> DeviceGroup::Start(const Call& call) {
+  const Buffers in = call.in, out = call.out;
+  switch (call.key.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+      return Reduce(call);
+    case Kind::kBroadcast:
+      return Launch(call, Shape(0, in), [&](void* stream) { return moves_.Broadcast(in, call.key.root, stream); });
+    case Kind::kAllGather: {
+      const std::vector<size_t> counts(static_cast<size_t>(size()), call.count);
+      return Launch(call, Mix(Shape(Shape(0, in), out), moves_.Misaligned(out, in) ? 1 : 0),
+                    [&](void* stream) { return moves_.AllGather(in, out, counts, stream); });
+    }
+    case Kind::kAllGatherV:
+      return Launch(call, Shape(0, out), [&](void* stream) { return moves_.AllGather(in, out, call.counts, stream); });
+    case Kind::kAllToAll: {
+      const bool direct = moves_.SendsFromRegistered(in, out);  // peers have to receive so
+      return Launch(call, Mix(Shape(Shape(0, in), out), direct ? 1 : 0),
+                    [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
+    }
+    case Kind::kBarrier:
+      return Barrier();
+  }
+  return absl::InternalError("an unknown operation");
+}
+
+absl::StatusOr<Work> DeviceGroup::Reduce(const Call& call) {
+  const Buffers in = call.in, out = call.out;
+  const OperationKey& key = call.key;
   const ReducePlan plan =
-      PlanReduce(from.dtype, to.dtype, options, TransportOf(kind, in, out, from.count * SizeOf(from.dtype)));
-  const OperationKey key{.kind = kind,
-                         .in = from.dtype,
-                         .out = to.dtype,
-                         .op = options.op,
-                         .check_nonfinite = options.nonfinite != nullptr};
-  uint64_t shape = Mix(std::bit_cast<uint64_t>(options.prescale), std::bit_cast<uint64_t>(options.postscale));
-  shape = Mix(Shape(Shape(shape, in), out), moves_.Misaligned(in, out) ? 1 : 0);
-  return Launch(key, from.count, shape, after, [&](void* stream) {
-    return moves_.Reduce(kind == Kind::kReduceScatter, plan, in, out, from.count, options.nonfinite, stream);
+      PlanReduce(key.in, key.out, *call.reduce, TransportOf(key.kind, in, out, call.count * SizeOf(key.in)));
+  return Launch(call, Mix(Shape(Shape(0, in), out), moves_.Misaligned(in, out) ? 1 : 0), [&](void* stream) {
+    return moves_.Reduce(key.kind == Kind::kReduceScatter, plan, in, out, call.count, call.reduce->nonfinite, stream);
   });
 }
 
@@ -265,9 +211,8 @@ absl::StatusOr<Work> DeviceGroup::Barrier() {
   return BothWorks(*std::move(control), *std::move(work));
 }
 
-absl::StatusOr<Allocation> DeviceGroup::Allocate(size_t bytes, Device device) {
-  if (device.kind == Device::Kind::kCpu) return control_->Allocate(bytes, device);
-  if (absl::Status s = Check("allocate").AllocationOf(bytes, device); !s.ok()) return s;
+absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
+  const Device device = options_.device;
   if (absl::Status s = status(); !s.ok()) return s;
   const std::lock_guard<std::mutex> lock(allocate_mutex_);
   if (memory_ == nullptr) {

@@ -1,0 +1,79 @@
+// The front end of every backend: checks the arguments of a call once, the same for all.
+#ifndef LIBDDP_COMM_BASE_CHECKED_GROUP_H_
+#define LIBDDP_COMM_BASE_CHECKED_GROUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/operation_key.h"
+#include "libddp/comm/base/validate.h"
+#include "libddp/device/cpu_reduce.h"
+
+namespace ddp {
+
+// A collective call whose arguments are right. What it refers to lives as long as the call.
+struct Call {
+  OperationKey key;
+  Buffers in, out;
+  size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together
+  size_t out_count = 0;  // elements of `out`
+  absl::Span<const size_t> counts = {};   // all-gather with counts: elements of each rank
+  const ReduceOptions* reduce = nullptr;  // of reductions
+  CpuReduce kernel = {};                  // of reductions: does on the CPU what `reduce` asks for
+  uint64_t parameters = 0;                // a hash of what else all ranks must agree on: scales, counts
+  Stream after = {};
+
+  // With counts: where each rank's part begins, and at last the end; otherwise empty.
+  std::vector<size_t> Begins() const;
+};
+
+// One Send or Recv whose arguments are right.
+struct MessageCall {
+  bool send;
+  Buffers buffers;
+  int peer, tag;
+  Extent extent;
+  Stream after = {};
+};
+
+class CheckedGroup : public InternalGroup {
+ public:
+  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) final;
+  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) final;
+  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) final;
+  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) final;
+  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) final;
+  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) final;
+  absl::StatusOr<Work> Barrier() override { return Start({}); }
+  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) final;
+  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) final;
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
+  void Abort(absl::Status why) override;
+
+ protected:
+  virtual absl::StatusOr<Work> Start(const Call& call) = 0;
+  virtual absl::StatusOr<Work> StartMessage(const MessageCall& message) = 0;
+  virtual absl::StatusOr<Allocation> AllocateHere(size_t bytes) = 0;  // on device()
+
+  // The group that serves memory of another kind than this one works on, or null: the call is checked there.
+  virtual ProcessGroup* Other(OperationKey::Kind /*kind*/, Buffers /*in*/, Buffers /*out*/) { return nullptr; }
+  virtual ProcessGroup* OtherForMessages(Buffers /*buffers*/) { return nullptr; }
+
+  CallCheck Check(absl::string_view call) const { return {rank(), size(), call, device()}; }
+
+ private:
+  absl::StatusOr<Work> Reduce(OperationKey::Kind kind, absl::string_view name, Buffers in, Buffers out,
+                              size_t out_times, const ReduceOptions& options, Stream after);
+  absl::StatusOr<Work> Message(bool send, Buffers buffers, int peer, int tag, Stream after);
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_BASE_CHECKED_GROUP_H_

@@ -27,8 +27,8 @@ struct OperationEvent {
   int bucket = -1;        // ReduceOptions::bucket
   int64_t called_ns = 0;
   int64_t announced_ns = 0;  // the peers can see it
-  int64_t ready_ns = 0;      // this rank saw that all ranks it waits for have announced it
-  int64_t ended_ns = 0;
+  int64_t ready_ns = 0;      // this rank saw that all ranks it waits for have announced it; on GPUs: ended_ns
+  int64_t ended_ns = 0;      // on GPUs: when the host saw it, which looks once a millisecond
 };
 
 // One bucket of gradients in one reduced step. Reported at the end of the step.

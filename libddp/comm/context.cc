@@ -115,6 +115,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
   DeviceGroupOptions options;
   options.device = device_;
   options.timeout = timeout_;
+  options.stall_warning = stall_warning_;
+  options.observer = observer_.get();
   options.progress = progress_.get();
   // One rank of several needs no NCCL; a world of one has it if the program says so.
   const bool alone = over_cpu->size() == 1 && info_.world_size > 1;

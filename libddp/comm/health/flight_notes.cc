@@ -32,12 +32,12 @@ absl::string_view KindName(OperationKey::Kind kind) {
 // A timeline wants exact times; without one they are not worth what they cost.
 int64_t FlightNotes::Now() const { return listener_ == nullptr ? CoarseNowNs() : NowNs(); }
 
-void FlightNotes::Queue(const Call& call) const {
+void FlightNotes::NoteQueued(const Call& call) const {
   ring_->Queue(call.sequence, call.key.Pack(), call.count, call.bucket, Now());
   if (listener_ != nullptr) TellListener(call, OperationEvent::State::kCalled, 0);
 }
 
-void FlightNotes::Enter(const Call& call, FlightState state, int64_t at_ns) const {
+void FlightNotes::NoteEntered(const Call& call, FlightState state, int64_t at_ns) const {
   if (at_ns == 0) at_ns = Now();
   ring_->Enter(call.sequence, state, at_ns);
   if (listener_ == nullptr || state < FlightState::kDone) return;

@@ -15,6 +15,13 @@ namespace ddp {
 // One thread at a time for each operation.
 class FlightNotes {
  public:
+  struct Call {
+    uint64_t sequence;
+    const OperationKey& key;
+    uint64_t count;
+    int bucket;
+  };
+
   // Without an observer nothing is noted: the group is a part of another, which notes its own operations. What is
   // given outlives the notes.
   FlightNotes(ContextObserver* observer, uint64_t group, FlightRing& ring)
@@ -28,23 +35,23 @@ class FlightNotes {
   // The operation has been called, then enters one state after the other. For Operation and NodeOperation.
   template <typename T>
   void Queued(const T& operation) const {
-    if (ring_ != nullptr) Queue({operation.sequence, operation.key(), operation.count, operation.bucket});
+    Queue({operation.sequence, operation.key(), operation.count, operation.bucket});
   }
   // At `at_ns`, or now.
   template <typename T>
   void Entered(const T& operation, FlightState state, int64_t at_ns = 0) const {
-    if (ring_ != nullptr) Enter({operation.sequence, operation.key(), operation.count, operation.bucket}, state, at_ns);
+    Enter({operation.sequence, operation.key(), operation.count, operation.bucket}, state, at_ns);
+  }
+  void Queue(const Call& call) const {
+    if (ring_ != nullptr) NoteQueued(call);
+  }
+  void Enter(const Call& call, FlightState state, int64_t at_ns = 0) const {
+    if (ring_ != nullptr) NoteEntered(call, state, at_ns);
   }
 
  private:
-  struct Call {
-    uint64_t sequence;
-    const OperationKey& key;
-    uint64_t count;
-    int bucket;
-  };
-  void Queue(const Call& call) const;
-  void Enter(const Call& call, FlightState state, int64_t at_ns) const;
+  void NoteQueued(const Call& call) const;
+  void NoteEntered(const Call& call, FlightState state, int64_t at_ns) const;
   void TellListener(const Call& call, OperationEvent::State state, int64_t ended_ns) const;
   int64_t Now() const;
 

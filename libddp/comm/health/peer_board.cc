@@ -1,5 +1,6 @@
 #include "libddp/comm/health/peer_board.h"
-#include "libddp/comm/base/operation_key.h"
+
+#include <time.h>
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
 #include "libddp/base/process_id.h"
+#include "libddp/base/spin.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/memory/share_segment.h"
 
 namespace ddp {
@@ -121,8 +124,48 @@ std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
   return missing;
 }
 
+bool PeerBoard::ShouldTellStall(uint64_t sequence, int64_t waited_ns, int64_t patience_ns) const {
+  int before = 0;
+  for (size_t p = 0; p < place_; ++p) before += line(p).posted.load(std::memory_order_acquire) > sequence;
+  if (waited_ns - before * kTellPatienceNs < patience_ns) return false;
+  // What is in the queue behind it waits for the same.
+  const uint64_t until = line(place_).posted.load(std::memory_order_relaxed);
+  uint64_t told = desk().stalls.load(std::memory_order_relaxed);
+  return told <= sequence && desk().stalls.compare_exchange_strong(told, until);
+}
+
+// Before anybody is let go: a launcher may kill the whole job as soon as one rank has ended. What the program aborts is
+// not reported.
+void PeerBoard::TellFailure(const absl::Status& why, ContextObserver& observer) {
+  if (absl::IsAborted(why)) return;
+  std::atomic<uint32_t>& state = desk().failure;
+  uint32_t nobody = FlightDesk::kNobody;
+  if (state.compare_exchange_strong(nobody, FlightDesk::kTelling)) {
+    observer.OnIncident(Incident(true, why.message()));
+    state.store(FlightDesk::kTold, std::memory_order_release);
+    return;
+  }
+  const int64_t until = NowNs() + kTellPatienceNs;
+  while (state.load(std::memory_order_acquire) != FlightDesk::kTold && NowNs() < until) {
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+}
+
+FlightIncident PeerBoard::Incident(bool failure, absl::string_view what) {
+  FlightIncident incident{
+      .what = what, .failure = failure, .rank = rank_, .rings = {}, .dead = Dead(), .names = ranks_};
+  for (size_t p = 0; p < ranks_.size(); ++p) incident.rings.push_back(&line(p).flight);
+  return incident;
+}
+
+std::vector<int> PeerBoard::Dead() {
+  const std::lock_guard<std::mutex> lock(watch_mutex_);
+  return watch_.Dead();
+}
+
 std::optional<std::string> PeerBoard::Gone(uint64_t sequence) {
-  const std::vector<int> dead = watch_.Dead();
+  const std::vector<int> dead = Dead();
   for (size_t p = 0; p < ranks_.size(); ++p) {
     if (p == place_) continue;
     const bool left = line(p).departed.load(std::memory_order_acquire) != 0;

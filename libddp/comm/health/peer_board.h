@@ -6,15 +6,19 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/page.h"
+#include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/health/flight_ring.h"
 #include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/health/shared_failure.h"
 #include "libddp/comm/memory/shared_segment.h"
@@ -53,6 +57,15 @@ class PeerBoard {
   // The ranks of this host that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
 
+  // This rank's operations, and who tells of them, for the flight recorder.
+  FlightRing& flight() const { return line(place_).flight; }
+  // A stall of operation `sequence`, for which this rank has waited so long, is told once on this host, by the lowest
+  // rank that waits: the others give it time to. True on the rank that is to tell it.
+  bool ShouldTellStall(uint64_t sequence, int64_t waited_ns, int64_t patience_ns) const;
+  // Tells of the failure, unless another rank of this host has; then waits a short while until it is told.
+  void TellFailure(const absl::Status& why, ContextObserver& observer);
+  FlightIncident Incident(bool failure, absl::string_view what);
+
   // The ranks of this host whose process has ended without leaving, or that have left without coming to `sequence`:
   // the text of what that means; nothing if there are none.
   std::optional<std::string> Gone(uint64_t sequence);
@@ -75,11 +88,15 @@ class PeerBoard {
     std::atomic<uint32_t> departed{0};
     std::atomic<uint64_t> host_calls{0}, host_what{0}, host_count{0};  // so far; the last one
     alignas(kCacheLine) Slot ring[kRing];
+    FlightRing flight;
   };
 
   PeerBoard() = default;
-  static size_t Bytes(size_t ranks) { return sizeof(SharedFailure) + ranks * sizeof(Line); }
-  Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + sizeof(SharedFailure))[place]; }
+  std::vector<int> Dead();                                                      // places
+  static constexpr size_t kLines = sizeof(SharedFailure) + sizeof(FlightDesk);  // where they begin
+  static size_t Bytes(size_t ranks) { return kLines + ranks * sizeof(Line); }
+  Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + kLines)[place]; }
+  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(memory_->data() + sizeof(SharedFailure)); }
   SharedFailure& shared_failure() const { return *reinterpret_cast<SharedFailure*>(memory_->data()); }
 
   const OwnerProcess owner_;
@@ -87,6 +104,7 @@ class PeerBoard {
   size_t place_ = 0;        // this rank's line
   std::vector<int> ranks_;  // of this host; their places
   std::shared_ptr<SharedSegment> memory_;
+  std::mutex watch_mutex_;
   PeerWatch watch_;  // by place
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
@@ -99,7 +100,9 @@ absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineO
   return engine;
 }
 
-DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)) {}
+DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)) {
+  if (options_.board != nullptr) notes_.emplace(options_.observer, options_.group, options_.board->flight());
+}
 DeviceEngine::~DeviceEngine() = default;
 
 void DeviceEngine::Shutdown() {
@@ -154,13 +157,16 @@ absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stre
   launched->sequence = next_sequence_;
   if (operation.message == nullptr) {
     // Posted first: should the call block for a peer, the others see that this rank has come.
+    if (!captured) Note(*launched, FlightState::kQueued);
     if (options_.board != nullptr) options_.board->Post(next_sequence_, operation.entry);
+    if (!captured) Note(*launched, FlightState::kAnnounced);
     ++next_sequence_;
   }
   absl::Status enqueued = enqueue(stream_.get());
   if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
   if (!enqueued.ok()) {
     Fail(enqueued);
+    if (!captured) Note(*launched, FlightState::kFailed);
     return status();  // the first cause, which may have been another's
   }
   if (captured) {
@@ -258,8 +264,22 @@ void DeviceEngine::Settle(DeviceWork* work) {
       Fail(absl::FailedPreconditionError(*text));
     }
   }
-  if (failed_.load(std::memory_order_acquire)) return;
-  work->state.store(DeviceWork::kDone, std::memory_order_release);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int pending = DeviceWork::kPending;
+    if (failed_.load(std::memory_order_relaxed)) return;
+    if (!work->state.compare_exchange_strong(pending, DeviceWork::kDone, std::memory_order_acq_rel)) return;
+  }
+  Note(*work, FlightState::kDone);
+}
+
+// What is captured has not run, and nobody tells when it does: it is not noted.
+void DeviceEngine::Note(const DeviceWork& work, FlightState state) const {
+  if (!notes_.has_value() || work.operation.message != nullptr) return;
+  const DeviceOperation& operation = work.operation;
+  const FlightNotes::Call call{work.sequence, operation.key, operation.entry.count, operation.bucket};
+  if (state == FlightState::kQueued) return notes_->Queue(call);
+  notes_->Enter(call, state);
 }
 
 absl::Status DeviceEngine::Outcome(DeviceWork* work) {
@@ -380,11 +400,28 @@ void DeviceEngine::Look(DeviceWork* oldest) {
   if (options_.transport != nullptr) {
     if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(s);
   }
-  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) Fail(TimedOut(*oldest));
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return Fail(TimedOut(*oldest));
+  TellStall(*oldest, waited);
+}
+
+void DeviceEngine::TellStall(const DeviceWork& oldest, int64_t waited_ns) const {
+  const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
+  if (options_.observer == nullptr || options_.board == nullptr || patience <= 0 || waited_ns < patience) return;
+  if (oldest.operation.message != nullptr) return;  // the receiver alone knows when it wants it
+  if (!options_.board->ShouldTellStall(oldest.sequence, waited_ns, patience)) return;
+  std::vector<int> missing;
+  const std::string laggards = Laggards(oldest, &missing);
+  options_.observer->OnIncident(options_.board->Incident(
+      false, absl::StrFormat("rank %d: operation %d, %s, has been waiting for %.1f s: %s; it goes on waiting up to the "
+                             "time-out of %s",
+                             options_.rank, oldest.sequence, oldest.operation.Describe(),
+                             static_cast<double>(waited_ns) / 1e9, laggards, absl::FormatDuration(options_.timeout))));
 }
 
 std::string DeviceOperation::Describe() const {
-  if (message == nullptr) return key.Describe(entry.count);
+  if (message == nullptr) {
+    return absl::StrCat(key.Describe(entry.count), bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
+  }
   return absl::StrCat(message, "(", std::string(Name(key.in)), ", ", entry.count, " elements, rank ", peer, ", tag ",
                       tag, ")");
 }
@@ -398,27 +435,32 @@ absl::Status DeviceEngine::TimedOut(const DeviceWork& work) const {
         "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
   }
   std::vector<int> missing;
-  if (options_.board != nullptr) missing = options_.board->Missing(work.sequence);
-  const OperationKey& key = work.operation.key;
-  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
-                        std::find(missing.begin(), missing.end(), int{key.root}) != missing.end();
-  if (rootless) missing = {key.root};  // everybody waits for the root first
+  const std::string laggards = Laggards(work, &missing);
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ",
-          missing.empty() ? "all ranks of this host have called it; the GPU or the network is stuck, or a rank "
-                            "elsewhere did not arrive"
-                          : absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", "),
-                                         "; they are stopped, stuck or slow"),
-          " (DDP_TIMEOUT sets the limit in seconds)")),
+          absl::FormatDuration(options_.timeout), ": ", laggards,
+          missing.empty() ? "" : "; they are stopped, stuck or slow", " (DDP_TIMEOUT sets the limit in seconds)")),
       missing);
+}
+
+std::string DeviceEngine::Laggards(const DeviceWork& work, std::vector<int>* ranks) const {
+  if (options_.board != nullptr) *ranks = options_.board->Missing(work.sequence);
+  const OperationKey& key = work.operation.key;
+  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
+                        std::find(ranks->begin(), ranks->end(), int{key.root}) != ranks->end();
+  if (rootless) *ranks = {key.root};  // everybody waits for the root first
+  if (!ranks->empty()) return absl::StrCat("did not arrive: rank ", absl::StrJoin(*ranks, ", "));
+  return "all ranks of this host have called it; the GPU or the network is stuck, or a rank elsewhere did not arrive";
 }
 
 // --- failing --------------------------------------------------------------------------------------------------------
 
 void DeviceEngine::Fail(const absl::Status& why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_.load(std::memory_order_acquire)) return;
+  if (options_.board != nullptr && options_.observer != nullptr) options_.board->TellFailure(why, *options_.observer);
+  std::vector<DeviceWork*> ended;
+  std::unique_lock<std::mutex> lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
   failure_ = options_.board == nullptr ? why : options_.board->Fail(why);
   // What a stream does after the failed operation must be able to know of it: the word comes before the release.
@@ -426,6 +468,11 @@ void DeviceEngine::Fail(const absl::Status& why) {
   failed_ns_ = NowNs();
   failed_.store(true, std::memory_order_release);
   Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
+  for (DeviceWork* work : pending_) {
+    if (work->state.load(std::memory_order_relaxed) != DeviceWork::kPending) continue;
+    work->Ref();
+    ended.push_back(work);
+  }
   std::thread([self = shared_from_this(), why = failure_] {
     pthread_setname_np(pthread_self(), "ddp-abort");
     if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
@@ -435,6 +482,11 @@ void DeviceEngine::Fail(const absl::Status& why) {
     self->released_ = true;
     self->changed_.NotifyAll();
   }).detach();
+  lock.unlock();
+  for (DeviceWork* work : ended) {
+    Note(*work, FlightState::kFailed);
+    work->Unref();
+  }
 }
 
 absl::Status DeviceEngine::status() const {

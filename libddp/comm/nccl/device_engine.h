@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/health/peer_board.h"
 #include "libddp/device/device_runtime.h"
 
@@ -33,6 +36,7 @@ struct DeviceOperation {
   BoardEntry entry;               // a collective's
   const char* message = nullptr;  // "send" or "recv": then not for all ranks, and so not on the board
   int peer = 0, tag = 0;
+  int bucket = -1;
 
   std::string Describe() const;
 };
@@ -59,6 +63,9 @@ struct DeviceEngineOptions {
   std::shared_ptr<DeviceTransport> transport;  // null: nothing can hang (a world of one)
   std::shared_ptr<PeerBoard> board;            // null: nobody else is there
   std::weak_ptr<InternalGroup> control;        // of the same ranks on CPU memory: fails with this
+  absl::Duration stall_warning;                // zero: none
+  ContextObserver* observer = nullptr;         // may be null
+  uint64_t group = 0;                          // tells this process's groups apart
   ProgressThread* progress = nullptr;
 };
 
@@ -115,17 +122,22 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   bool Passed(uint64_t number);
   void Settle(DeviceWork* work);
   void Look(DeviceWork* oldest);
+  void TellStall(const DeviceWork& oldest, int64_t waited_ns) const;
+  void Note(const DeviceWork& work, FlightState state) const;
   absl::Duration abort_grace() const {
     return captured_.load(std::memory_order_relaxed) ? kAbortGraceWithGraphs : options_.abort_grace;
   }
   // After a failure: what to say about a stream that has not come free, once it ought to have; else empty.
   std::string Stuck() const;
   absl::Status TimedOut(const DeviceWork& work) const;
+  // "did not arrive: rank 1", and these ranks; an empty list if all of this host have come.
+  std::string Laggards(const DeviceWork& work, std::vector<int>* ranks) const;
   // Of one Work:
   bool Finished(DeviceWork* work);
   absl::Status Outcome(DeviceWork* work);
 
   const DeviceEngineOptions options_;
+  std::optional<FlightNotes> notes_;  // of collective operations, where there is a board
   OwnedStream stream_;
   OwnedEvent after_event_;
   std::shared_ptr<void> failed_word_;  // pinned; the device reads it

@@ -133,7 +133,9 @@ class DeviceGroup final : public CheckedGroup {
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
   // `shape`: of the ranges, a hash of what must be equal on all ranks.
   absl::StatusOr<Work> Launch(const Call& call, uint64_t shape, absl::FunctionRef<absl::Status(void*)> enqueue) {
-    const DeviceOperation operation{call.key, {call.key.Pack(), call.count, Mix(shape, call.parameters)}};
+    const DeviceOperation operation{.key = call.key,
+                                    .entry = {call.key.Pack(), call.count, Mix(shape, call.parameters)},
+                                    .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket};
     if (call.count > 0) return engine_->Launch(operation, call.after, enqueue);
     return engine_->Launch(operation, call.after, [](void*) { return absl::OkStatus(); });
   }
@@ -332,16 +334,20 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGr
   const auto control = std::dynamic_pointer_cast<InternalGroup>(shared);
   if (control == nullptr)
     return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
-  absl::StatusOr<std::shared_ptr<DeviceEngine>> engine = DeviceEngine::Create({.rank = control->rank(),
-                                                                               .size = control->size(),
-                                                                               .device = options.device,
-                                                                               .timeout = options.timeout,
-                                                                               .abort_grace = options.abort_grace,
-                                                                               .runtime = options.runtime,
-                                                                               .transport = communicator,
-                                                                               .board = std::move(board),
-                                                                               .control = control,
-                                                                               .progress = options.progress});
+  absl::StatusOr<std::shared_ptr<DeviceEngine>> engine =
+      DeviceEngine::Create({.rank = control->rank(),
+                            .size = control->size(),
+                            .device = options.device,
+                            .timeout = options.timeout,
+                            .abort_grace = options.abort_grace,
+                            .runtime = options.runtime,
+                            .transport = communicator,
+                            .board = std::move(board),
+                            .control = control,
+                            .stall_warning = options.stall_warning,
+                            .observer = options.observer,
+                            .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
+                            .progress = options.progress});
   if (!engine.ok()) return engine.status();
   return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(communicator), *std::move(engine)));
 }

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/nccl/api.h"
 #include "libddp/device/device_runtime.h"
 
@@ -18,6 +19,8 @@ struct DeviceGroupOptions {
   Device device;  // this rank's; a GPU
   absl::Duration timeout;
   absl::Duration abort_grace = absl::Seconds(10);  // see DeviceEngineOptions
+  absl::Duration stall_warning;                    // zero: none
+  ContextObserver* observer = nullptr;             // outlives the group; may be null
   ProgressThread* progress = nullptr;
   DeviceRuntime* runtime = CudaDevices();
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)

@@ -50,6 +50,8 @@ absl::Status CopyOnGpu(Buffers from, Buffers to, double scale, Stream stream, ui
 absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite) {
   size_t count = 0;
   for (const Buffer& b : from) count += b.count;
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return guard.status();
   const absl::StatusOr<StreamArray> array = StreamArray::Make(count, (OnGpu(from) ? to : from)[0].dtype, stream);
   if (!array.ok()) return array.status();
   absl::Status status;

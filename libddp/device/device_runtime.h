@@ -46,7 +46,7 @@ enum class NormKind : uint8_t { kL1, kL2, kMax };
 // legacy default stream. What is "asynchronous" takes effect in the order of its stream.
 //
 // The calling thread's current device must be the one that a call is about (DeviceGuard sees to it), unless the call
-// names a Device.
+// names a Device. Finished, ElapsedUs, DestroyStream and DestroyEvent work with any current device.
 //
 // Errors: ResourceExhausted (memory), FailedPrecondition (no GPU, no driver, no such GPU, a GPU this build has no
 // kernels for), InvalidArgument (types that do not convert), Internal (anything else; names the call). Implementations

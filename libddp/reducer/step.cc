@@ -66,9 +66,10 @@ void Model::Arrive(size_t index) {
 }
 
 void Model::GradReady(size_t index, Stream stream) noexcept {
+  const bool elsewhere = streams_.on_gpu() && IsGpu(stream.device) && stream.device != device_;
   if (!in_step_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(mutex_);
-    BeginStep(stream);
+    BeginStep(elsewhere ? Stream{} : stream);
   }
   const auto misused = [this](const auto&... what) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -91,7 +92,7 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
     return misused("the gradient of '", trained.parameter.name,
                    "' was announced before its memory was given; call SetGrad first, in every step");
   }
-  if (streams_.on_gpu() && IsGpu(stream.device) && stream.device != device_) {
+  if (elsewhere) {
     return misused("the gradient of '", trained.parameter.name, "' was announced with a stream of GPU ",
                    stream.device.index, ", but is on GPU ", device_.index, "; give a stream of that GPU");
   }

@@ -25,10 +25,11 @@ using Model = std::unique_ptr<DistributedDataParallel>;
 
 inline const std::vector<size_t> kCounts = {1, 1000, 3, 0, 40'001, 64, 7, 256};
 
-// A stream of the program's.
+// A stream of the program's, whose current device is another one: the library makes the right one current itself.
 class TestStream {
  public:
-  explicit TestStream(const GpuRank& rank) : guard_(Devices(), rank.device()) {
+  explicit TestStream(const GpuRank& rank) {
+    const DeviceGuard guard(Devices(), rank.device());
     owned_ = RANK_VALUE(MakeStream(Devices()));
     stream_ = {rank.device(), owned_.get()};
   }
@@ -36,7 +37,6 @@ class TestStream {
   void Wait() const { RANK_CHECK_OK(Synchronize(stream_)); }
 
  private:
-  DeviceGuard guard_;
   OwnedStream owned_;
   Stream stream_;
 };

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <set>
-#include <thread>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -21,86 +18,165 @@
 namespace ddp::testing {
 namespace {
 
-class FakeStream {
+constexpr int kHost = -1;      // registered host memory, which every device reaches
+constexpr int kNowhere = 999;  // a device of nobody's
+
+thread_local int current_device = kNowhere;
+
+// All memory that devices reach, by its first byte: memory is passed between threads, and addresses are the process's.
+class MemoryMap {
  public:
-  FakeStream() : thread_([this] { Run(); }) {}
-  ~FakeStream() {
-    Enqueue(nullptr);
-    thread_.join();
+  static MemoryMap& Get() {
+    static auto* const map = new MemoryMap;
+    return *map;
   }
-  void Enqueue(std::function<void()> what) {
+  void Add(const void* data, size_t bytes, int device) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(std::move(what));
-    changed_.notify_all();
+    ranges_[static_cast<const char*>(data)] = {bytes, device};
+  }
+  void Remove(const void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ranges_.erase(static_cast<const char*>(data));
+  }
+  // The device that all of it belongs to, or kHost; kNowhere for memory that no device reaches.
+  int DeviceOf(const void* data, size_t bytes) {
+    const char* const begin = static_cast<const char*>(data);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto after = ranges_.upper_bound(begin);
+    if (after == ranges_.begin()) return kNowhere;
+    --after;
+    return begin + bytes <= after->first + after->second.first ? after->second.second : kNowhere;
   }
 
  private:
-  void Run() {
-    while (true) {
-      std::function<void()> next;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [&] { return !queue_.empty(); });
-        next = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      if (next == nullptr) return;
-      next();
+  std::mutex mutex_;
+  std::map<const char*, std::pair<size_t, int>> ranges_;
+};
+
+// All streams there are.
+class Streams {
+ public:
+  static Streams& Get() {
+    static auto* const streams = new Streams;
+    return *streams;
+  }
+  FakeStream* Start(bool late) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return all_.emplace_back(FakeStream::Start(current_device, late));
+  }
+  void End(FakeStream* stream) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      all_.erase(std::find(all_.begin(), all_.end(), stream));
+    }
+    stream->End();
+  }
+  // The current device's default stream, which all threads share.
+  FakeStream& Default() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    FakeStream*& mine = default_[current_device];
+    if (mine == nullptr) mine = all_.emplace_back(FakeStream::Start(current_device, true));
+    return *mine;
+  }
+  // Lets go of `memory` when all that the device's streams hold now has run.
+  void Outlive(int device, const std::shared_ptr<void>& memory) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (FakeStream* const stream : all_) {
+      if (device == kHost || stream->device() == device) stream->EnqueueHere([memory] {});
     }
   }
 
+ private:
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  std::thread thread_;
+  std::vector<FakeStream*> all_;
+  std::map<int, FakeStream*> default_;
 };
 
-struct EventState {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int recorded = 0;
-  std::set<int> finished;  // records; those on other streams may be overtaken by later ones
-
-  bool Has(int number) const { return number == 0 || finished.count(number) > 0; }
-};
-using FakeEvent = std::shared_ptr<EventState>;  // streams may still refer to what has been destroyed
-
-// Null is the legacy default stream, of which all threads have the same.
 FakeStream& AsStream(void* stream) {
-  static FakeStream* const legacy = new FakeStream;
-  return stream == nullptr ? *legacy : *static_cast<FakeStream*>(stream);
+  return stream == nullptr ? Streams::Get().Default() : *static_cast<FakeStream*>(stream);
 }
-const FakeEvent& AsEvent(void* event) { return *static_cast<FakeEvent*>(event); }
+// Freed when the device's streams have done what they have been given by then, as cudaFree does.
+std::shared_ptr<void> OwnMemory(void* data, size_t bytes, int device, void (*free)(void*)) {
+  MemoryMap::Get().Add(data, bytes, device);
+  return std::shared_ptr<void>(data, [device, free](void* p) {
+    MemoryMap::Get().Remove(p);
+    Streams::Get().Outlive(device, std::shared_ptr<void>(p, free));
+  });
+}
 
-thread_local int current_device = 0;
+using EventHandle = std::shared_ptr<FakeEvent>;
+const EventHandle& AsEvent(void* event) { return *static_cast<EventHandle*>(event); }
 
 }  // namespace
 
 FakeDevices::~FakeDevices() = default;
 
-void FakeDevices::SetCapturing(void* stream, bool capturing) {
+std::vector<std::string> FakeDevices::complaints() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (capturing) {
-    capturing_.insert(stream);
-  } else {
-    capturing_.erase(stream);
-  }
+  return complaints_;
 }
+
+absl::Status FakeDevices::Complain(absl::string_view call, const std::string& what) {
+  const std::string text = absl::StrCat(call, ": ", what);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  complaints_.push_back(text);
+  return absl::FailedPreconditionError(text);
+}
+
+absl::Status FakeDevices::Enter(absl::string_view call, int device) {
+  if (device < 0 || device >= count_) return Complain(call, absl::StrCat("GPU ", device, " of ", count_));
+  return fail(call, device);
+}
+
+absl::Status FakeDevices::EnterOn(absl::string_view call, void* stream) {
+  const int device = stream == nullptr ? current_device : AsStream(stream).device();
+  if (device == current_device) return Enter(call, device);
+  return Complain(call, absl::StrCat("on a stream of GPU ", device, " while GPU ", current_device, " is current"));
+}
+
+absl::Status FakeDevices::Reach(absl::string_view call, const void* data, size_t bytes) {
+  if (data == nullptr || bytes == 0) return absl::OkStatus();
+  const int where = MemoryMap::Get().DeviceOf(data, bytes);
+  if (where == current_device || where == kHost) return absl::OkStatus();
+  return Complain(call, absl::StrCat("GPU ", current_device, " does not reach the memory: it is ",
+                                     where == kNowhere ? "the host's, and not registered" : "another GPU's"));
+}
+
+absl::Status FakeDevices::ReachPieces(absl::string_view call, absl::Span<const TransformPiece> pieces, size_t in_size,
+                                      size_t out_size) {
+  absl::Status status;
+  for (const TransformPiece& piece : pieces) {
+    status.Update(Reach(call, piece.in, piece.count * in_size));
+    status.Update(Reach(call, piece.out, piece.count * out_size));
+  }
+  return status;
+}
+
+// --- what tests do --------------------------------------------------------------------------------------------------
 
 void FakeDevices::Enqueue(void* stream, std::function<void()> what) { AsStream(stream).Enqueue(std::move(what)); }
-
 void FakeDevices::Synchronize(void* stream) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  Enqueue(stream, [&] {
-    const std::lock_guard<std::mutex> lock(mutex);
-    done = true;
-    changed.notify_all();
-  });
-  std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [&] { return done; });
+  FakeStream& fake = AsStream(stream);
+  fake.Await(fake.enqueued());
 }
+void FakeDevices::RunEarly(void* stream) { AsStream(stream).RunEarly(); }
+
+absl::Status FakeDevices::BeginCapture(void* stream) { return AsStream(stream).BeginCapture(); }
+absl::StatusOr<std::shared_ptr<FakeGraph>> FakeDevices::EndCapture(void* stream) {
+  return AsStream(stream).EndCapture();
+}
+void FakeDevices::Launch(const std::shared_ptr<FakeGraph>& graph, void* stream) {
+  AsStream(stream).Enqueue([graph] { graph->Run(); });
+}
+
+void FakeDevices::AddMemory(void* data, size_t bytes) { MemoryMap::Get().Add(data, bytes, current_device); }
+void FakeDevices::FreeMemory(void* data) {
+  const int device = MemoryMap::Get().DeviceOf(data, 1);
+  MemoryMap::Get().Remove(data);
+  Streams::Get().Outlive(device, std::shared_ptr<void>(data, std::free));
+}
+
+// --- devices, streams, events ---------------------------------------------------------------------------------------
 
 absl::Status FakeDevices::Check(Device device) {
   if (device.kind == Device::Kind::kCuda && device.index >= 0 && device.index < count_) return absl::OkStatus();
@@ -118,94 +194,121 @@ absl::Status FakeDevices::SetCurrent(Device device) {
 int FakeDevices::Current() { return current_device; }
 
 absl::StatusOr<Device> FakeDevices::DeviceOf(const void* data) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto after = memory_.upper_bound(static_cast<const char*>(data));
-  if (after == memory_.begin()) return Device{};
-  --after;
-  return static_cast<const char*>(data) < after->first + after->second.first ? after->second.second : Device{};
+  const int device = MemoryMap::Get().DeviceOf(data, 1);
+  if (device == kHost || device == kNowhere) return Device{};
+  return Device{Device::Kind::kCuda, static_cast<int16_t>(device)};
 }
 
-absl::StatusOr<void*> FakeDevices::CreateStream() { return new FakeStream; }
-void FakeDevices::DestroyStream(void* stream) { delete static_cast<FakeStream*>(stream); }
-absl::StatusOr<void*> FakeDevices::CreateEvent(bool) { return new FakeEvent(std::make_shared<EventState>()); }
-void FakeDevices::DestroyEvent(void* event) { delete static_cast<FakeEvent*>(event); }
+absl::StatusOr<void*> FakeDevices::CreateStream() {
+  if (absl::Status s = Enter("CreateStream", current_device); !s.ok()) return s;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return Streams::Get().Start(late(current_device, streams_made_[static_cast<size_t>(current_device)]++));
+}
+void FakeDevices::DestroyStream(void* stream) { Streams::Get().End(static_cast<FakeStream*>(stream)); }
+absl::StatusOr<void*> FakeDevices::CreateEvent(bool) {
+  if (absl::Status s = Enter("CreateEvent", current_device); !s.ok()) return s;
+  auto* const event = new EventHandle(std::make_shared<FakeEvent>());
+  (*event)->device = current_device;
+  return event;
+}
+void FakeDevices::DestroyEvent(void* event) { delete static_cast<EventHandle*>(event); }
 
 absl::Status FakeDevices::Record(void* event, void* stream) {
-  const FakeEvent state = AsEvent(event);
-  int number = 0;
-  {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    number = ++state->recorded;
-  }
-  Enqueue(stream, [state, number] {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    state->finished.insert(number);
-    state->changed.notify_all();
-  });
-  return absl::OkStatus();
+  if (absl::Status s = EnterOn("Record", stream); !s.ok()) return s;
+  if (AsEvent(event)->device != current_device) return Complain("Record", "an event of another GPU");
+  return AsEvent(event)->Record(AsStream(stream));
 }
-
 absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
-  const FakeEvent state = AsEvent(event);
-  int number = 0;
-  {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    number = state->recorded;
-  }
-  Enqueue(stream, [state, number] {
-    std::unique_lock<std::mutex> lock(state->mutex);
-    state->changed.wait(lock, [&] { return state->Has(number); });
-  });
-  return absl::OkStatus();
+  if (absl::Status s = EnterOn("WaitEvent", stream); !s.ok()) return s;
+  const absl::Status status = FakeEvent::Wait(AsStream(stream), AsEvent(event));
+  return status.ok() ? status : Complain("WaitEvent", std::string(status.message()));
 }
-
 absl::StatusOr<bool> FakeDevices::Finished(void* event) {
-  const FakeEvent& state = AsEvent(event);
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->Has(state->recorded);
+  if (absl::Status s = Enter("Finished", AsEvent(event)->device); !s.ok()) return s;
+  absl::StatusOr<bool> finished = AsEvent(event)->Finished();
+  if (finished.ok()) return finished;
+  return Complain("Finished", std::string(finished.status().message()));
+}
+absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void*) {
+  if (absl::Status s = Enter("ElapsedUs", AsEvent(begin)->device); !s.ok()) return s;
+  return elapsed_us();
+}
+absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
+  if (absl::Status s = EnterOn("Capturing", stream); !s.ok()) return s;
+  return AsStream(stream).capturing();
 }
 
-absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return capturing_.count(stream) > 0;
-}
+// --- memory ---------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<void>> FakeDevices::Allocate(Device device, size_t bytes) {
+  if (absl::Status s = Enter("Allocate", device.index); !s.ok()) return s;
   if (bytes > size_t{1} << 40) return absl::ResourceExhaustedError("out of memory");
   if (absl::Status s = allow(device, bytes); !s.ok()) return s;
-  char* const data = static_cast<char*>(std::calloc(bytes, 1));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  memory_[data] = {bytes, device};
-  return std::shared_ptr<void>(data, [this](void* p) {
-    {
-      const std::lock_guard<std::mutex> locked(mutex_);
-      memory_.erase(static_cast<char*>(p));
-    }
-    std::free(p);
-  });
+  return OwnMemory(std::calloc(bytes, 1), bytes, device.index, std::free);
 }
 absl::StatusOr<std::shared_ptr<void>> FakeDevices::AllocatePinned(size_t bytes) {
-  return std::shared_ptr<void>(std::calloc(bytes, 1), std::free);
+  if (absl::Status s = Enter("AllocatePinned", current_device); !s.ok()) return s;
+  return OwnMemory(std::calloc(bytes, 1), bytes, kHost, std::free);
 }
-absl::StatusOr<std::shared_ptr<void>> FakeDevices::RegisterHost(void* data, size_t) {
-  return std::shared_ptr<void>(data, [](void*) {});
+absl::StatusOr<std::shared_ptr<void>> FakeDevices::RegisterHost(void* data, size_t bytes) {
+  if (absl::Status s = Enter("RegisterHost", current_device); !s.ok()) return s;
+  return OwnMemory(data, bytes, kHost, [](void*) {});
 }
-absl::StatusOr<void*> FakeDevices::AllocateOnStream(size_t bytes, void*) { return std::malloc(bytes); }
+
+// Not zeroed.
+absl::StatusOr<void*> FakeDevices::AllocateOnStream(size_t bytes, void* stream) {
+  if (absl::Status s = EnterOn("AllocateOnStream", stream); !s.ok()) return s;
+  void* const data = std::malloc(bytes);
+  std::memset(data, 0x5a, bytes);
+  MemoryMap::Get().Add(data, bytes, current_device);
+  return data;
+}
+// In a capture the memory is the graph's.
 absl::Status FakeDevices::FreeOnStream(void* data, void* stream) {
-  Enqueue(stream, [data] { std::free(data); });
+  if (absl::Status s = EnterOn("FreeOnStream", stream); !s.ok()) return s;
+  MemoryMap::Get().Remove(data);
+  const std::shared_ptr<void> owner(data, std::free);
+  Enqueue(stream, [owner] {});
   return absl::OkStatus();
 }
 
+// As CUDA does, with memory of the host's that is not registered the call returns when that has been read or written.
 absl::Status FakeDevices::Copy(void* to, const void* from, size_t bytes, void* stream) {
+  if (absl::Status s = EnterOn("Copy", stream); !s.ok()) return s;
+  const bool reaches_to = MemoryMap::Get().DeviceOf(to, bytes) != kNowhere;
+  const bool reaches_from = MemoryMap::Get().DeviceOf(from, bytes) != kNowhere;
+  if (bytes == 0) return absl::OkStatus();
+  if (reaches_to && reaches_from) {
+    Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+    return absl::OkStatus();
+  }
+  if (AsStream(stream).capturing())
+    return Complain("Copy", "a capture with memory of the host's that is not registered");
+  if (reaches_to) {
+    const char* const begin = static_cast<const char*>(from);
+    Enqueue(stream,
+            [to, bytes, copy = std::vector<char>(begin, begin + bytes)] { std::memcpy(to, copy.data(), bytes); });
+    return absl::OkStatus();
+  }
   Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+  Synchronize(stream);
   return absl::OkStatus();
 }
 absl::Status FakeDevices::Zero(void* data, size_t bytes, void* stream) {
-  Enqueue(stream, [=] { std::memset(data, 0, bytes); });
-  return absl::OkStatus();
+  absl::Status status = EnterOn("Zero", stream);
+  if (status.ok()) status = Reach("Zero", data, bytes);
+  if (status.ok()) Enqueue(stream, [=] { std::memset(data, 0, bytes); });
+  return status;
 }
 
+// --- kernels --------------------------------------------------------------------------------------------------------
+
 absl::Status FakeDevices::Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) {
+  absl::Status status = EnterOn("Run", stream);
+  status.Update(ReachPieces("Run", pieces, SizeOf(transform.in), SizeOf(transform.out)));
+  status.Update(Reach("Run", transform.nonfinite, sizeof(uint32_t)));
+  status.Update(Reach("Run", transform.factor, sizeof(float)));
+  if (!status.ok()) return status;
   absl::StatusOr<CpuReduce> reduce = CpuReduce::Create({.in = transform.in,
                                                         .out = transform.out,
                                                         .postscale = transform.scale,
@@ -225,6 +328,11 @@ absl::Status FakeDevices::Run(const Transform& transform, absl::Span<const Trans
 }
 
 absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) {
+  absl::Status status = EnterOn("Commit", stream);
+  for (const uint32_t* word : {failed, found_inf, static_cast<const uint32_t*>(skip_step)}) {
+    status.Update(Reach("Commit", word, sizeof(uint32_t)));
+  }
+  if (!status.ok()) return status;
   Enqueue(stream, [=] {
     const auto set = [](const uint32_t* word) {
       return word != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load() != 0;
@@ -236,6 +344,10 @@ absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_i
 
 absl::Status FakeDevices::NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                                    void* stream) {
+  absl::Status status = EnterOn("NormPart", stream);
+  status.Update(ReachPieces("NormPart", pieces, SizeOf(dtype), SizeOf(dtype)));
+  status.Update(Reach("NormPart", result, sizeof(double)));
+  if (!status.ok()) return status;
   const std::vector<TransformPiece> copy(pieces.begin(), pieces.end());
   Enqueue(stream, [dtype, kind, copy, result] {
     *result = 0;
@@ -248,6 +360,10 @@ absl::Status FakeDevices::NormPart(DType dtype, NormKind kind, absl::Span<const 
 }
 
 absl::Status FakeDevices::Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) {
+  absl::Status status = EnterOn("Hash", stream);
+  status.Update(ReachPieces("Hash", pieces, 1, 1));
+  status.Update(Reach("Hash", results, pieces.size() * sizeof(uint64_t)));
+  if (!status.ok()) return status;
   const std::vector<TransformPiece> copy(pieces.begin(), pieces.end());
   Enqueue(stream, [copy, results] {
     for (size_t k = 0; k < copy.size(); ++k) results[k] = CpuHash(copy[k].in, copy[k].count);
@@ -256,6 +372,9 @@ absl::Status FakeDevices::Hash(absl::Span<const TransformPiece> pieces, uint64_t
 }
 
 absl::Status FakeDevices::UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) {
+  absl::Status status = EnterOn("UpdateScale", stream);
+  status.Update(Reach("UpdateScale", numbers, sizeof(ScalerNumbers)));
+  if (!status.ok()) return status;
   Enqueue(stream, [rule, numbers] { ddp::UpdateScale(rule, *numbers); });
   return absl::OkStatus();
 }

@@ -1,37 +1,60 @@
-// GPUs that are none: DeviceRuntime on the CPU. A stream is a thread that does what it is given in order; device memory
-// is the host's. So what is built on DeviceRuntime can be tested, also by ThreadSanitizer, where there is no GPU.
+// Simulated GPUs: DeviceRuntime on the CPU. A stream is a thread that does what it is given in order; device memory is
+// the host's. So what is built on DeviceRuntime can be tested, also by ThreadSanitizer, where there is no GPU.
+//
+// They are strict. Every call checks that the right device is current and that the device reaches the memory, as
+// device_runtime.h demands; what breaks a rule is an error and a complaint, which Job looks at. A thread's current
+// device is none of the job's until it is set. Streams are late (see FakeStream) unless a test says otherwise.
 #ifndef TESTS_SUPPORT_FAKE_DEVICES_H_
 #define TESTS_SUPPORT_FAKE_DEVICES_H_
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "libddp/device/device_runtime.h"
+#include "tests/support/fake_streams.h"
 
 namespace ddp::testing {
 
 class FakeDevices final : public DeviceRuntime {
  public:
-  explicit FakeDevices(int count) : count_(count) {}
+  explicit FakeDevices(int count) : count_(count), streams_made_(static_cast<size_t>(count)) {}
   ~FakeDevices() override;
 
   // What ElapsedUs says.
   std::function<double()> elapsed_us = [] { return 1.0; };
   // May refuse an allocation of device memory.
   std::function<absl::Status(Device device, size_t bytes)> allow = [](Device, size_t) { return absl::OkStatus(); };
-  // Streams of which Capturing is true.
-  void SetCapturing(void* stream, bool capturing);
+  // May make any call fail ("Record"), on the device that it is about.
+  std::function<absl::Status(absl::string_view call, int device)> fail = [](absl::string_view, int) {
+    return absl::OkStatus();
+  };
+  // Whether a stream runs late; `number` counts those of its device.
+  std::function<bool(int device, int number)> late = [](int, int) { return true; };
   // All devices say that they are this one.
   std::string identity;
 
-  // Does `what` in the stream's order.
+  // Does `what` in the stream's order. Null: the current device's default stream.
   static void Enqueue(void* stream, std::function<void()> what);
   // Waits for what the stream has been given.
   static void Synchronize(void* stream);
+  // What the stream has been given, and gets, runs at once.
+  static void RunEarly(void* stream);
+
+  static absl::Status BeginCapture(void* stream);
+  static absl::StatusOr<std::shared_ptr<FakeGraph>> EndCapture(void* stream);
+  // The stream's next work; the graph may be launched any number of times.
+  static void Launch(const std::shared_ptr<FakeGraph>& graph, void* stream);
+
+  // Memory of the current device from malloc.
+  static void AddMemory(void* data, size_t bytes);
+  static void FreeMemory(void* data);
+
+  // What rules have been broken.
+  std::vector<std::string> complaints() const;
 
   absl::Status Check(Device device) override;
   int Count() override { return count_; }
@@ -47,7 +70,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Record(void* event, void* stream) override;
   absl::Status WaitEvent(void* stream, void* event) override;
   absl::StatusOr<bool> Finished(void* event) override;
-  absl::StatusOr<double> ElapsedUs(void*, void*) override { return elapsed_us(); }
+  absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
   absl::StatusOr<bool> Capturing(void* stream) override;
   absl::Status LeaveCapturesAlone() override { return absl::OkStatus(); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
@@ -65,10 +88,19 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
 
  private:
+  // What every call begins with. `device` is the one that it is about.
+  absl::Status Enter(absl::string_view call, int device);
+  absl::Status EnterOn(absl::string_view call, void* stream);
+  absl::Status Complain(absl::string_view call, const std::string& what);
+  // Whether the current device reaches the memory.
+  absl::Status Reach(absl::string_view call, const void* data, size_t bytes);
+  absl::Status ReachPieces(absl::string_view call, absl::Span<const TransformPiece> pieces, size_t in_size,
+                           size_t out_size);
+
   const int count_;
-  std::mutex mutex_;
-  std::map<const char*, std::pair<size_t, Device>> memory_;
-  std::set<void*> capturing_;
+  mutable std::mutex mutex_;
+  std::vector<int> streams_made_;  // by device
+  std::vector<std::string> complaints_;
 };
 
 }  // namespace ddp::testing

@@ -164,11 +164,10 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
                   std::function<void(const std::vector<std::vector<char>>&)> finish) {
   const Call call = Enter(function, comm->rank, comm);
   if (call.failed) return call.result;
-  const uint64_t number = comm->collectives++;
   return Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
-    const std::pair<std::string, uint64_t> key{comm->world, number};
+    const std::pair<std::string, uint64_t> key{comm->world, comm->collectives++};
     Meeting& meeting = state->meetings[key];
     meeting.in.resize(static_cast<size_t>(comm->size));
     const char* const bytes = static_cast<const char*>(in);
@@ -387,6 +386,7 @@ Result MemAlloc(void** data, size_t bytes) {
   if (call.failed) return call.result;
   *data = std::malloc(bytes);
   std::memset(*data, 0x5a, bytes);
+  FakeDevices::AddMemory(*data, bytes);
   const std::lock_guard<std::mutex> lock(state->mutex);
   ++state->memory;
   return nccl::kSuccess;
@@ -397,7 +397,7 @@ Result MemFree(void* data) {
     state->registered.erase(static_cast<const char*>(data));
     --state->memory;
   }
-  std::free(data);
+  FakeDevices::FreeMemory(data);
   return nccl::kSuccess;
 }
 Result CommWindowRegister(Comm comm, void* data, size_t bytes, nccl::Window* window, int flags) {

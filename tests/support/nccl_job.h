@@ -34,6 +34,10 @@ struct Rank {
   absl::Duration timeout = absl::Seconds(60);
 
   Device device() const { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
+  OwnedStream MakeStream() const {
+    const DeviceGuard guard(gpus, device());
+    return RANK_VALUE(ddp::MakeStream(gpus));
+  }
   DeviceGroupOptions Options() {
     DeviceGroupOptions options;
     options.device = device();
@@ -91,6 +95,7 @@ struct Job {
     }
     for (std::thread& thread : threads) thread.join();
     for (const std::string& failure : failures) CHECK(failure == "");
+    for (const std::string& complaint : gpus.complaints()) CHECK(complaint == "");
   }
   void Run(const std::function<void(Rank&, ProcessGroup&)>& body) {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {

@@ -18,14 +18,22 @@ namespace {
 void RunCase(
     const std::function<void(GpuRank&)>& body, std::initializer_list<int> sizes = {1, 2, 3, 4},
     const std::function<void(FakeDevices&)>& prepare = [](FakeDevices&) {}) {
+  // What is unordered shows where one of two streams runs at once and the other late, whichever is which.
+  const std::function<bool(int, int)> late[] = {[](int, int) { return true; },
+                                                [](int, int number) { return number % 2 == 0; },
+                                                [](int, int number) { return number % 2 == 1; }};
   for (const int size : sizes) {
-    Job job(size);
-    prepare(job.gpus);
-    const ScopedDevices devices(job.gpus);
-    job.Run([&](Rank&, ProcessGroup& group) {
-      GpuRank rank{group};
-      body(rank);
-    });
+    for (const auto& is_late : late) {
+      if (size > 2 && &is_late != late) continue;
+      Job job(size);
+      job.gpus.late = is_late;
+      prepare(job.gpus);
+      const ScopedDevices devices(job.gpus);
+      job.Run([&](Rank&, ProcessGroup& group) {
+        GpuRank rank{group};
+        body(rank);
+      });
+    }
   }
 }
 
@@ -83,7 +91,7 @@ TEST_CASE("a gradient announced with a stream of another GPU is named") {
   const ScopedDevices devices(job.gpus);
   job.Run([&](Rank& rank, ProcessGroup& group) {
     const auto model = MakeModelOfOne(rank, group);
-    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const OwnedStream owned = rank.MakeStream();
     const Stream own{rank.device(), owned.get()};
     Stream other = own;
     ++other.device.index;
@@ -98,7 +106,7 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
   const ScopedDevices devices(job.gpus);
   job.Run([&](Rank& rank, ProcessGroup& group) {
     const auto model = MakeModelOfOne(rank, group);
-    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const OwnedStream owned = rank.MakeStream();
     const Stream stream{rank.device(), owned.get()};
     std::atomic<bool> open{false};
     FakeDevices::Enqueue(stream.native, [&] {
@@ -147,7 +155,7 @@ TEST_CASE("a fused step under a GradScaler does not wait for the GPU, nor does U
     auto* const grads = static_cast<float*>(memory.get());
     const Buffer whole = {grads, 3, DType::kFloat32, rank.device()};
     StreamOptimizer optimizer(whole);
-    const OwnedStream owned = RANK_VALUE(MakeStream(rank.gpus));
+    const OwnedStream owned = rank.MakeStream();
     const Stream stream{rank.device(), owned.get()};
     std::atomic<bool> open{false};
     FakeDevices::Enqueue(stream.native, [&] {

@@ -261,13 +261,14 @@ TEST_CASE("a step behind a reduction that fails after the call returned is skipp
   Job job(2);
   std::atomic<int> enqueued{0};
   job.Run([&](Rank& rank, ProcessGroup& group) {
-    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
+    const OwnedStream stream = rank.MakeStream();
     const Stream mine{rank.device(), stream.get()};
     Array gradient(rank, group, DType::kFloat32, 4, true), weight(rank, group, DType::kFloat32, 4, false),
         skip(rank, group, DType::kInt32, 1, false);
     const auto step = [&] {
       Work work = RANK_VALUE(group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine));
       RANK_CHECK_OK(work.BlockStream(mine));
+      const DeviceGuard guard(rank.gpus, rank.device());
       RANK_CHECK_OK(
           rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
       FakeDevices::Enqueue(stream.get(), [&] {

@@ -285,7 +285,7 @@ TEST_CASE("ranges and parts of registered memory that begin between two words ar
 TEST_CASE("an operation begins after the caller's stream, and the caller's stream goes on after it") {
   Job job(2);
   job.Run([](Rank& rank, ProcessGroup& group) {
-    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
+    const OwnedStream stream = rank.MakeStream();
     const Stream mine{rank.device(), stream.get()};
     Array a(rank, group, DType::kInt32, 1, true);
     std::atomic<bool> go{false};
@@ -347,19 +347,30 @@ TEST_CASE("whoever waits for the GPU lets the program's own communication go on"
   });
 }
 
-TEST_CASE("what is captured into a graph supports BlockStream alone") {
-  Job job(1);
-  job.Run([](Rank& rank, ProcessGroup& group) {
-    const OwnedStream stream = RANK_VALUE(MakeStream(rank.gpus));
-    const Stream mine{rank.device(), stream.get()};
-    Array a(rank, group, DType::kInt32, 1, true);
-    rank.gpus.SetCapturing(stream.get(), true);
-    Work work = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
-    RANK_CHECK_OK(work.BlockStream(mine));
-    RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kFailedPrecondition, "captured", "graph");
-    rank.gpus.SetCapturing(stream.get(), false);
-    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine)));
-  });
+TEST_CASE("what is captured into a graph supports BlockStream alone, and runs with every launch") {
+  for (int size : {1, 2, 3}) {
+    Job job(size);
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      const OwnedStream stream = rank.MakeStream();
+      const Stream mine{rank.device(), stream.get()};
+      Array a(rank, group, DType::kInt32, 1, true), b(rank, group, DType::kInt32, 1, false);
+      RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
+      Work first = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
+      Work second = RANK_VALUE(group.AllReduce(a.Cut(1), b.Cut(1), {}, mine));
+      RANK_CHECK_OK(second.BlockStream(mine));
+      RANK_CHECK_STATUS(first.Wait(), absl::StatusCode::kFailedPrecondition, "captured", "graph");
+      const std::shared_ptr<FakeGraph> graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
+      RANK_CHECK_EQ(b.Get(0), 0);
+      a.Set(0, 1);
+      int expected = 1;
+      for (int launch = 0; launch < 3; ++launch, expected *= rank.size) FakeDevices::Launch(graph, stream.get());
+      FakeDevices::Synchronize(stream.get());
+      RANK_CHECK_EQ(a.Get(0), expected);
+      RANK_CHECK_EQ(b.Get(0), expected * rank.size);
+      RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine)));
+      RANK_CHECK_EQ(a.Get(0), expected * rank.size);
+    });
+  }
 }
 
 TEST_CASE("a Work outlives its group") {

@@ -58,7 +58,9 @@ class DeviceWork final : public internal::WorkState {
     if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
       return engine->status();
     }
-    return engine->runtime().WaitEvent(stream.native, event.get());
+    // A null stream is the current device's.
+    const DeviceGuard guard(engine->runtime(), stream.device);
+    return guard.status().ok() ? engine->runtime().WaitEvent(stream.native, event.get()) : guard.status();
   }
 
   void Ref() override { refs.fetch_add(1, std::memory_order_relaxed); }

@@ -94,7 +94,7 @@ def one_round(setup, figures, round_, python, ranks, batch):
         figures.add(round_, torch_rate=float(theirs["samples_per_s"]), torch_ms=float(theirs["median_ms"]),
                     torch_nosync_ms=float(theirs["nosync_ms"]))
     if ranks > 1:
-        alone = train(setup, ranks, batch, "--no-sync")
+        alone = train(setup, ranks, batch, "--reduce=none")
         if alone:
             figures.add(round_, ours_nosync_ms=alone["step_ms"]["median"])
 

@@ -25,7 +25,8 @@ on its own samples, and the gradients are averaged while the backward pass is st
   train_mlp --batch=128                         trains like mpirun -n 2 train_mlp --batch=64
   train_mlp --save=mlp.ckpt --epochs=2          saves a checkpoint after each epoch ...
   train_mlp --resume=mlp.ckpt --epochs=5        ... and continues from there to the fifth epoch
-  mpirun -n 2 train_mlp --steps=200 --no-sync   measures a step without communication
+  mpirun -n 2 train_mlp --steps=200 --reduce=none
+                                                measures a step without communication
   mpirun -n 4 train_mlp --device=cuda --tf32    on four GPUs
 
 Write flags as --name=value or --name value. A dash in a name is the same as an underscore.

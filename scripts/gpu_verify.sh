@@ -194,13 +194,13 @@ part_train() {
     peer_train "mlp-$n" "$n" --tf32
     train 60 "speed-$n-again" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
   done
-  # 25 million parameters. The step time minus that with --no-sync is the communication that backward does not hide.
+  # 25 million parameters. The step time minus that with --reduce=none is the communication that backward does not hide.
   local large=(--synthetic --steps=800 --warmup=200 --batch=128 --device=cuda --tf32
     "--hidden=3136,3136,3136,1024")
   for n in 2 4; do
     ((n <= gpus)) || continue
     train 60 "large-$n" "$n" "${large[@]}"
-    train 60 "large-$n-no-sync" "$n" "${large[@]}" --no-sync
+    train 60 "large-$n-no-sync" "$n" "${large[@]}" --reduce=none
     peer_train "large-$n" "$n" --tf32 --model mlp25m
   done
   n=$((gpus < 4 ? gpus : 4))

@@ -22,6 +22,10 @@ def median(values):
     return statistics.median(values) if values else None
 
 
+def reduces(run):
+    return run["case"]["reduce"] != "none"
+
+
 def rate(run):
     """Samples per second of all ranks."""
     return run["summary"]["samples_per_second"]
@@ -36,7 +40,7 @@ def communication_ms(run):
     """Time per step in which at least one bucket was under way, on rank 0, hidden or not; None if it is not known."""
     summary = run["summary"]
     exposed, visible = summary["exposed_comm_ms"], 1 - summary["overlap"]
-    if run["ranks"] == 1 or not run["reduce"] or summary["overlap"] == 0 and not run["buckets"]:
+    if run["ranks"] == 1 or not reduces(run) or summary["overlap"] == 0 and not run["buckets"]:
         return None
     if visible > 0.02:
         return exposed / visible
@@ -66,28 +70,36 @@ def paired(above, below, function):
 
 
 class Series:
-    """The runs of one case and kind of scaling: by ranks and by whether they reduce, then by round."""
+    """The runs of one case and kind of scaling, and of its training without reduction: by ranks, then by round."""
 
-    def __init__(self, case, scaling):
-        self.case, self.scaling, self.runs = case, scaling, {}
+    def __init__(self, case, scaling, runs):
+        self.case, self.scaling = case, scaling
+        self.reduced = self._by_ranks(case, runs)
+        self.alone = self._by_ranks(case.without_reduction(), runs)
+        if 1 in self.alone:  # one rank has nothing to reduce
+            self.reduced[1] = self.alone[1]
 
-    def add(self, run):
-        self.runs.setdefault((run["ranks"], run["reduce"]), {})[run["round"]] = run
+    def _by_ranks(self, case, runs):
+        found = {}
+        for run in runs:
+            if run["scaling"] == self.scaling and plan.case_of(run["case"]) == case:
+                found.setdefault(run["ranks"], {})[run["round"]] = run
+        return found
 
     def ranks(self):
-        return sorted(ranks for ranks, reduced in self.runs if reduced)
-
-    def at(self, ranks, reduced):
-        return self.runs.get((ranks, reduced), {})
+        return sorted(self.reduced)
 
 
 def series_of(result):
-    found = {}
-    for run in good_runs(result):
-        case = plan.case_of(run["case"])
-        found.setdefault((case, run["scaling"]), Series(case, run["scaling"])).add(run)
-    order = list(dict.fromkeys(case for case, _ in found))
-    return sorted(found.values(), key=lambda s: (order.index(s.case), s.scaling != "weak"))
+    runs = good_runs(result)
+    cases = plan.make_cases(result["settings"])
+    found = [Series(case, scaling, runs) for case in cases for scaling in ("weak", "strong")]
+    return [series for series in found if series.reduced]
+
+
+def headline(result, points_):
+    """The points of the first way to reduce, which stands for all where these are not compared."""
+    return [p for p in points_ if p["reduction"] == result["settings"]["reductions"][0]]
 
 
 def points(result):
@@ -106,9 +118,7 @@ def points(result):
 def point(series, ranks, crowd):
     """`crowd`: how many times fewer cores a rank has than with the fewest ranks."""
     base = series.ranks()[0]
-    runs, alone, base_runs = series.at(ranks, True), series.at(ranks, False), series.at(base, True)
-    if ranks == 1:
-        alone = runs  # one rank has nothing to reduce
+    runs, alone, base_runs = series.reduced[ranks], series.alone.get(ranks, {}), series.reduced[base]
 
     def efficiency(run, of):
         return rate(run) / run["ranks"] / (rate(of) / of["ranks"])
@@ -118,9 +128,11 @@ def point(series, ranks, crowd):
     without = summarize(paired(alone, base_runs, efficiency))
     p = {
         "case": series.case.key(),
-        "case_without_bucket": series.case.key_without_bucket(),
+        "case_without_reduction": series.case.key_without_reduction(),
         "bucket": plan.bucket_name(series.case.bucket_mb),
+        "reduction": series.case.reduce,
         "title": series.case.title(),
+        "training": series.case.training(),
         "model": series.case.model,
         "scaling": series.scaling,
         "ranks": ranks,
@@ -139,9 +151,13 @@ def point(series, ranks, crowd):
     p["crowding"] = crowd
     add_communication(p, made)
     add_losses(p, paired(runs, alone, lambda run, other: 1 - rate(run) / rate(other)))
+    added = summarize(paired(runs, alone, lambda run, other: step_ms(run) - step_ms(other))) if ranks > 1 else None
+    for name, end in (("added_ms", "median"), ("added_ms_min", "min"), ("added_ms_max", "max")):
+        p[name] = added[end] if added else None
     p["peak_memory_mib"] = max(run["summary"]["peak_rss_mb"] for run in made)
     p["loss"] = median(run["summary"]["final_loss"] for run in made)
     p["loss_check"] = check_loss(series, ranks, base)
+    p["loss_tolerance"] = tolerance_of(series.case)
     return p
 
 
@@ -193,12 +209,12 @@ def tolerance_of(case):
 
 def check_loss(series, ranks, base):
     """Whether the same training was timed, by the loss of the fewest ranks (strong) or of the other rounds (weak)."""
-    losses = [run["summary"]["final_loss"] for run in series.at(ranks, True).values()]
-    steps = {run["summary"].get("steps") for n in {ranks, base} for run in series.at(n, True).values()}
+    losses = [run["summary"]["final_loss"] for run in series.reduced[ranks].values()]
+    steps = {run["summary"].get("steps") for n in {ranks, base} for run in series.reduced[n].values()}
     if len(steps) > 1:
         return "not compared: other numbers of steps"
     other = (
-        [run["summary"]["final_loss"] for run in series.at(base, True).values()]
+        [run["summary"]["final_loss"] for run in series.reduced[base].values()]
         if series.scaling == "strong"
         else losses
     )
@@ -217,9 +233,9 @@ def failures(result):
             "case": plan.case_of(run["case"]).key(),
             "scaling": run["scaling"],
             "ranks": run["ranks"],
-            "reduce": run["reduce"],
+            "case_without_reduction": plan.case_of(run["case"]).key_without_reduction(),
             "oversubscribed": run["oversubscribed"],
-            "title": job_title(run),
+            "title": plan.job_of(run).title(),
             "status": run["status"],
             "error": run["error"],
             "command": run["command"],
@@ -227,10 +243,6 @@ def failures(result):
         for run in result["runs"]
         if run["status"] != "ok"
     ]
-
-
-def job_title(run):
-    return plan.Job(plan.case_of(run["case"]), run["scaling"], run["ranks"], run["batch"], run["reduce"]).title()
 
 
 def largest(points_, scaling):
@@ -244,11 +256,13 @@ def largest(points_, scaling):
 
 
 def choices(points_, scaling="weak"):
-    """What each choice (precision, backend, bucket size) gains over the first case of its model, on as many ranks."""
+    """What each choice (precision, backend, bucket size) gains over the first case of its model, on as many ranks.
+
+    For the ways to reduce see `reductions`."""
     gains, first = [], {}
     for p in largest(points_, scaling):
         base = first.setdefault(p["model"], p)
-        if p is not base and p["ranks"] == base["ranks"]:
+        if p is not base and p["ranks"] == base["ranks"] and p["reduction"] == base["reduction"]:
             gains.append(
                 {
                     "model": p["model"],
@@ -263,12 +277,32 @@ def choices(points_, scaling="weak"):
     return gains
 
 
+def reductions(points_):
+    """Points that differ only in how gradients are reduced, with the trainers' buckets: one list for each training."""
+    groups = {}
+    for p in largest(points_, "weak" if any(p["scaling"] == "weak" for p in points_) else "strong"):
+        if p["ranks"] > 1 and p["bucket"] == "default":
+            groups.setdefault((p["case_without_reduction"], p["ranks"]), []).append(p)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def reductions_line(group):
+    """One line for the terminal: what each way to reduce adds to a step."""
+    added = [f"{p['reduction']} {p['added_ms']:.3g}" for p in group if p["added_ms"] is not None]
+    return f"{group[0]['training']}, {group[0]['ranks']} ranks: reduction adds to a step, in ms: {', '.join(added)}"
+
+
+def same_training(p, first):
+    """Whether two ways to reduce had the same loss, as they must."""
+    return abs(p["loss"] - first["loss"]) <= p["loss_tolerance"] * abs(first["loss"])
+
+
 def timeline(result, case_key):
     """The run whose buckets are shown: if possible weak and not oversubscribed, on the most ranks; the last such."""
     runs = [
         run
         for run in good_runs(result)
-        if run["buckets"] and run["reduce"] and plan.case_of(run["case"]).key() == case_key
+        if run["buckets"] and plan.case_of(run["case"]).key() == case_key
     ]
     return max(
         runs,
@@ -310,6 +344,14 @@ def notices(result, points_):
                 ),
             )
         )
+    for group in reductions(points_):
+        for p in group:
+            if not same_training(p, group[0]):
+                text = (
+                    f"{p['training']}: --reduce={p['reduction']} has a loss of {p['loss']:.5g}, and"
+                    f" --reduce={group[0]['reduction']} {group[0]['loss']:.5g}: they did not train the same."
+                )
+                found.append(("bad", text))
     if result["ended"] != "complete":
         how = {"interrupted": "was interrupted", "time limit": "reached its time limit"}.get(
             result["ended"], "has not ended"

@@ -337,6 +337,36 @@ def exposed_over_buckets(rows, name):
     return finish(figure, name, "Exposed and hidden communication over the size of buckets")
 
 
+def reductions(points, name):
+    """What each way to reduce adds to the step without reduction. `points`: of one training, on as many ranks."""
+    figure, axes = new_figure()
+    for x, p in enumerate(points):
+        alone, added = p["step_ms_without_reduction"] or p["step_ms"], p["added_ms"] or 0.0
+        axes.bar(x, alone, 0.56, color=C["blue"], linewidth=0)
+        axes.bar(x, max(0.0, added), 0.56, bottom=alone, color=C["orange"], linewidth=0)
+        if p["added_ms"] is not None:
+            spread = [[max(0.0, added - p["added_ms_min"])], [max(0.0, p["added_ms_max"] - added)]]
+            axes.errorbar(x, alone + added, yerr=spread, fmt="none", ecolor=C["ink"], elinewidth=1.2, capsize=3)
+        top = alone + max(0.0, added, p["added_ms_max"] or 0.0)
+        sign = "+" if added >= 0 else "−"
+        axes.annotate(
+            f"{sign}{abs(added):.3g}", (x, top), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11
+        )
+    axes.set_xticks(range(len(points)), [p["reduction"] for p in points])
+    axes.set_xlim(-0.6, max(1, len(points) - 1) + 0.6)
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    axes.set_xlabel("--reduce")
+    axes.set_title(f"Time of a step, {plan.count(points[0]['ranks'], 'rank')} (ms)")
+    axes.legend(
+        handles=[
+            matplotlib.patches.Patch(color=C["orange"], label="added by reduction"),
+            matplotlib.patches.Patch(color=C["blue"], label="without reduction"),
+        ],
+        loc="upper left",
+    )
+    return finish(figure, name, f"What each way to reduce adds to a step, {points[0]['title']}")
+
+
 def two_sides(sides, value, title, name, percent=False):
     """`sides`: label A or B to points of one case and kind of scaling."""
     figure, axes = new_figure()

@@ -92,6 +92,12 @@ def measure_parser():
         type=list_of(float, "sizes"),
         help="sizes of buckets in MiB; 0: automatic (default: the trainer's)",
     )
+    p.add_argument(
+        "--reduce",
+        type=list_of(str, "ways"),
+        default=["overlap"],
+        help=f"how gradients are reduced, of {', '.join(plan.REDUCTIONS)} (default: overlap; none is always measured)",
+    )
     p.add_argument("--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: 64)")
     p.add_argument(
         "--global-batch", type=positive(int), help="strong scaling: samples per step on all ranks (default: 256)"
@@ -122,22 +128,28 @@ def check_names(flag, given, known):
 def settings_of(arguments, slots):
     """What is measured, from the flags."""
     quick = QUICK if arguments.quick else {}
-    check_names("models", arguments.models or [], plan.MODELS)
     check_names("scaling", arguments.scaling, ("weak", "strong"))
     check_names("backend", arguments.backend, plan.BACKENDS)
+    check_names("reduce", arguments.reduce, plan.REDUCTIONS)
+    reductions = [way for way in arguments.reduce if way != "none"]
+    if not reductions:
+        raise UserError("--reduce=none reduces nothing, and is always measured: give what to compare it with")
+    if arguments.bucket_mb and "overlap" not in reductions:
+        raise UserError("--bucket-mb is for --reduce=overlap: add that, or leave --bucket-mb out")
     ranks = sorted(arguments.ranks or quick.get("ranks") or plan.default_ranks(slots))
     if ranks[0] < 1 or ranks[-1] > plan.MOST_RANKS:
         raise UserError(f"--ranks={','.join(map(str, ranks))} is out of range: each may be 1 to {plan.MOST_RANKS}")
     if any(not 0 <= size <= 1 << 20 for size in arguments.bucket_mb or []):
         raise UserError("--bucket-mb is out of range: each size may be 0 to 1048576")
     return {
-        "models": arguments.models or quick.get("models") or list(plan.MODELS),
+        "models": models_of(arguments),
         "ranks": ranks,
         "scaling": arguments.scaling,
         "device": arguments.device,
         "precisions": arguments.precision,
         "backends": arguments.backend,
         "buckets": arguments.bucket_mb or [None],
+        "reductions": reductions,
         "batch": arguments.batch,
         "global_batch": arguments.global_batch,
         "rounds": arguments.rounds or quick.get("rounds") or 5,
@@ -149,16 +161,19 @@ def settings_of(arguments, slots):
     }
 
 
-def slots_of(device):
-    """How many ranks have a core or GPU of their own."""
-    if device == "cpu":
-        return environment.physical_cores()
-    gpus = environment.gpus()
-    if not gpus:
+def models_of(arguments):
+    check_names("models", arguments.models or [], plan.MODELS)
+    return arguments.models or (QUICK if arguments.quick else {}).get("models") or list(plan.MODELS)
+
+
+def look_around(arguments, launcher, bin_folder, program):
+    """The environment, and in it how many ranks have a core or GPU of their own."""
+    if arguments.device == "cuda" and not environment.gpus():
         raise UserError(
             "--device=cuda needs a GPU, and nvidia-smi lists none: leave --device out to measure on the CPU"
         )
-    return len(gpus)
+    found = environment.snapshot(os.path.join(bin_folder, program), arguments.device, launcher)
+    return {**found, "slots": found["cpu"]["cores"] if arguments.device == "cpu" else len(found["gpus"])}
 
 
 def check_resumed(old, new):
@@ -197,12 +212,13 @@ def open_result(arguments, new):
 def measure(argv):
     arguments = measure_parser().parse_args(argv)
     charts.require()
-    slots = slots_of(arguments.device)
+    programs = sorted({plan.MODELS[model][0] for model in models_of(arguments)})
+    launcher = trainers.Launcher(arguments.mpirun)
+    bin_folder = trainers.find_bin(arguments.bin, programs)
+    snapshot = look_around(arguments, launcher, bin_folder, programs[0])
+    slots = snapshot["slots"]
     settings = settings_of(arguments, slots)
     jobs = plan.make_jobs(plan.make_cases(settings), settings)
-    launcher = trainers.Launcher(arguments.mpirun)
-    bin_folder = trainers.find_bin(arguments.bin, sorted({plan.MODELS[job.case.model][0] for job in jobs}))
-    snapshot = {**environment.snapshot(bin_folder, launcher.words[0], launcher.version), "slots": slots}
     result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
     line = LiveLine()
     ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line).measure()
@@ -215,9 +231,12 @@ def measure(argv):
     )
     path = report.write(result, arguments.out)
     points = analysis.points(result)
-    for point in analysis.largest(points, "weak") + analysis.largest(points, "strong"):
+    headline = analysis.headline(result, points)
+    for point in analysis.largest(headline, "weak") + analysis.largest(headline, "strong"):
         if point["ranks"] > point["base_ranks"]:
             print(f"{point['title']}, {point['scaling']}: {analysis.verdict(point)}")
+    for group in analysis.reductions(points):
+        print(analysis.reductions_line(group))
     found = analysis.notices(result, points)
     for kind, text in found:
         print(f"{'error' if kind == 'bad' else 'note'}: {text}")

@@ -112,6 +112,16 @@ def machine(environment):
     return ", ".join(words)
 
 
+def clock(environment):
+    cpu = environment["cpu"]
+    words = [
+        environment.get("cpu_mhz") and f"{environment['cpu_mhz']} MHz before",
+        cpu.get("max_mhz") and f"at most {cpu['max_mhz']} MHz",
+        cpu.get("governor") and f"governor {cpu['governor']}",
+    ]
+    return ", ".join(filter(None, words))
+
+
 def environment_pairs(environment):
     cpu, build, launcher = environment["cpu"], environment["build"], environment["launcher"]
     gpus = environment["gpus"]
@@ -126,11 +136,11 @@ def environment_pairs(environment):
             ),
         ),
         ("Caches", "; ".join(cpu["caches"])),
-        ("Frequency governor", cpu.get("governor")),
+        ("Clock", clock(environment)),
         ("Memory", f"{environment['memory_mib']:,} MiB"),
-        ("GPUs", "; ".join(", ".join(gpu.values()) for gpu in gpus)),
+        ("GPUs", "; ".join(", ".join(map(str, gpu.values())) for gpu in gpus)),
         ("Links of the GPUs", "\n".join(environment.get("gpu_topology", []))),
-        ("GPU libraries", ", ".join(f"{k} {v}" for k, v in environment.get("gpu_libraries", {}).items() if v)),
+        ("Libraries", ", ".join(f"{name} {version}" for name, version in environment["libraries"].items())),
         ("System", environment["system"]),
         ("Launcher", f"{launcher['program']}: {launcher['version']}"),
         ("libddp", " ".join(filter(None, [build.get("version"), build.get("revision")]))),
@@ -143,6 +153,7 @@ def environment_pairs(environment):
                         build.get("build_type"),
                         build.get("compiler"),
                         build.get("flags"),
+                        build.get("cuda_toolkit") and f"CUDA {build['cuda_toolkit']}",
                         build.get("sanitizers") and f"sanitizers {build['sanitizers']}",
                     ],
                 )

@@ -1,7 +1,7 @@
 """Which runs are made. Everything here is data and pure functions."""
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from scaling import UserError
 
@@ -16,6 +16,14 @@ PRECISIONS = {
     "cuda": {"fp32": [], "tf32": ["--tf32"], "bf16": ["--amp=bf16"], "fp16": ["--amp=fp16"]},
 }
 BACKENDS = ("auto", "hierarchical", "nccl", "local")
+REDUCTIONS = {
+    # the trainers' --reduce: how a title names it
+    "overlap": "buckets overlapped",
+    "end": "one reduction after backward",
+    "each": "every parameter alone",
+    "gather": "gathered and broadcast by rank 0",
+    "none": "without reduction",
+}
 DEFAULT_RANKS = (1, 2, 4, 8)
 MOST_RANKS = 1024
 PILOT_STEPS = 8
@@ -30,13 +38,23 @@ class Case:
     device: str
     precision: str
     backend: str
-    bucket_mb: float | None  # None: the trainer's default; 0: chosen automatically
+    bucket_mb: float | None = None  # None: the trainer's default; 0: chosen automatically
+    reduce: str = "overlap"  # of REDUCTIONS
 
     def key(self):
-        return f"{self.key_without_bucket()}-{bucket_name(self.bucket_mb)}"
+        bucket = bucket_name(self.bucket_mb) if self.reduce == "overlap" else self.reduce
+        return f"{self.key_without_reduction()}-{bucket}"
 
-    def key_without_bucket(self):
+    def key_without_reduction(self):
         return f"{self.model}-{self.device}-{self.precision}-{self.backend}"
+
+    def without_reduction(self):
+        """What every choice of bucket and reduction is compared with; on one rank it stands for all of them."""
+        return replace(self, bucket_mb=None, reduce="none")
+
+    def training(self):
+        """The title without how gradients are reduced."""
+        return replace(self, bucket_mb=None, reduce="overlap").title()
 
     def title(self):
         words = [self.model, "GPU" if self.device == "cuda" else "CPU", self.precision]
@@ -44,6 +62,8 @@ class Case:
             words.append(self.backend)
         if self.bucket_mb is not None:
             words.append(f"buckets {bucket_name(self.bucket_mb)}")
+        if self.reduce != "overlap":
+            words.append(REDUCTIONS[self.reduce])
         return ", ".join(words)
 
 
@@ -55,16 +75,17 @@ class Job:
     scaling: str  # weak: the batch of a rank is fixed; strong: that of all ranks together
     ranks: int
     batch: int  # on each rank
-    reduce: bool  # False: gradients are not reduced (--no-sync)
 
     def key(self):
-        return f"{self.case.key()}/{self.scaling}/{self.ranks}/{'reduced' if self.reduce else 'not-reduced'}"
+        return f"{self.case.key()}/{self.scaling}/{self.ranks}"
+
+    def steps_key(self):
+        """Jobs that are compared with each other make the same number of steps."""
+        return f"{self.case.key_without_reduction()}/{self.scaling}"
 
     def title(self):
-        return (
-            f"{self.case.title()}, {self.scaling}, {count(self.ranks, 'rank')}"
-            f"{'' if self.reduce else ', without reduction'}"
-        )
+        title = self.case.training() if self.ranks == 1 else self.case.title()
+        return f"{title}, {self.scaling}, {count(self.ranks, 'rank')}"
 
 
 def count(number, what):
@@ -85,16 +106,24 @@ def fields_of(case):
     return asdict(case)
 
 
+def job_of(run):
+    """The job of a run in scaling.json."""
+    return Job(case_of(run["case"]), run["scaling"], run["ranks"], run["batch"])
+
+
 def default_ranks(slots):
     """1, 2, 4, 8 as far as there is a core or GPU for each rank, but at least 1 and 2."""
     return [n for n in DEFAULT_RANKS if n <= max(2, slots)]
 
 
 def make_cases(settings):
+    # Only overlapped reduction has buckets to choose.
+    reductions = [(bucket, "overlap") for bucket in settings["buckets"] if "overlap" in settings["reductions"]]
+    reductions += [(None, reduce) for reduce in settings["reductions"] if reduce not in ("overlap", "none")]
     cases = [
-        Case(model, settings["device"], precision, backend, bucket)
-        for model, precision, backend, bucket in itertools.product(
-            settings["models"], settings["precisions"], settings["backends"], settings["buckets"]
+        Case(model, settings["device"], precision, backend, *reduction)
+        for model, precision, backend, reduction in itertools.product(
+            settings["models"], settings["precisions"], settings["backends"], reductions
         )
     ]
     known = PRECISIONS[settings["device"]]
@@ -108,19 +137,27 @@ def make_cases(settings):
 
 
 def make_jobs(cases, settings):
-    """The jobs of a round. Those that are compared with each other follow each other."""
+    """The jobs of a round. Those that are compared with each other follow each other.
+
+    Ways to reduce beside the first are measured with one kind of scaling only.
+    """
     jobs = []
-    for case, scaling, ranks in itertools.product(cases, settings["scaling"], settings["ranks"]):
-        weak_batch, global_batch = batches(case.model, settings)
+    groups = dict.fromkeys(case.without_reduction() for case in cases)
+    for alone, scaling, ranks in itertools.product(groups, settings["scaling"], settings["ranks"]):
+        first = scaling == settings["scaling"][0]
+        reducing = [
+            case
+            for case in cases
+            if case.without_reduction() == alone and (first or case.reduce == settings["reductions"][0])
+        ]
+        weak_batch, global_batch = batches(alone.model, settings)
         if scaling == "strong" and global_batch % ranks != 0:
             raise UserError(
                 f"--global-batch={global_batch} cannot be divided by {ranks} ranks: give a multiple of "
                 "every number in --ranks"
             )
         batch = weak_batch if scaling == "weak" else global_batch // ranks
-        jobs.append(Job(case, scaling, ranks, batch, True))
-        if ranks > 1:
-            jobs.append(Job(case, scaling, ranks, batch, False))
+        jobs += [Job(case, scaling, ranks, batch) for case in ([*reducing, alone] if ranks > 1 else [alone])]
     return jobs
 
 
@@ -147,8 +184,8 @@ def trainer_flags(job, settings, steps, warmup):
         flags.append(f"--backend={job.case.backend}")
     if job.case.bucket_mb is not None:
         flags.append(f"--bucket-mb={job.case.bucket_mb:g}")
-    if not job.reduce:
-        flags.append("--no-sync")
+    if job.case.reduce != "overlap" and job.ranks > 1:
+        flags.append(f"--reduce={job.case.reduce}")
     return program, flags
 
 

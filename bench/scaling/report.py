@@ -8,9 +8,9 @@ from scaling.markup import bad_badge, escape, number, percent, percent_range, ra
 
 
 def pictures(result, points):
-    """For every case a list of (file name, SVG, caption)."""
+    """For every case a list of (file name, SVG, caption). Of the ways to reduce, the first stands for all."""
     found = {}
-    for case in dict.fromkeys(p["case"] for p in points):
+    for case in dict.fromkeys(p["case"] for p in analysis.headline(result, points)):
         of_case = [p for p in points if p["case"] == case]
         stem = re.sub(r"[^a-z0-9.]+", "-", case.lower())
         spread = "Bars: range of the rounds." if max(p["rounds"] for p in of_case) > 1 else ""
@@ -57,7 +57,8 @@ def bucket_pictures(points):
     """Exposed communication over bucket size, where several sizes were measured with all else equal."""
     groups = {}
     for p in analysis.largest(points, "weak") or analysis.largest(points, "strong"):
-        groups.setdefault(p["case_without_bucket"], []).append((p["bucket"], p))
+        if p["reduction"] == "overlap":
+            groups.setdefault(p["case_without_reduction"], []).append((p["bucket"], p))
     return [
         (
             f"{stem}-bucket-sizes",
@@ -83,7 +84,8 @@ def overview(points, failed):
         rows.append(("case", [f"{escape(here[0]['title'])} – {scaling}"]))
         lines = [(p["ranks"], overview_row(p, [key for key, _ in losses])) for p in here]
         for f in failed:
-            if f["reduce"] and (f["case"], f["scaling"]) == (case, scaling):
+            shared = f["ranks"] == 1 and f["case_without_reduction"] == here[0]["case_without_reduction"]
+            if (f["case"] == case or shared) and f["scaling"] == scaling:
                 cells = [ranks_cell(f), *["–"] * (3 + len(losses)), bad_badge(f["status"])]
                 lines.append((f["ranks"], ("over", cells)))
         rows += [row for _, row in sorted(lines, key=lambda line: line[0])]
@@ -174,6 +176,67 @@ def choices_section(points, drawn):
     )
 
 
+def reduction_pictures(points):
+    """For every training that was reduced in several ways: its points, and (file name, SVG, caption)."""
+    found = []
+    for group in analysis.reductions(points):
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{group[0]['case_without_reduction']}-reductions".lower())
+        caption = (
+            f"{group[0]['training']}: the step without reduction, and what each way to reduce adds to it. Bars: range of"
+            " the rounds."
+        )
+        found.append((group, (name, charts.reductions(group, name), caption)))
+    return found
+
+
+def reduction_row(p, group):
+    end = next((q for q in group if q["reduction"] == "end"), None)
+    comparable = end and p["added_ms"] is not None and (end["added_ms"] or 0) > 0
+    same = analysis.same_training(p, group[0])
+    added = number(p["added_ms"])
+    if p["added_ms"] is not None and p["rounds"] > 1:
+        added += f" <span class=range>{number(p['added_ms_min'])}–{number(p['added_ms_max'])}</span>"
+    return [
+        f"{escape(p['reduction'])} <span class=range>{escape(plan.REDUCTIONS[p['reduction']])}</span>",
+        number(p["samples_per_second"], 4),
+        number(p["step_ms"]),
+        added,
+        number(p["added_ms"] / end["added_ms"], 2) if comparable else "–",
+        number(p["exposed_ms"]),
+        number(p["hidden_ms"]),
+        "equal" if same else bad_badge(f"differs: {p['loss']:.5g}"),
+    ]
+
+
+def reductions_section(drawn):
+    if not drawn:
+        return ""
+    head = [
+        "--reduce",
+        "samples/s",
+        "step (ms)",
+        "added by reduction (ms)",
+        "beside what end adds",
+        "exposed (ms)",
+        "hidden (ms)",
+        "same loss?",
+    ]
+    rows = []
+    for group, _ in drawn:
+        p = group[0]
+        alone = number(p["step_ms_without_reduction"])
+        rows.append(("case", [f"{escape(p['training'])}, {p['ranks']} ranks: {alone} ms without reduction"]))
+        rows += [reduction_row(p, group) for p in group]
+    figures = "".join(markup.figure(svg, caption) for _, (_, svg, caption) in drawn)
+    return (
+        f"<h2>What overlap and buckets are worth</h2><p>{drawn[0][0][0]['scaling'].capitalize()} scaling, on the most"
+        " ranks that have a core or GPU each. All ways to reduce train the same model. They differ in when gradients"
+        " travel, and which way.</p>"
+        + markup.table(head, rows, (0, len(head) - 1))
+        + f'<div class="grid">{figures}</div>'
+    )
+
+
 def failures_section(result):
     failed = analysis.failures(result)
     if not failed:
@@ -204,6 +267,7 @@ one round.</li>
 <li><b>Exposed</b>: the time that a step waits for reductions after its backward pass, measured on rank 0 (median step).
 <b>Communication</b> time: that in which at least one bucket is under way, waiting included. <b>Bus bandwidth</b>: bytes
 of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all-reduce alone shows.</li>
+<li><b>Added by reduction</b>: the step with reduction minus the step without, in the same round, then the median.</li>
 <li><b>Same loss?</b> Strong scaling computes the same training for every N, so its loss must agree. With weak scaling
 the rounds must agree. With batch normalisation (resnet20) each rank normalises its own part of a batch, so the losses
 differ a little (5 % are allowed).</li>
@@ -215,7 +279,7 @@ differ a little (5 % are allowed).</li>
 def render(result):
     """The page, and the pictures as {file name: SVG}."""
     points = analysis.points(result)
-    drawn, buckets = pictures(result, points), bucket_pictures(points)
+    drawn, buckets, reductions = pictures(result, points), bucket_pictures(points), reduction_pictures(points)
     environment = result["environment"]
     body = [
         (
@@ -225,18 +289,20 @@ def render(result):
         markup.notices(analysis.notices(result, points)),
     ]
     if points:
-        body += ["<h2>At a glance</h2>", overview(points, analysis.failures(result))]
+        body += ["<h2>At a glance</h2>", overview(analysis.headline(result, points), analysis.failures(result))]
     else:
         body.append("<p class=notice>Nothing was measured.</p>")
     body += [case_section(case, points, drawn[case]) for case in drawn]
     body += [
+        reductions_section(reductions),
         choices_section(points, buckets),
         METHOD,
         "<h2>Machine and programs</h2>",
         markup.definitions([("Command", result["command"]), *markup.environment_pairs(environment)]),
         failures_section(result),
     ]
-    svgs = {name: svg for group in [*drawn.values(), buckets] for name, svg, _ in group}
+    groups = [*drawn.values(), buckets, [picture for _, picture in reductions]]
+    svgs = {name: svg for group in groups for name, svg, _ in group}
     return markup.page("Scaling of training over ranks", "\n".join(body)), svgs
 
 

@@ -7,15 +7,15 @@ import os
 from scaling import UserError
 
 SCHEMA = "ddp-scaling"
-VERSION = 1
+VERSION = 2
 FILE = "scaling.json"
 # What the report needs. The summary is that of the trainer, and null if the run failed.
-RUN_KEYS = """job case scaling ranks batch reduce round oversubscribed status error command wall_s parameters buckets
+RUN_KEYS = """job case scaling ranks batch round oversubscribed status error command wall_s parameters buckets
     summary""".split()
 SUMMARY_KEYS = "samples_per_second final_loss exposed_comm_ms overlap peak_rss_mb".split()
-SETTINGS_KEYS = "device threads".split()
-ENVIRONMENT_KEYS = """date cpu numa_nodes memory_mib gpus system launcher build python variables load_at_start
-    slots""".split()
+SETTINGS_KEYS = "device threads models precisions backends buckets reductions".split()
+ENVIRONMENT_KEYS = """date cpu numa_nodes memory_mib gpus system libraries launcher build python variables
+    load_at_start slots""".split()
 CSV_COLUMNS = """case scaling ranks oversubscribed rounds batch samples_per_second speedup efficiency efficiency_min
     efficiency_max efficiency_without_reduction step_ms step_ms_without_reduction communication_ms exposed_ms hidden_ms
     communication_to_computation bus_bandwidth_gb_s peak_memory_mib loss loss_check""".split()

@@ -104,18 +104,11 @@ class Session:
             self._run(job, round_)
         return "complete"
 
-    @staticmethod
-    def _pilot_key_of(job_key):
-        return "/".join(job_key.split("/")[:2])  # case and scaling
-
-    def _pilot_key(self, job):
-        return self._pilot_key_of(job.key())
-
     def _pilots(self):
-        """One short run for each case tells how many steps fill the time of a run."""
-        first, measured = {}, {self._pilot_key_of(run["job"]) for run in self.result["runs"]}
+        """One short run of each group of jobs tells how many steps fill the time of a run."""
+        first, measured = {}, {plan.job_of(run).steps_key() for run in self.result["runs"]}
         for job in self.jobs:
-            first.setdefault(self._pilot_key(job), job)
+            first.setdefault(job.steps_key(), job)
         for position, (key, job) in enumerate(first.items()):
             if key in measured:  # with the steps that it has, or the runs could not be compared
                 continue
@@ -140,7 +133,7 @@ class Session:
     def _expected(self, job):
         known = self.seconds.get(job.key())
         return known or plan.expected_seconds(
-            job, self.result["pilots"][self._pilot_key(job)], self.settings, self.slots
+            job, self.result["pilots"][job.steps_key()], self.settings, self.slots
         )
 
     def _start(self, job, steps, warmup):
@@ -160,7 +153,7 @@ class Session:
         return plan.crowding(job.ranks, self.settings, self.slots) > 1
 
     def _run(self, job, round_):
-        pilot = self.result["pilots"][self._pilot_key(job)]
+        pilot = self.result["pilots"][job.steps_key()]
         record = self._start(job, pilot["steps"], pilot["warmup"])
         self.result["runs"].append(
             {
@@ -169,7 +162,6 @@ class Session:
                 "scaling": job.scaling,
                 "ranks": job.ranks,
                 "batch": job.batch,
-                "reduce": job.reduce,
                 "round": round_,
                 "steps": pilot["steps"],
                 "oversubscribed": self._oversubscribed(job),

@@ -188,6 +188,7 @@ def run(launcher, bin_folder, program, flags, ranks, oversubscribed, threads, ti
         else:
             try:
                 record.update(summary=read_summary(path), **read_output(out))
+                record["summary"].pop("environment", None)  # the result has it once
             except ValueError as error:
                 record.update(status="failed", error=f"{program}: {error}")
         return record

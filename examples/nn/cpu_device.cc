@@ -50,6 +50,9 @@ class CpuDevice final : public Device {
     const size_t n = static_cast<size_t>(rows);
     *hits += CountCorrect({logits, n * static_cast<size_t>(classes)}, {labels, n});
   }
+  void AddScaled(const float* __restrict x, float* __restrict y, size_t count, float scale, void*) override {
+    for (size_t i = 0; i < count; ++i) y[i] = (x[i] + y[i]) * scale;
+  }
 };
 
 }  // namespace

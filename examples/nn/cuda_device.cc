@@ -76,6 +76,9 @@ class CudaDevice final : public Device {
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
     Check(cuda::CountHits(options_.activations, logits, labels, rows, classes, hits, stream_), "a kernel");
   }
+  void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) override {
+    Check(cuda::AddScaled(x, y, count, scale, static_cast<cudaStream_t>(stream)), "a kernel");
+  }
 
  private:
   cudaStream_t stream_;

@@ -116,6 +116,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads) AddScaledKernel(const float* x, float* y, size_t count, float scale) {
+  const size_t i = ThreadIndex();
+  if (i < count) y[i] = (x[i] + y[i]) * scale;
+}
+
 __device__ bool Skipped(const StepWords& words) {
   return (words.found_inf != nullptr && *words.found_inf != 0) || (words.skip_step != nullptr && *words.skip_step != 0);
 }
@@ -261,6 +266,11 @@ cudaError_t Cast(Element element, const CastRange& first, const CastRange& secon
     CastKernel<T><<<Blocks(first.count + second.count, kThreads), kThreads, 0, stream>>>(
         first.x, static_cast<T*>(first.y), first.count, second.x, static_cast<T*>(second.y), second.count);
   });
+}
+
+cudaError_t AddScaled(const float* x, float* y, size_t count, float scale, cudaStream_t stream) {
+  AddScaledKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(x, y, count, scale);
+  return cudaGetLastError();
 }
 
 cudaError_t Clip(double clip_norm, float grad_scale, size_t count, const float* grad, OptimizerState* state,

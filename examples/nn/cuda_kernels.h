@@ -33,6 +33,9 @@ struct CastRange {
 };
 cudaError_t Cast(Element element, const CastRange& first, const CastRange& second, cudaStream_t stream);
 
+// y = (x + y) * scale.
+cudaError_t AddScaled(const float* x, float* y, size_t count, float scale, cudaStream_t stream);
+
 // The state of an optimizer in the GPU's memory, besides its moments.
 struct OptimizerState {
   double steps;                       // steps that were not skipped

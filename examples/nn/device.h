@@ -71,6 +71,9 @@ class Device {
   virtual void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
                             const LossOptions& options, double* loss) = 0;
   virtual void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) = 0;
+
+  // y = (x + y) * scale. On a GPU submitted to `stream`, a cudaStream_t, instead of the device's own.
+  virtual void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) = 0;
 };
 
 // The CPU. There is one object without state.

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "examples/nn/check.h"
 
 // The OpenMP runtime that oneDNN's packages use, whatever compiler we are built with.
@@ -121,6 +122,11 @@ void WarmUp() {
   const std::vector<float> ones(kSide * kSide, 1.0f);
   std::vector<float> product(kSide * kSide);
   Multiply({.m = kSide, .n = kSide, .k = kSide}, ones.data(), ones.data(), product.data());
+}
+
+std::string Version() {
+  const dnnl_version_t* const version = dnnl_version();
+  return absl::StrCat(version->major, ".", version->minor, ".", version->patch);
 }
 
 void SetThreads(int threads) {

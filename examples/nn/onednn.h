@@ -4,6 +4,7 @@
 #define EXAMPLES_NN_ONEDNN_H_
 
 #include <memory>
+#include <string>
 
 namespace nn::onednn {
 
@@ -65,6 +66,9 @@ void Multiply(const Shape& shape, const float* a, const float* b, float* c);
 
 // Compiles the code for Multiply in advance.
 void WarmUp();
+
+// The version of the library that is used, such as "3.7.2".
+std::string Version();
 
 // Sets the number of threads for products that the calling thread plans and runs from now on.
 void SetThreads(int threads);

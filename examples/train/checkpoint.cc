@@ -48,7 +48,8 @@ constexpr Field<double> kReals[] = {
     {"loss_scale", &Progress::loss_scale, true},
 };
 
-std::string EncodeHeader(const std::string& optimizer, const Progress& progress, absl::Span<const Tensor> tensors) {
+std::string EncodeHeader(const std::string& optimizer, const Progress& progress, absl::Span<const Tensor> tensors,
+                         const std::string& environment) {
   json header;
   header["optimizer"] = optimizer;
   const auto write = [&](const auto& field) {
@@ -58,6 +59,7 @@ std::string EncodeHeader(const std::string& optimizer, const Progress& progress,
   for (const auto& field : kReals) write(field);
   header["tensors"] = json::array();
   for (const Tensor& tensor : tensors) header["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}});
+  if (!environment.empty()) header["environment"] = json::parse(environment);
   return header.dump();
 }
 
@@ -131,7 +133,7 @@ absl::StatusOr<Progress> ReadHeader(const json& header, const std::string& optim
 }  // namespace
 
 absl::Status SaveCheckpoint(const std::string& path, const std::string& optimizer, const Progress& progress,
-                            absl::Span<const Tensor> tensors) {
+                            absl::Span<const Tensor> tensors, const std::string& environment) {
   absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
   if (!file.ok()) return file.status();
   Sha256 sha;
@@ -140,7 +142,7 @@ absl::Status SaveCheckpoint(const std::string& path, const std::string& optimize
     return (*file)->Write(data, size);
   };
 
-  const std::string header = EncodeHeader(optimizer, progress, tensors);
+  const std::string header = EncodeHeader(optimizer, progress, tensors, environment);
   const uint32_t numbers[] = {kVersion, static_cast<uint32_t>(header.size())};
   if (absl::Status s = write(kMagic.data(), kMagic.size()); !s.ok()) return s;
   if (absl::Status s = write(numbers, sizeof(numbers)); !s.ok()) return s;

@@ -5,7 +5,8 @@
 //   4 bytes   version, 2
 //   4 bytes   length of the header
 //   header    JSON: {"optimizer": "sgd", "progress": {"step": 24, "lr": 0.05, ...},
-//                    "tensors": [{"name": "1.weight", "shape": [1024, 784]}, ...]}
+//                    "tensors": [{"name": "1.weight", "shape": [1024, 784]}, ...],
+//                    "environment": {...}}  of the run that wrote it, see environment.h; for people only
 //   tensors   float32, in the header's order
 //   32 bytes  SHA-256 of everything before
 #ifndef EXAMPLES_TRAIN_CHECKPOINT_H_
@@ -52,9 +53,10 @@ struct Tensor {
   absl::Span<float> data;
 };
 
-// Replaces `path` as a whole, or does not change it (see AtomicFile). Only one rank calls it.
+// Replaces `path` as a whole, or does not change it (see AtomicFile). Only one rank calls it. `environment` is a JSON
+// object, or empty.
 absl::Status SaveCheckpoint(const std::string& path, const std::string& optimizer, const Progress& progress,
-                            absl::Span<const Tensor> tensors);
+                            absl::Span<const Tensor> tensors, const std::string& environment = "");
 
 // Fills `tensors`. Names, shapes, their order and the optimizer must be those of the file. On failure no tensor has
 // changed; the error names the file or tensor, what is wrong and the remedy, in one line.

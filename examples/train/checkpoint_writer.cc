@@ -24,7 +24,7 @@ void CheckpointWriter::Copy(absl::Span<const Tensor> tensors) {
 
 void CheckpointWriter::Write() {
   try {
-    status_ = SaveCheckpoint(path_, optimizer_, progress_, copies_);
+    status_ = SaveCheckpoint(path_, optimizer_, progress_, copies_, environment_);
   } catch (const std::exception& e) {
     status_ = absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", e.what()));
   }

@@ -25,8 +25,9 @@ namespace examples {
 // Thread-safety: one thread at a time.
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::string path, std::string optimizer)
-      : path_(std::move(path)), optimizer_(std::move(optimizer)) {}
+  // `environment`: see SaveCheckpoint.
+  CheckpointWriter(std::string path, std::string optimizer, std::string environment = "")
+      : path_(std::move(path)), optimizer_(std::move(optimizer)), environment_(std::move(environment)) {}
   ~CheckpointWriter() { Finish().IgnoreError(); }
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -47,6 +48,7 @@ class CheckpointWriter {
 
   const std::string path_;
   const std::string optimizer_;
+  const std::string environment_;
   std::thread thread_;
   // While the thread runs, only the thread uses these, except failed_.
   std::vector<std::vector<float>> floats_;

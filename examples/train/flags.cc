@@ -62,8 +62,10 @@ ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (CPUs),
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
           "size of a bucket of gradients in MiB; default: 25; 0: measured when the program starts");
 ABSL_FLAG(bool, no_ddp, false, "train on one rank without DistributedDataParallel, to measure its cost");
-ABSL_FLAG(bool, no_sync, false,
-          "never reduce gradients, to measure the cost of communication; ranks then train independently");
+ABSL_FLAG(std::string, reduce, "overlap",
+          "how gradients are averaged over the ranks: overlap (in buckets, while the backward pass continues); to "
+          "measure what that gains: end (all at once, after the backward pass), each (every parameter alone), gather "
+          "(rank 0 gathers and broadcasts all, as DataParallel does), none (ranks then train independently)");
 ABSL_FLAG(bool, deterministic, false,
           "the same command gives the same bits: never change the bucket plan, and check after each epoch that all "
           "ranks have the same parameters");
@@ -78,6 +80,9 @@ ABSL_FLAG(int64_t, warmup, 20, "number of steps at the start of this run that ar
 ABSL_FLAG(std::string, trace, "",
           "write a timeline of all ranks to this file, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
 ABSL_FLAG(std::string, summary_json, "", "write the results to this file, as JSON");
+ABSL_FLAG(bool, environment, false,
+          "instead of training, print as JSON what figures depend on: machine, libraries, build, launcher, variables. "
+          "Checkpoints and --summary_json contain the same");
 
 namespace examples {
 namespace {
@@ -88,8 +93,8 @@ constexpr absl::string_view kCommonFlags[] = {
     "drop_last", "optimizer",     "lr",           "lr_scale",   "schedule",        "lr_warmup",    "lr_step",
     "lr_gamma",  "momentum",      "weight_decay", "clip_norm",  "label_smoothing", "amp",          "grad_scaler",
     "seed",      "threads",       "device",       "tf32",       "backend",         "bucket_mb",    "no_ddp",
-    "no_sync",   "deterministic", "save",         "save_every", "resume",          "init_weights", "export_weights",
-    "warmup",    "trace",         "summary_json"};
+    "reduce",    "deterministic", "save",         "save_every", "resume",          "init_weights", "export_weights",
+    "warmup",    "trace",         "summary_json", "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -134,6 +139,7 @@ absl::Status Check(const TrainFlags& flags) {
            CheckOneOf("optimizer", flags.optimizer, {"sgd", "adam", "adamw"}),
            CheckOneOf("backend", flags.backend, {"auto", "nccl", "hierarchical", "local"}),
            CheckOneOf("device", flags.device, {"cpu", "cuda"}),
+           CheckOneOf("reduce", flags.reduce, {"overlap", "end", "each", "gather", "none"}),
        }) {
     if (!status.ok()) return status;
   }
@@ -157,8 +163,13 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.device == "cpu" && flags.backend == "nccl") {
     return absl::InvalidArgumentError("--backend=nccl is for GPUs: give --device=cuda too");
   }
-  if (flags.no_sync && !flags.save.empty()) {
-    return absl::InvalidArgumentError("--save does not go with --no_sync: the ranks' parameters differ; leave one out");
+  if (flags.reduce == "none" && !flags.save.empty()) {
+    return absl::InvalidArgumentError(
+        "--save does not go with --reduce=none: the ranks' parameters differ; leave one out");
+  }
+  if (flags.reduce != "overlap" && flags.bucket_mb.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--bucket_mb does not go with --reduce=", flags.reduce, ", which has no buckets; leave one out"));
   }
   if (flags.save_every > 0 && flags.save.empty()) {
     return absl::InvalidArgumentError("--save_every says how often, but not where: give --save=FILE too");
@@ -227,7 +238,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.tf32 = absl::GetFlag(FLAGS_tf32);
   flags.backend = absl::GetFlag(FLAGS_backend);
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
-  flags.no_sync = absl::GetFlag(FLAGS_no_sync);
+  flags.reduce = absl::GetFlag(FLAGS_reduce);
   flags.deterministic = absl::GetFlag(FLAGS_deterministic);
   flags.save = absl::GetFlag(FLAGS_save);
   flags.save_every = absl::GetFlag(FLAGS_save_every);
@@ -237,6 +248,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.warmup = absl::GetFlag(FLAGS_warmup);
   flags.trace = absl::GetFlag(FLAGS_trace);
   flags.summary_json = absl::GetFlag(FLAGS_summary_json);
+  flags.environment = absl::GetFlag(FLAGS_environment);
   if (absl::Status status = Check(flags); !status.ok()) return status;
   return flags;
 }

@@ -45,7 +45,7 @@ struct TrainFlags {
   std::string backend = "auto";
   std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it
   bool no_ddp = false;
-  bool no_sync = false;
+  std::string reduce = "overlap";  // end, each, gather, none
   bool deterministic = false;
   std::string save;
   int64_t save_every = 0;  // steps; 0: only at the end of each epoch
@@ -55,6 +55,7 @@ struct TrainFlags {
   int64_t warmup = 20;
   std::string trace;
   std::string summary_json;
+  bool environment = false;
 };
 
 // Returns the default learning rate of an optimizer.

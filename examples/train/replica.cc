@@ -1,12 +1,30 @@
 #include "examples/train/replica.h"
 
+#include <cstdint>
 #include <new>
 #include <utility>
 
+#include "examples/train/gather_hook.h"
 #include "examples/train/sha256.h"
 
 namespace examples {
 namespace {
+
+// A gradient is never split, so this gives each a bucket of its own.
+constexpr size_t kOneGradient = 1;
+constexpr size_t kAllGradients = SIZE_MAX / 2;
+
+size_t BucketBytes(const ReplicaOptions& options) {
+  switch (options.mode) {
+    case SyncMode::kEach:
+      return kOneGradient;
+    case SyncMode::kEnd:
+    case SyncMode::kGather:
+      return kAllGradients;
+    default:
+      return options.bucket_bytes;
+  }
+}
 
 absl::Span<float> AsFloats(const ddp::Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
 
@@ -38,7 +56,8 @@ absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptio
     parameters.push_back({spec.name, spec.shape, buffer, buffer});
   }
   ddp::DdpOptions ddp_options;
-  ddp_options.bucket_bytes = options.bucket_bytes;
+  ddp_options.bucket_bytes = BucketBytes(options);
+  if (options.mode == SyncMode::kGather) ddp_options.hook = CreateGatherHook(model_.device(), group.size());
   ddp_options.replan = options.replan;
   for (const nn::LayerBuffer& buffer : model_.buffers()) {
     ddp_options.buffers.push_back(

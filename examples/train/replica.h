@@ -17,16 +17,20 @@
 
 namespace examples {
 
+// How gradients are averaged over the ranks.
 enum class SyncMode {
-  kDdp,     // gradients are averaged over the ranks
-  kNoSync,  // DistributedDataParallel is used, but reduces nothing
-  kNone,    // no DistributedDataParallel; the replica allocates memory with the same layout
+  kOverlap,  // in buckets, while the backward pass continues
+  kEnd,      // all at once, after the backward pass
+  kEach,     // each parameter's alone, while the backward pass continues
+  kGather,   // all at once, gathered by rank 0 and broadcast; see CreateGatherHook
+  kNoSync,   // not at all
+  kNone,     // not at all, and without DistributedDataParallel; the replica allocates memory with the same layout
 };
 
 struct ReplicaOptions {
-  SyncMode mode = SyncMode::kDdp;
-  size_t bucket_bytes = ddp::DdpOptions::kDefaultBucketBytes;
-  bool replan = true;  // see DdpOptions
+  SyncMode mode = SyncMode::kOverlap;
+  size_t bucket_bytes = ddp::DdpOptions::kDefaultBucketBytes;  // with kOverlap
+  bool replan = true;                                          // see DdpOptions
 };
 
 // Thread-safety: one thread at a time.

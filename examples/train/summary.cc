@@ -56,7 +56,7 @@ std::string ToText(const Summary& summary) {
 }
 
 absl::Status WriteJson(const Summary& summary, const std::string& path) {
-  const nlohmann::ordered_json json = {
+  nlohmann::ordered_json json = {
       {"test_accuracy", summary.test_accuracy},
       {"final_loss", summary.final_loss},
       {"samples_per_second", summary.samples_per_second},
@@ -75,10 +75,12 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"batch", summary.batch},
       {"accumulate", summary.accumulate},
       {"optimizer", summary.optimizer},
+      {"reduce", summary.reduce},
       {"parameters_sha256", summary.parameters_sha256},
       {"first_losses", summary.first_losses},
       {"peak_rss_mb", summary.peak_rss_mb},
   };
+  if (!summary.environment.empty()) json["environment"] = nlohmann::ordered_json::parse(summary.environment);
   // Not by way of a temporary file: the path may well be a pipe or /dev/stdout.
   std::ofstream file(path);
   file << json.dump(2) << "\n";

@@ -22,9 +22,12 @@ struct Summary {
   int batch = 0;
   int accumulate = 1;
   std::string optimizer;
+  std::string reduce;         // see --reduce
   int64_t epochs = 0;         // epochs completed, including those before --resume
   int64_t steps = 0;          // steps completed, including those before --resume
   int64_t skipped_steps = 0;  // steps without an update, because gradients were not finite
+
+  std::string environment;  // of rank 0, as JSON, or empty; see environment.h
 
   // The model.
   double test_accuracy = 0;  // 0 to 1

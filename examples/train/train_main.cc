@@ -14,6 +14,7 @@
 #include "ddp/context.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
+#include "examples/train/environment.h"
 #include "examples/train/flags.h"
 #include "examples/train/host.h"
 #include "examples/train/summary.h"
@@ -57,7 +58,7 @@ std::string Fingerprint(const Settings& settings) {
                       "\n--clip_norm=", ExactText(f.clip_norm), "\n--label_smoothing=", ExactText(f.label_smoothing),
                       "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler, "\n--bucket_mb=", Given(f.bucket_mb),
                       "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32, "\n--no_ddp=", f.no_ddp,
-                      "\n--no_sync=", f.no_sync, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
+                      "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
                       "\n--save_every=", f.save_every, "\n--resume=", f.resume, "\n--init_weights=", f.init_weights,
                       "\n--export_weights=", f.export_weights);
 }
@@ -105,6 +106,10 @@ absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const
   }
 }
 
+std::string EnvironmentOf(const ddp::Context& context, const TrainFlags& flags) {
+  return DescribeEnvironment(std::string(context.launcher()), flags.device == "cuda");
+}
+
 absl::Status Train(ddp::Context& context, const Program& program, const Settings& settings) {
   ddp::ProcessGroup& group = context.world();
   const TrainFlags& flags = settings.flags;
@@ -134,7 +139,8 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
     gpu = *std::move(opened);
   }
   const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch, gpu != nullptr ? *gpu : nn::Cpu());
-  absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(group, flags, *data, *model, console);
+  absl::StatusOr<std::unique_ptr<Trainer>> trainer =
+      Trainer::Create(group, flags, *data, *model, console, group.rank() == 0 ? EnvironmentOf(context, flags) : "");
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
   const absl::StatusOr<Summary> summary = (*trainer)->Run();
@@ -169,6 +175,10 @@ int TrainMain(int argc, char** argv, const Program& program) {
   absl::Status status = AgreeOn(group, settings.status());
   if (status.ok() && settings->help) {
     if (group.rank() == 0) std::fputs(HelpText(program.introduction, program.own_flags).c_str(), stdout);
+    return 0;
+  }
+  if (status.ok() && settings->flags.environment) {
+    if (group.rank() == 0) std::puts(EnvironmentOf(**context, settings->flags).c_str());
     return 0;
   }
   if (status.ok()) {

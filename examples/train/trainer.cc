@@ -33,7 +33,7 @@ Augmentation AugmentationFor(const TrainFlags& flags, const Dataset& data) {
 }  // namespace
 
 Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model,
-                 Console& console)
+                 Console& console, std::string environment)
     : group_(group),
       flags_(flags),
       data_(data),
@@ -49,6 +49,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
                .drop_last = flags.drop_last},
               AugmentationFor(flags, data), model.device()),
       evaluation_share_(EvaluationShare(data.test.count(), group.rank(), group.size())) {
+  summary_.environment = std::move(environment);
   const size_t rows = static_cast<size_t>(flags.batch),
                row_bytes = (static_cast<size_t>(data.features()) + 1) * sizeof(float);
   evaluation_ = device_.AllocateHost(rows * row_bytes);
@@ -60,10 +61,11 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
 }
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& group, const TrainFlags& flags,
-                                                         const Dataset& data, nn::Model& model, Console& console) {
+                                                         const Dataset& data, nn::Model& model, Console& console,
+                                                         std::string environment) {
   std::unique_ptr<Trainer> trainer;
   absl::Status status = EndTogether(group, [&] {
-    trainer.reset(new Trainer(group, flags, data, model, console));
+    trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment)));
     return trainer->Start();
   });
   if (!status.ok()) return status;
@@ -297,7 +299,7 @@ absl::Status Trainer::Evaluate() {
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   summary_.test_accuracy = sums[2] / sums[3];
   if (!std::isfinite(summary_.final_loss)) return LostLoss();
-  if (!flags_.deterministic || flags_.no_sync) return absl::OkStatus();
+  if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
   return RequireSame(
       group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
       "they should be equal: please report this as a bug");
@@ -326,6 +328,7 @@ absl::Status Trainer::Summarize() {
   summary_.batch = flags_.batch;
   summary_.accumulate = flags_.accumulate;
   summary_.optimizer = flags_.optimizer;
+  summary_.reduce = flags_.reduce;
   summary_.epochs = progress_.epoch;
   summary_.steps = progress_.step;
   summary_.skipped_steps = progress_.step - optimizer_->steps();
@@ -349,7 +352,7 @@ std::string Trainer::Plan() const {
       loader_.global_batch(), flags_.resume.empty() ? "from" : absl::StrCat("resumed from ", flags_.resume, " at"),
       progress_.step, last_step_, flags_.seed);
   if (flags_.no_ddp) absl::StrAppend(&plan, "; without DistributedDataParallel");
-  if (flags_.no_sync) absl::StrAppend(&plan, "; gradients are not reduced");
+  if (flags_.reduce != "overlap") absl::StrAppend(&plan, "; --reduce=", flags_.reduce);
   return plan;
 }
 

@@ -36,9 +36,10 @@ class Trainer {
  public:
   // Sets up the model with random parameters from flags.seed, or with the state in flags.resume. All ranks must have
   // the same flags. All arguments except the flags must outlive the trainer. The model must accept batches of
-  // flags.batch.
+  // flags.batch. `environment` is that of rank 0, to be kept in checkpoints and the summary; see environment.h.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
-                                                         const Dataset& data, nn::Model& model, Console& console);
+                                                         const Dataset& data, nn::Model& model, Console& console,
+                                                         std::string environment = "");
 
   // Waits for the GPU, which may still use the trainer's memory.
   ~Trainer();
@@ -56,7 +57,8 @@ class Trainer {
  private:
   using Clock = Console::Clock;
 
-  Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console);
+  Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console,
+          std::string environment);
 
   absl::Status Start();
   absl::Status RunEpochs();
@@ -76,6 +78,7 @@ class Trainer {
   // The learning rate before the schedule.
   double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_.size() : 1); }
   ddp::DType AutocastType() const { return flags_.amp == "bf16" ? ddp::DType::kBFloat16 : ddp::DType::kFloat32; }
+  bool Reduces() const { return flags_.reduce != "none"; }
   bool Finished() const;
   absl::Status RunEpoch();
   absl::Status Step(const Batch& given);

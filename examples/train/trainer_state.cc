@@ -23,7 +23,12 @@ std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, nn::Device
 
 ReplicaOptions OptionsFor(const TrainFlags& flags) {
   ReplicaOptions options;
-  options.mode = flags.no_ddp ? SyncMode::kNone : flags.no_sync ? SyncMode::kNoSync : SyncMode::kDdp;
+  options.mode = flags.no_ddp               ? SyncMode::kNone
+                 : flags.reduce == "none"   ? SyncMode::kNoSync
+                 : flags.reduce == "end"    ? SyncMode::kEnd
+                 : flags.reduce == "each"   ? SyncMode::kEach
+                 : flags.reduce == "gather" ? SyncMode::kGather
+                                            : SyncMode::kOverlap;
   options.replan = !flags.deterministic;
   if (flags.bucket_mb.has_value()) {
     options.bucket_bytes = *flags.bucket_mb == 0 ? ddp::DdpOptions::kAutoBucketBytes
@@ -37,7 +42,7 @@ ReplicaOptions OptionsFor(const TrainFlags& flags) {
 absl::Status Trainer::Start() {
   if (flags_.no_ddp && group_.size() > 1) {
     return Agreed(
-        absl::InvalidArgumentError("--no_ddp is for one rank; with several, --no_sync trains without reduction"));
+        absl::InvalidArgumentError("--no_ddp is for one rank; with several, --reduce=none trains without reduction"));
   }
   if (loader_.batches() == 0) {
     return Agreed(absl::InvalidArgumentError(
@@ -62,9 +67,9 @@ absl::Status Trainer::Start() {
   if (absl::Status status = StartScaler(); !status.ok()) return status;
   if (flags_.lr.has_value()) progress_.lr = *flags_.lr;
   if (group_.rank() == 0 && !flags_.save.empty()) {
-    writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer);
+    writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer, summary_.environment);
   }
-  if (!flags_.no_sync) {
+  if (Reduces()) {
     absl::StatusOr<StepNotice> notice = StepNotice::Create(group_);
     if (!notice.ok()) return notice.status();
     notice_ = *std::move(notice);

@@ -90,7 +90,7 @@ touch out err
 case $case_name in
   help)
     succeeds 1 --help
-    for flag in hidden data epochs steps batch drop_last optimizer lr momentum weight_decay seed threads backend no_ddp no_sync \
+    for flag in hidden data epochs steps batch drop_last optimizer lr momentum weight_decay seed threads backend no_ddp reduce \
       deterministic save save_every resume warmup summary_json; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
@@ -115,6 +115,13 @@ case $case_name in
     succeeds 1 --steps=30 --no-ddp --warmup 5 --summary_json=/dev/stdout
     grep -q '"measured_steps": 25' out || fail "--warmup or --summary_json=/dev/stdout"
     learns_in_16_bits --epochs=6 --hidden=128,64
+    # What the figures depend on is in every result and checkpoint; nothing secret is.
+    export DDP_STORE_SECRET=xyzzy
+    succeeds 1 --environment
+    grep -q '^{"date":.*"model".*"onednn":.*"launcher":"none"' out || fail "--environment"
+    succeeds 1 --steps=1 --hidden=8 --save=checkpoint --summary-json=summary
+    grep -q '"environment": {' summary && grep -qa '"environment":{' checkpoint || fail "no environment"
+    ! grep -qa xyzzy out summary checkpoint || fail "a secret"
     ;;
 
   ranks)
@@ -131,7 +138,7 @@ case $case_name in
     [[ $(number parameters_sha256 first) == $(number parameters_sha256 second) ]] || fail "runs differ"
     succeeds 2 "${flags[@]}" --steps=1 --seed=2 --summary_json=second
     [[ $(number parameters_sha256 first) != $(number parameters_sha256 second) ]] || fail "--seed changes nothing"
-    succeeds 2 "${flags[@]}" --steps=30 --no-sync --summary_json=second
+    succeeds 2 "${flags[@]}" --steps=30 --reduce=none --summary_json=second
     holds "$(number overlap second) == 0"
     ;;
 
@@ -268,6 +275,9 @@ case $case_name in
     for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do echo hello >mnist/$name-ubyte; done
     fails "train-images-idx3-ubyte: it is not an IDX file" 2 --data=mnist
     fails "--no_ddp is for one rank" 2 --no-ddp
+    fails "--reduce=ring is not known: it may be overlap, end, each, gather, none" 1 --reduce=ring
+    fails "--bucket_mb does not go with --reduce=end" 1 --reduce=end --bucket-mb=1
+    fails "--save does not go with --reduce=none" 1 --reduce=none --save=c
     # Ranks that are not alike.
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
     fails "rank 1 has --batch=32, rank 0 has --batch=64; give all ranks the same flags" apart --batch=32

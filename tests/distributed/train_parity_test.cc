@@ -10,11 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/collectives.h"
+#include "ddp/distributed_data_parallel.h"
 #include "examples/data/dataset.h"
 #include "examples/data/file.h"
 #include "examples/nn/cnn.h"
 #include "examples/nn/model.h"
 #include "examples/train/agreement.h"
+#include "examples/train/gather_hook.h"
 #include "examples/train/trainer.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
@@ -144,6 +146,67 @@ TEST_CASE("batches that are accumulated train as one large batch, and are reduce
     const Trained buckets = Train(rank.group(), parts);
     RANK_CHECK(buckets.summary.communication.buckets.size() > accumulated.summary.communication.buckets.size());
     RANK_CHECK_EQ(buckets.summary.parameters_sha256, accumulated.summary.parameters_sha256);
+  });
+}
+
+TEST_CASE("every way to reduce trains alike, except none") {
+  RunOnRanks([](Rank& rank) {
+    const auto train = [&](const std::string& reduce) {
+      TrainFlags flags = Flags(rank.size(), 20);
+      flags.reduce = reduce;
+      Trained trained = Train(rank.group(), flags);
+      RANK_CHECK_EQ(trained.summary.reduce, reduce);
+      return trained;
+    };
+    const Trained overlap = train("overlap");
+    for (const std::string reduce : {"end", "each", "gather"}) {
+      const Trained other = train(reduce);
+      const size_t buckets = other.summary.communication.buckets.size();
+      RANK_CHECK(buckets == (reduce == "each" ? 6 : 1), reduce, " has ", buckets, " buckets");
+      // Rank 0 adds in rank order too, but across nodes an all-reduce adds in another order.
+      if (reduce == "gather") {
+        CheckClose(other, overlap, 1e-5);
+      } else {
+        RANK_CHECK_EQ(other.summary.parameters_sha256, overlap.summary.parameters_sha256);
+      }
+    }
+    const Trained none = train("none");
+    RANK_CHECK_EQ(none.summary.communication.steps, 0);
+    const bool same = none.summary.parameters_sha256 == overlap.summary.parameters_sha256;
+    RANK_CHECK_EQ(same, rank.size() == 1);
+  });
+}
+
+TEST_CASE("the gather hook sums and averages exactly") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kCount = 1000;
+    const ddp::Buffer memory = {nullptr, kCount, ddp::DType::kFloat32, {}};
+    for (const bool average : {false, true}) {
+      ddp::DdpOptions options;
+      options.op = average ? ddp::ReduceOp::kAvg : ddp::ReduceOp::kSum;
+      options.bucket_bytes = 1;  // two buckets
+      options.hook = CreateGatherHook(nn::Cpu(), rank.size());
+      const auto model = ddp::DistributedDataParallel::Create(
+          rank.group(), {{.name = "a", .value = memory}, {.name = "b", .value = memory}}, options);
+      RANK_CHECK_OK(model);
+      const int ranks = rank.size() * (rank.size() + 1) / 2;  // 1 + 2 + ... + size
+      const float scale = average ? static_cast<float>(1.0 / rank.size()) : 1;
+      for (int step = 1; step <= 3; ++step) {
+        const auto number = [&](size_t p, size_t i) { return step + static_cast<int>(p * i); };
+        const auto grad = [&](size_t p) { return static_cast<float*>((*model)->grad(p).data); };
+        for (size_t p = 0; p < 2; ++p) {
+          for (size_t i = 0; i < kCount; ++i) grad(p)[i] = static_cast<float>((rank.rank() + 1) * number(p, i));
+          (*model)->GradReady(p);
+        }
+        RANK_CHECK_OK((*model)->FinishBackward());
+        for (size_t p = 0; p < 2; ++p) {
+          for (size_t i = 0; i < kCount; ++i) {
+            RANK_CHECK_EQ(grad(p)[i], static_cast<float>(ranks * number(p, i)) * scale);
+          }
+        }
+      }
+      rank.Meet();
+    }
   });
 }
 

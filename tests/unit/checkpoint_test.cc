@@ -119,6 +119,19 @@ void ReplaceInHeader(Fixture& f, const std::string& what, const std::string& wit
 
 }  // namespace
 
+TEST_CASE("a checkpoint says in which environment it was written, and loads all the same") {
+  Fixture f;
+  CheckpointWriter writer(f.path_, "sgd", R"({"system": "Linux 6.1", "cpu": {"cores": 2}})");
+  writer.Start(f.progress_, f.Tensors());
+  REQUIRE(writer.Finish().ok());
+  const std::vector<uint8_t> bytes = f.Bytes();
+  CHECK(absl::StrContains(std::string(bytes.begin(), bytes.end()),
+                          R"("environment":{"cpu":{"cores":2},"system":"Linux 6.1"})"));
+  const absl::StatusOr<Progress> loaded = LoadCheckpoint(f.path_, "sgd", f.Tensors());
+  REQUIRE(loaded.ok());
+  CHECK(*loaded == f.progress_);
+}
+
 TEST_CASE("a checkpoint gives back what was saved, bit for bit") {
   Fixture f;
   REQUIRE(f.Save().ok());

@@ -20,32 +20,42 @@ done
 """
 
 # A step takes 10 ms of computation, 1 ms more for each other rank (the shared machine), and 2 ms of communication, of
-# which half is exposed.
-# FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2".
+# which half is exposed. Other ways to reduce take longer and expose it all.
+# FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2";
+# with one way to reduce only: "fail_end:2", "loss_end:2".
 TRAINER = """#!{python} -SE
 import json, os, sys, time
+if "--environment" in sys.argv:
+    print(json.dumps({{
+        "date": "2026-01-01 00:00:00 +0000", "system": "Linux 6.1", "numa_nodes": 1, "memory_mib": 2048, "gpus": [],
+        "cpu": {{"model": "Fake CPU", "sockets": 1, "cores": 2, "hardware_threads": 2, "caches": ["L2 1M"]}},
+        "libraries": {{"onednn": "3.7.2"}}, "build": {{"version": "0.1.0", "build_type": "Release"}}, "variables": {{}}}}))
+    sys.exit(0)
 flags = dict(word.lstrip("-").split("=", 1) if "=" in word else (word.lstrip("-"), "") for word in sys.argv[1:])
 ranks, batch, steps = int(os.environ["FAKE_RANKS"]), int(flags["batch"]), int(flags["steps"])
 name = os.path.basename(sys.argv[0])
 what, _, at = os.environ.get("FAKE_BEHAVIOUR", "").partition(":")
 wrong = what if at and int(at) == ranks else ""
-if wrong == "fail":
+if wrong == "fail" or wrong == "fail_" + flags.get("reduce", "overlap"):
     print("-----", "Primary job terminated", name + ": rank 1: the link is broken", sep="\\n", file=sys.stderr)
     sys.exit(3)
 if wrong == "hang":
     time.sleep(60)
 if wrong == "slow":
     time.sleep(0.5)
-communicates = ranks > 1 and "no-sync" not in flags
-step = 10.0 * batch / 64 + (ranks - 1) + (2.0 if communicates else 0.0)
+communication = {{"overlap": 2.0, "end": 4.0, "each": 5.0, "gather": 6.0, "none": 0.0}}[flags.get("reduce", "overlap")]
+communicates = ranks > 1 and communication > 0
+step = 10.0 * batch / 64 + (ranks - 1) + (communication if communicates else 0.0)
 print("model: fake; 1000000 parameters; sgd, learning rate 0.01")
 if communicates:
     print("       0       1.91      0.500      0.600      4.000")
     print("       1       1.91      4.000      4.100      5.200")
 summary = {{
     "samples_per_second": 1000 * ranks * batch / step, "step_ms": {{"median": step, "min": step, "max": step}},
-    "exposed_comm_ms": 1.0 if communicates else 0.0, "overlap": 0.5 if communicates else 0.0,
-    "final_loss": 2.5 if wrong == "loss" else 2.25, "peak_rss_mb": 100 + ranks, "world_size": ranks, "steps": steps}}
+    "exposed_comm_ms": 0.0 if not communicates else 1.0 if communication == 2 else communication,
+    "overlap": 0.5 if communicates and communication == 2 else 0.0,
+    "final_loss": 2.5 if wrong in ("loss", "loss_" + flags.get("reduce", "overlap")) else 2.25,
+    "peak_rss_mb": 100 + ranks, "world_size": ranks, "steps": steps}}
 if wrong == "no_number":
     del summary["overlap"]
 with open(flags["summary-json"], "w") as file:

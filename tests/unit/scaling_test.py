@@ -36,15 +36,10 @@ class Scaling(unittest.TestCase):
         self.folder = scratch.name
         self.out = os.path.join(self.folder, "out")
         self.programs = fakes.make_programs(self.folder)
-        # The programs of the machine must not count as others that disturb, nor its cores.
-        for target, value in (
-            ("scaling.trainers.busy_seconds", None),
-            ("scaling.main.environment.physical_cores", 2),
-            ("scaling.environment.physical_cores", 2),
-        ):
-            patch = mock.patch(target, return_value=value)
-            patch.start()
-            self.addCleanup(patch.stop)
+        # The programs of the machine must not count as others that disturb.
+        patch = mock.patch("scaling.trainers.busy_seconds", return_value=None)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def call(self, *argv, behaviour=""):
         """Exit code, standard output, standard error."""
@@ -111,7 +106,10 @@ class Measurement(Scaling):
         self.assertEqual(strong["loss_check"], "as with 1 rank")
         self.assertIn("mlp, CPU, fp32, weak: 2 ranks train 1.54 times as fast as 1 rank", out)
 
-        self.assertNotIn("<span class=range>noise", self.read("report.html"))
+        page = self.read("report.html")
+        self.assertNotIn("<span class=range>noise", page)
+        self.assertIn("Fake CPU", page)
+        self.assertIn("onednn 3.7.2", page)
 
     def test_one_round_proves_nothing(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
@@ -121,9 +119,50 @@ class Measurement(Scaling):
 
     def test_rounds_take_turns(self):
         self.measure("--ranks=1,2", "--scaling=weak")
-        order = [(run["round"], run["ranks"], run["reduce"]) for run in self.result()["runs"]]
-        once = [(1, True), (2, True), (2, False)]
+        order = [(run["round"], run["ranks"], run["case"]["reduce"]) for run in self.result()["runs"]]
+        once = [(1, "none"), (2, "overlap"), (2, "none")]
         self.assertEqual(order, [(round_, *job) for round_ in (0, 1) for job in once])
+
+    def test_ways_to_reduce_are_set_beside_each_other(self):
+        code, out, _ = self.measure("--ranks=1,2", "--scaling=weak", "--reduce=overlap,end,each,gather,none")
+        self.assertEqual(code, 0)
+        # One rank and the training without reduction are measured once for all.
+        once = [(1, "none"), *((2, way) for way in ("overlap", "end", "each", "gather", "none"))]
+        self.assertEqual([(run["ranks"], run["case"]["reduce"]) for run in self.result()["runs"]], 2 * once)
+        for run in self.result()["runs"]:
+            flags = [word for word in run["command"].split() if word.startswith("--reduce=")]
+            way = run["case"]["reduce"]
+            self.assertEqual(flags, [f"--reduce={way}"] if run["ranks"] > 1 and way != "overlap" else [])
+        (group,) = analysis.reductions(analysis.points(self.result()))
+        self.assertEqual([p["reduction"] for p in group], ["overlap", "end", "each", "gather"])
+        for p, added in zip(group, (2, 4, 5, 6)):
+            self.assertAlmostEqual(p["added_ms"], added)
+            self.assertAlmostEqual(p["efficiency"], 10 / (11 + added))
+            self.assertAlmostEqual(p["efficiency_without_reduction"], 10 / 11)
+        page = self.read("report.html")
+        self.assertIn("What overlap and buckets are worth", page)
+        self.assertRegex(page, r"overlap <span class=range>buckets overlapped</span></td>.*<td>0\.5</td>")
+        self.assertEqual(len(re.findall(r"<svg ", page)), 4 + 1)  # the cases' pictures are those of overlap
+        self.assertIn("mlp, CPU, fp32, 2 ranks: reduction adds to a step, in ms: overlap 2, end 4, each 5, gather 6", out)
+        xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-reductions.svg"))
+
+    def test_other_ways_to_reduce_are_measured_with_one_kind_of_scaling(self):
+        self.measure("--ranks=1,2", "--reduce=overlap,end", "--rounds=1")
+        made = [(run["scaling"], run["ranks"], run["case"]["reduce"]) for run in self.result()["runs"]]
+        weak = [("weak", 1, "none"), ("weak", 2, "overlap"), ("weak", 2, "end"), ("weak", 2, "none")]
+        self.assertEqual(made, weak + [("strong", 1, "none"), ("strong", 2, "overlap"), ("strong", 2, "none")])
+
+    def test_other_loss_of_one_way_is_an_error(self):
+        code, out, _ = self.measure("--ranks=1,2", "--scaling=weak", "--reduce=overlap,end", behaviour="loss_end:2")
+        self.assertEqual(code, 1)
+        self.assertIn("error: mlp, CPU, fp32: --reduce=end has a loss of 2.5, and --reduce=overlap 2.25", out)
+        self.assertIn("differs: 2.5", self.read("report.html"))
+
+    def test_failure_of_one_way_leaves_the_others(self):
+        code, _, _ = self.measure("--ranks=1,2", "--scaling=weak", "--reduce=overlap,end", behaviour="fail_end:2")
+        self.assertEqual(code, 1)
+        self.assertEqual([p["reduction"] for p in analysis.points(self.result())], ["overlap", "overlap", "end"])
+        self.assertIn("one reduction after backward, weak, 2 ranks", self.read("report.html"))
 
     def test_report_is_one_file(self):
         self.measure("--ranks=1,2,4", "--bucket-mb=1,25", "--scaling=weak")
@@ -224,7 +263,7 @@ class Measurement(Scaling):
     def test_live_line_says_what_runs_and_how_long(self):
         _, _, err = self.measure("--ranks=1,2", "--scaling=weak")
         self.assertRegex(
-            err, r"(?m)^round 1/2  run 3/6  mlp, CPU, fp32, weak, 2 ranks, without reduction  \d+:\d\d left$"
+            err, r"(?m)^round 1/2  run 3/6  mlp, CPU, fp32, without reduction, weak, 2 ranks  \d+:\d\d left$"
         )
 
     def test_report_is_drawn_again(self):
@@ -301,6 +340,11 @@ class Refused(Scaling):
         self.assert_refused("no train_mlp in /nowhere: build them", *self.measure("--bin=/nowhere"))
 
     @needs_matplotlib
+    def test_trainers_that_do_not_describe_the_machine(self):
+        fakes.write_program(os.path.join(self.folder, "train_mlp"), "#!/bin/sh\necho 'train_mlp: unknown flag' >&2\n")
+        self.assert_refused("train_mlp --environment failed: train_mlp: unknown flag; build the", *self.measure())
+
+    @needs_matplotlib
     def test_no_gpu(self):
         with mock.patch("scaling.main.environment.gpus", return_value=[]):
             self.assert_refused("--device=cuda needs a GPU", *self.measure("--device=cuda"))
@@ -316,6 +360,8 @@ class Refused(Scaling):
             ("--backend=gloo", "may be auto"),
             ("--scaling=both", "may be weak, strong"),
             ("--bucket-mb=-1", "out of range"),
+            ("--reduce=ring", "may be overlap, end, each, gather, none"),
+            ("--reduce=none", "is always measured"),
             ("--colour=red", "unrecognized arguments: --colour=red; --help lists the flags"),
             ("--ranks=1,3", "cannot be divided by 3 ranks"),
             ("--out=/proc/x", "cannot write to --out"),
@@ -336,7 +382,7 @@ class Refused(Scaling):
     @needs_matplotlib
     def test_files_that_are_no_results(self):
         path = os.path.join(self.folder, "other.json")
-        settings = dict.fromkeys(result_file.SETTINGS_KEYS)
+        settings = dict.fromkeys(result_file.SETTINGS_KEYS, [])
         good = result_file.new_result(settings, dict.fromkeys(result_file.ENVIRONMENT_KEYS), "")
         for text, words in (
             ("{", "is not JSON"),
@@ -390,27 +436,17 @@ class Parts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             fakes.write_program(os.path.join(folder, "nvidia-smi"), fakes.NVIDIA_SMI)
             with mock.patch.dict(os.environ, {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}):
-                snapshot = environment.snapshot(folder, "mpirun", "1")
+                launcher = trainers.Launcher(fakes.make_programs(folder)[1].partition("=")[2])
+                snapshot = environment.snapshot(os.path.join(folder, "train_mlp"), "cuda", launcher)
         self.assertEqual([gpu["name"] for gpu in snapshot["gpus"]], ["NVIDIA H200"])  # the second is not visible
         self.assertEqual(snapshot["gpus"][0]["driver_version"], "580.1")
         self.assertEqual(snapshot["gpu_topology"], ["\tGPU0\tGPU1", "GPU0\t X \tNV18"])
-
-    def test_variables_hold_no_secrets(self):
-        shown = environment.variables(
-            {
-                "DDP_BACKEND": "auto",
-                "DDP_STORE_SECRET": "x",
-                "HOME": "/root",
-                "OMP_NUM_THREADS": "1",
-                "NCCL_API_KEY": "x",
-            }
-        )
-        self.assertEqual(shown, {"DDP_BACKEND": "auto", "OMP_NUM_THREADS": "1"})
+        self.assertEqual(snapshot["launcher"]["version"], "mpirun (Open MPI) 4.1.4")
 
     def test_communication_from_buckets_if_nearly_all_is_hidden(self):
         run = {
             "ranks": 2,
-            "reduce": True,
+            "case": {"reduce": "overlap"},
             "summary": {"exposed_comm_ms": 0.001, "overlap": 0.999},
             "buckets": [
                 {"launched_ms": 1, "done_ms": 3},

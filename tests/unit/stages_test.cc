@@ -18,7 +18,6 @@ namespace ddp {
 namespace {
 
 using Kind = OperationKey::Kind;
-using Mode = Operation::Mode;
 
 constexpr int kRanks = 3;
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather, Kind::kAllToAll, Kind::kBroadcast};
@@ -56,7 +55,7 @@ struct Call {
   int32_t first;
   std::vector<std::unique_ptr<Part>> ranks = {};
 
-  void Make(Mode mode, uint64_t sequence, uint64_t* rounds) {
+  void Make(Route route, uint64_t sequence, uint64_t* rounds) {
     const bool parts = kind == Kind::kReduceScatter || kind == Kind::kAllToAll;
     const size_t count = parts ? n * kRanks : n;
     const size_t outs = kind == Kind::kAllGather || kind == Kind::kAllToAll ? n * kRanks : n;
@@ -66,9 +65,9 @@ struct Call {
     for (const auto& part : ranks) {
       Operation& operation = *part->operation;
       operation.sequence = sequence;
-      operation.mode = mode;
+      operation.route = route;
       operation.first_round = *rounds;
-      if (mode == Mode::kFetched) operation.phase = Operation::Phase::kReduce;
+      if (route == Route::kFetched) operation.phase = Operation::Phase::kReduce;
       for (const auto& other : ranks) {
         operation.in_bases.push_back(reinterpret_cast<char*>(other->in.data()));
         operation.out_bases.push_back(reinterpret_cast<char*>(other->out.data()));
@@ -132,12 +131,12 @@ TEST_CASE("results are exact in whatever order ranks take their turns") {
     std::vector<Call> calls;
     for (uint64_t k = 0; k < 12; ++k) {
       const Kind kind = kKinds[random() % 5];
-      const Mode mode = reads && random() % 2 == 0 ? Mode::kFetched : Mode::kStaged;
+      const Route route = reads && random() % 2 == 0 ? Route::kFetched : Route::kStaged;
       // Of some, several rounds.
       const size_t n = random() % 8 == 0 ? 200'000 : 1 + random() % 3000;
       const int root = static_cast<int>(random() % kRanks);
       calls.push_back({.kind = kind, .root = root, .n = n, .first = static_cast<int32_t>(1000 * k)});
-      calls.back().Make(mode, k, &rounds);
+      calls.back().Make(route, k, &rounds);
     }
     // Each rank is somewhere in the list, and makes a turn of what it has come to when it is drawn.
     size_t at[kRanks] = {};

@@ -46,6 +46,15 @@ struct alignas(kCacheLine) PeerLine {
   uint64_t token;
 };
 
+// Where a rank's data lies, as it tells its peers; see ChoosePlacement.
+enum class Placement : uint32_t {
+  kPrivate,      // out of their reach
+  kReadable,     // one range each for in and out, in a process whose memory they can read
+  kInline,       // out of their reach, but what they need of it travels with the announcement
+  kSharedRange,  // one range each for in and out, in memory that all ranks reach
+  kSharedList,   // several ranges there, listed with the announcement: `in` entries, then `out` entries
+};
+
 // One rank's part of one operation. Everything but `sequence` is written before it.
 struct alignas(kCacheLine) Announcement {
   std::atomic<uint64_t> sequence;  // the operation's number + 1
@@ -53,16 +62,7 @@ struct alignas(kCacheLine) Announcement {
   uint64_t count;
   uint64_t parameters;  // a hash of what else must be equal: prescale and postscale, or counts
   uint64_t in, out;     // Address of the one range, or the rank's own address of it, or the number of ranges
-  uint32_t placement;   // Placement
-};
-
-// Where a rank's data lies, as it tells its peers.
-enum Placement : uint32_t {
-  kPrivate,      // out of their reach
-  kReadable,     // one range each for in and out, in a process whose memory they can read
-  kInlined,      // out of their reach, but a copy of the input goes with the announcement
-  kSharedRange,  // one range each for in and out
-  kSharedList,   // inline: `in` entries, then `out` entries
+  Placement placement;
 };
 
 inline constexpr size_t kMaxListedRanges = kInlineBytes / sizeof(ListedRange);

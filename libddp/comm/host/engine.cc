@@ -9,14 +9,6 @@
 #include "libddp/comm/base/waiting.h"
 
 namespace ddp {
-namespace {
-
-// Data that travel with announcements are copied twice. Where each rank has a processor that pays up to so many bytes;
-// of a reduce-scatter up to more, since its ranks, too, would first copy what they read of their peers, then reduce it.
-// Where a meeting costs a turn of the scheduler it pays for all that there is room for.
-constexpr size_t kBriefInlineBytes = size_t{16} << 10, kBriefReducedBytes = size_t{32} << 10;
-
-}  // namespace
 
 Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::move(options)), progress_(progress) {
   for (int r = 0; r < options_.size; ++r) {
@@ -114,57 +106,52 @@ void Engine::AnnounceOne(Operation* operation) {
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
   notes_.Entered(*operation, FlightState::kAnnounced);
-  if (a.placement == kSharedRange || a.placement == kSharedList) operation->CutSlices(options_.size);
+  if (a.placement == Placement::kSharedRange || a.placement == Placement::kSharedList)
+    operation->CutSlices(options_.size);
 }
 
 // Tells the peers where this rank's data lies, or lays it out for them.
 void Engine::Place(Operation* operation, Announcement* announcement) {
   Announcement& a = *announcement;
-  a.placement = kPrivate;
-  if (operation->IsBroadcast() && operation->in_bytes() <= kInlineBytes) {
-    // Whatever memory it comes from.
-  } else if (operation->key().kind == OperationKey::Kind::kAllToAll && operation->in.Overlaps(operation->out)) {
-    // In place: directly, a peer would overwrite what others have still to read.
-  } else if (operation->in.ranges() == 1 && operation->out.ranges() == 1) {
-    if (allocations_.Locate(operation->in, &a.in) && allocations_.Locate(operation->out, &a.out)) {
-      a.placement = kSharedRange;
-    }
-  } else if (operation->in.ranges() + operation->out.ranges() <= kMaxListedRanges) {
-    ListedRange* const entries = control_.listed(operation->sequence, options_.rank);
-    a.in = operation->in.ranges();
-    a.out = operation->out.ranges();
-    if (allocations_.Locate(operation->in, entries) && allocations_.Locate(operation->out, entries + a.in)) {
-      a.placement = kSharedList;
-    }
-  }
-  if (InlinePays(*operation, a.placement)) {
-    a.placement = kInlined;
+  const RangeList &in = operation->in, &out = operation->out;
+  const OperationKey& key = operation->key();
+  PlacementFacts facts{.kind = key.kind,
+                       .ranks = options_.size,
+                       .oversubscribed = options_.oversubscribed,
+                       .is_root = key.root == options_.rank,
+                       .in_bytes = in.bytes(),
+                       .out_bytes = out.bytes(),
+                       .in_ranges = in.ranges(),
+                       .out_ranges = out.ranges(),
+                       .in_place = key.kind == OperationKey::Kind::kAllToAll && in.Overlaps(out)};
+  facts.shared = CanBeShared(facts) && Locate(*operation, announcement);
+  facts.readable = !facts.shared && CanReadPeers();
+  facts.has_large_row = in.bytes() > kInlineBytes && in.bytes() <= kLargeBytes && HasLargeRow(operation->sequence);
+  a.placement = ChoosePlacement(facts);
+  if (a.placement == Placement::kInline) {
     operation->PutInline(control_, &writer_, options_.rank, options_.size);
-  } else if (a.placement == kPrivate && operation->FetchPays(options_.size) && CanReadPeers()) {
-    a.placement = kReadable;
+  } else if (a.placement == Placement::kReadable) {
     size_t contiguous = 0;
-    a.in = reinterpret_cast<uintptr_t>(operation->in.At(0, &contiguous));
-    a.out = reinterpret_cast<uintptr_t>(operation->out.At(0, &contiguous));
+    a.in = reinterpret_cast<uintptr_t>(in.At(0, &contiguous));
+    a.out = reinterpret_cast<uintptr_t>(out.At(0, &contiguous));
   }
 }
 
-// Whether data that lie elsewhere should travel with the announcement, which spares the ranks another meeting. Of a
-// broadcast the root decides. In other operations all ranks do so alike, unless one has no room: then they use the
-// stages.
-bool Engine::InlinePays(const Operation& operation, uint32_t elsewhere) {
-  if (operation.IsBroadcast()) {
-    if (operation.in_bytes() <= kInlineBytes) return true;
-    if (operation.key().root != options_.rank || (elsewhere != kPrivate && !options_.oversubscribed)) return false;
-  } else if (elsewhere != kPrivate) {
-    return false;
-  }
-  if (operation.key().kind == OperationKey::Kind::kAllReduce) {  // every rank reads everything
-    return operation.in.bytes() <= (options_.size > 4 ? kInlineBytes / 4 : kInlineBytes);
-  }
-  const size_t brief = operation.Reduces() ? kBriefReducedBytes : kBriefInlineBytes;
-  if (operation.largest_bytes() > (options_.oversubscribed ? kLargeBytes : brief)) return false;
-  const auto has_room = [&] { return operation.sequence + control_.slots() - control_.larges() < slots_free_until_; };
-  return operation.in.bytes() <= kInlineBytes || has_room() || (FreeSlots() && has_room());
+// Writes where the data lies in the group's memory; false if some of it lies elsewhere.
+bool Engine::Locate(const Operation& operation, Announcement* a) {
+  const RangeList &in = operation.in, &out = operation.out;
+  if (in.ranges() == 1 && out.ranges() == 1)
+    return allocations_.Locate(in, &a->in) && allocations_.Locate(out, &a->out);
+  a->in = in.ranges();
+  a->out = out.ranges();
+  ListedRange* const entries = control_.listed(operation.sequence, options_.rank);
+  return allocations_.Locate(in, entries) && allocations_.Locate(out, entries + a->in);
+}
+
+// Whether the operation that used its row of the larger ring last is over.
+bool Engine::HasLargeRow(uint64_t sequence) {
+  const auto has = [&] { return sequence + control_.slots() - control_.larges() < slots_free_until_; };
+  return has() || (FreeSlots() && has());
 }
 
 // Nobody looks at these before everybody has announced the operation.
@@ -271,7 +258,7 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
 bool Engine::HasNews(const Operation& operation) const {
   if (!failure_.ok() || operation.sequence >= announced_) return false;
   if (!operation.ready) return HasAnnounced(operation, operation.arrived);
-  if (operation.mode == Operation::Mode::kDirect) return operation.ChunksDone(control_);
+  if (operation.route == Route::kDirect) return operation.ChunksDone(control_);
   const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
   return its_turn && operation.PeersCaughtUp(control_);
 }
@@ -287,12 +274,12 @@ bool Engine::GlanceForNews(const Operation& operation) const {
 
 bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
   bool progressed = true;
-  switch (operation->mode) {
-    case Operation::Mode::kInline:
+  switch (operation->route) {
+    case Route::kInline:
       operation->TakeInline(control_, options_.rank, options_.size);
       FinishOk(operation);
       break;
-    case Operation::Mode::kDirect: {
+    case Route::kDirect: {
       const bool brief = operation->in_bytes() <= kBriefBytes;
       ++operation->workers;
       if (!brief) lock.unlock();
@@ -305,8 +292,8 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       }
       break;
     }
-    case Operation::Mode::kStaged:
-    case Operation::Mode::kFetched: {
+    case Route::kStaged:
+    case Route::kFetched: {
       ++operation->workers;
       lock.unlock();
       const absl::StatusOr<bool> ran =
@@ -349,12 +336,11 @@ void Engine::Worked(Operation* operation) {
 // there again, and a rank that was stopped in the middle of reading wakes up late.
 void Engine::FinishOk(Operation* operation) {
   std::atomic_thread_fence(std::memory_order_acquire);
-  const bool reads_peers = operation->mode == Operation::Mode::kDirect || operation->mode == Operation::Mode::kFetched;
+  const bool reads_peers = operation->route == Route::kDirect || operation->route == Route::kFetched;
   if (reads_peers && FailedElsewhere()) return;
   if (operation->nonfinite != nullptr) {
     // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
-    const bool own =
-        operation->key().kind == OperationKey::Kind::kReduceScatter || operation->mode == Operation::Mode::kInline;
+    const bool own = operation->key().kind == OperationKey::Kind::kReduceScatter || operation->route == Route::kInline;
     bool found = false;
     for (int r = own ? options_.rank : 0; r < (own ? options_.rank + 1 : options_.size); ++r) {
       found |= control_.slot(operation->sequence, r).nonfinite.load(std::memory_order_relaxed) != 0;
@@ -362,7 +348,7 @@ void Engine::FinishOk(Operation* operation) {
     if (found) *operation->nonfinite = 1;
   }
   // Another rank may have done the last of it, some time ago.
-  int64_t ended_ns = operation->mode == Operation::Mode::kDirect ? operation->ChunksEndedNs(control_) : 0;
+  int64_t ended_ns = operation->route == Route::kDirect ? operation->ChunksEndedNs(control_) : 0;
   if (ended_ns == 0 && operation->bucket >= 0) ended_ns = NowNs();
   notes_.Entered(*operation, FlightState::kDone, ended_ns);
   operation->Finish(absl::OkStatus(), ended_ns);

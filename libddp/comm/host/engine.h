@@ -26,6 +26,7 @@
 #include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/host/control_block.h"
 #include "libddp/comm/host/operation.h"
+#include "libddp/comm/host/placement.h"
 #include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/memory/shared_writer.h"
 
@@ -88,7 +89,8 @@ class Engine final : public ProgressThread::Client {
   bool FreeSlots();
   void AnnounceOne(Operation* operation);
   void Place(Operation* operation, Announcement* a);
-  bool InlinePays(const Operation& operation, uint32_t elsewhere);
+  bool Locate(const Operation& operation, Announcement* a);
+  bool HasLargeRow(uint64_t sequence);
   void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
   bool Drive(Lock& lock, uint64_t up_to, Share share);

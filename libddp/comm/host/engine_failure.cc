@@ -159,7 +159,7 @@ Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited
   for (int r = 0; r < options_.size; ++r) {
     if (Needs(operation, r) && !HasAnnounced(operation, r)) {
       missing.push_back(options_.NameOf(r));
-    } else if (operation.ready && operation.mode == Operation::Mode::kDirect &&
+    } else if (operation.ready && operation.route == Route::kDirect &&
                control_.slot(operation.sequence, r).done.load(std::memory_order_acquire) !=
                    operation.chunks[static_cast<size_t>(r)]) {
       unfinished.push_back(options_.NameOf(r));

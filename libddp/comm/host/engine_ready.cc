@@ -1,4 +1,6 @@
 // When all ranks have announced an operation: whether they agree, where its data lies, and so how it is done.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/memory/read_process.h"
@@ -13,29 +15,22 @@ bool Engine::HasArrived(Operation* operation) const {
 
 // All ranks have announced it: do they agree, and how is it done?
 void Engine::MakeReady(Operation* operation) {
-  bool shared = true, single = true, inlined = true, readable = true;
+  absl::InlinedVector<Placement, 16> placements;
   for (int r = 0; r < options_.size; ++r) {
     if (r > 0 && !Agrees(*operation, 0, r)) return;
-    const uint32_t placement = control_.slot(operation->sequence, r).announcement.placement;
-    shared &= placement == kSharedRange || placement == kSharedList;
-    single &= placement == kSharedRange;
-    inlined &= placement == kInlined || (operation->IsBroadcast() && r != operation->key().root);
-    readable &= placement == kReadable;
+    placements.push_back(control_.slot(operation->sequence, r).announcement.placement);
   }
   operation->ready = true;
   notes_.Entered(*operation, FlightState::kReady);
-  if (inlined) {
-    operation->mode = Operation::Mode::kInline;
-    return;
-  }
-  if (!shared) {
-    operation->mode = readable ? Operation::Mode::kFetched : Operation::Mode::kStaged;
-    if (readable) PrepareToFetch(operation);
+  operation->route = ChooseRoute(placements, operation->IsBroadcast() ? operation->key().root : -1);
+  if (operation->route == Route::kFetched) PrepareToFetch(operation);
+  if (operation->TakesTurns()) {
     operation->first_round = staged_rounds_;
     staged_rounds_ += operation->Rounds(options_.size);
-    return;
   }
-  operation->mode = Operation::Mode::kDirect;
+  if (operation->route != Route::kDirect) return;
+  const bool single =
+      std::all_of(placements.begin(), placements.end(), [](Placement p) { return p == Placement::kSharedRange; });
   for (int r = 0; r < options_.size; ++r) {
     if (!(single ? ResolveSingle(operation, r) : ResolveList(operation, r))) {
       FailAndTell(absl::FailedPreconditionError(absl::StrCat(
@@ -110,7 +105,7 @@ bool Engine::ResolveList(Operation* operation, int peer) const {
     if (data != nullptr) list.Add(data, bytes);
     return data != nullptr;
   };
-  if (a.placement == kSharedRange) {
+  if (a.placement == Placement::kSharedRange) {
     if (!add(in, a.in, operation->in_bytes(peer)) || !add(out, a.out, operation->out.bytes())) return false;
   } else {
     const ListedRange* entry = control_.listed(operation->sequence, peer);

@@ -24,7 +24,7 @@ bool Operation::PeersCaughtUp(const ControlBlock& control) const {
     case Phase::kCopyIn:
       return false;
     case Phase::kReduce:
-      return mode == Mode::kStaged && control.AllReached(&PeerLine::copied, reached);
+      return route == Route::kStaged && control.AllReached(&PeerLine::copied, reached);
     case Phase::kCopyOut:
       return HasTwoSteps() && control.AllReached(&PeerLine::reduced, reached);
     case Phase::kLeave:

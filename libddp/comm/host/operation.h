@@ -20,6 +20,7 @@
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/host/control_block.h"
+#include "libddp/comm/host/placement.h"
 #include "libddp/comm/memory/shared_writer.h"
 #include "libddp/device/cpu_reduce.h"
 
@@ -32,13 +33,6 @@ class Engine;
 // RunTurn without it.
 class Operation final : public CountedWork {
  public:
-  enum class Mode {
-    kInline,   // a little private data, which travels with the announcement; each rank finishes by itself
-    kDirect,   // every rank's data lies in shared memory: slices are reduced in place, by whoever has time
-    kFetched,  // each rank reads what it needs from the peers' processes
-    kStaged,   // the data is passed on through the stages, round by round; each rank moves its own
-  };
-
   Operation(Engine* engine, const OperationKey& key) : engine_(engine), key_(key) {}
 
   absl::Status Wait(absl::Time deadline) override;
@@ -62,7 +56,7 @@ class Operation final : public CountedWork {
   // --- the engine's ---
   uint64_t sequence = 0;
   bool ready = false;
-  Mode mode = Mode::kInline;
+  Route route = Route::kInline;
   int arrived = 0;  // the ranks below this have announced it
   int workers = 0;
   int64_t noticed_ns = 0;  // when it was first seen to be the oldest unfinished one: its time-out counts from here
@@ -82,7 +76,6 @@ class Operation final : public CountedWork {
   size_t out_size() const { return SizeOf(key_.out); }
   size_t in_bytes() const { return count * in_size(); }
   size_t in_bytes(int rank) const;  // of that rank's `in`
-  size_t largest_bytes() const { return std::max(in.bytes(), out.bytes()); }
   bool IsBroadcast() const { return key_.kind == OperationKey::Kind::kBroadcast; }
   bool Reduces() const { return HasTwoSteps() || key_.kind == OperationKey::Kind::kReduceScatter; }
   // Whether `in` has a part for each rank.
@@ -105,24 +98,22 @@ class Operation final : public CountedWork {
   int64_t ChunksEndedNs(const ControlBlock& control) const;  // of a bucket's, once they are done; on any rank
 
   // kStaged and kFetched take their turns, one at a time: they share the stages.
-  bool TakesTurns() const { return mode == Mode::kStaged || mode == Mode::kFetched; }
+  bool TakesTurns() const { return route == Route::kStaged || route == Route::kFetched; }
   uint64_t Rounds(int ranks) const;
   bool RoundsDone(int ranks) const { return round == Rounds(ranks); }
   // Does what can be done without waiting, or a piece of it; returns whether anything was, or why a peer's memory
   // cannot be read.
   absl::StatusOr<bool> RunTurn(const ControlBlock& control, const PeerWatch& peers, SharedWriter* writer, int rank,
                                int ranks) {
-    if (mode == Mode::kFetched) return RunFetches(control, peers, rank, ranks);
+    if (route == Route::kFetched) return RunFetches(control, peers, rank, ranks);
     return RunRounds(control, writer, rank, ranks);
   }
   // Whether the peers are where the last turn had to wait for them.
   bool PeersCaughtUp(const ControlBlock& control) const;
   // By which a peer tells how many rounds it has done its part of.
   std::atomic<uint64_t> PeerLine::*DoneCounter() const {
-    return mode == Mode::kStaged && HasTwoSteps() ? &PeerLine::reduced : &PeerLine::copied;
+    return route == Route::kStaged && HasTwoSteps() ? &PeerLine::reduced : &PeerLine::copied;
   }
-  // Whether reading the peers' memory is faster than stages, as far as this rank's data tell.
-  bool FetchPays(int ranks) const;
 
  private:
   ~Operation() override = default;

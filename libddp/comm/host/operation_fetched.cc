@@ -12,13 +12,6 @@
 namespace ddp {
 namespace {
 
-// All-reduce of at least and at most so many bytes. Of two ranks' stages took 1.0 times as long at 1 MiB, 1.2 at 2 MiB,
-// 1.6 at 4 and 16 MiB and 0.8 to 0.9 at 64 MiB, where everything comes from memory: stages read it once.
-constexpr size_t kLeastBytes = size_t{2} << 20;
-constexpr size_t kMostBytes = size_t{32} << 20;
-// What has one step only pays from here on.
-constexpr size_t kLeastOneStep = size_t{16} << 10;
-constexpr int kMostRanks = 64;  // above, chunks from each would be small
 // Fetched to be reduced: stays in the cache between the two.
 constexpr size_t kFetchedChunkBytes = size_t{256} << 10;
 // Fetched in one turn, so that a failure is noticed in between.
@@ -31,21 +24,6 @@ absl::Status FetchFrom(const PeerWatch& peers, int peer, const char* from, const
 }
 
 }  // namespace
-
-bool Operation::FetchPays(int ranks) const {
-  if (in.ranges() != 1 || out.ranges() != 1 || ranks == 1 || ranks > kMostRanks) return false;
-  const size_t bytes = count * std::max(in_size(), out_size());
-  switch (key_.kind) {
-    case OperationKey::Kind::kAllReduce:
-      return bytes >= kLeastBytes && bytes <= kMostBytes;
-    case OperationKey::Kind::kAllGather:
-      return bytes * static_cast<size_t>(ranks) >= kLeastOneStep;
-    case OperationKey::Kind::kAllToAll:  // in place, a rank would overwrite what others have still to read
-      return bytes >= kLeastOneStep && !in.Overlaps(out);
-    default:
-      return bytes >= kLeastOneStep;
-  }
-}
 
 absl::StatusOr<bool> Operation::RunFetches(const ControlBlock& control, const PeerWatch& peers, int rank, int ranks) {
   const uint64_t reached = first_round + 1;

@@ -34,7 +34,7 @@ size_t Operation::RoundPart(int r, int ranks, size_t base) const {
 }
 
 uint64_t Operation::Rounds(int ranks) const {
-  return mode == Mode::kFetched ? 1 : CeilDiv(StagedElements(ranks), RoundElements(ranks));
+  return route == Route::kFetched ? 1 : CeilDiv(StagedElements(ranks), RoundElements(ranks));
 }
 
 bool Operation::RunRounds(const ControlBlock& control, SharedWriter* writer, int rank, int ranks) {

@@ -40,7 +40,7 @@ class HierarchicalGroup final : public CheckedGroup {
         engine_(Complete(std::move(options)), progress),
         channels_(ChannelBlock(control_->data() + ControlBlock::Bytes(size()), size()), &engine_, progress),
         memory_(this, AllRanks(size()), &allocations_, /*viewed=*/false) {
-    engine_.DoBesides([this] { channels_.Progress(); });
+    engine_.SetIdleCallback([this] { channels_.Progress(); });
   }
 
   int rank() const override { return engine_.options().rank; }

@@ -1,7 +1,5 @@
 #include "libddp/comm/host/engine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +8,9 @@
 
 namespace ddp {
 
-Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::move(options)), progress_(progress) {
+Engine::Engine(EngineOptions options, ProgressThread* progress)
+    : Driver({.rank = options.NameOf(options.rank), .oversubscribed = options.oversubscribed}, progress),
+      options_(std::move(options)) {
   for (int r = 0; r < options_.size; ++r) {
     if (r != options_.rank)
       (options_.peers.InThisProcess(r) ? peers_in_this_process_ : peers_in_other_processes_) = true;
@@ -18,15 +18,15 @@ Engine::Engine(EngineOptions options, ProgressThread* progress) : options_(std::
   PeerLine& line = control_.peer(options_.rank);
   line.token = token_;
   line.token_address.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
-  progress_->Add(this);
+  progress->Add(this);
 }
 
 Engine::~Engine() {
   if (!owner_.IsHere()) return;
-  progress_->Remove(this);
+  progress()->Remove(this);
   Lock lock(mutex_);
   control_.peer(options_.rank).departed.store(1, std::memory_order_release);
-  KeepLateWritersOut().IgnoreError();
+  DetachOutputs().IgnoreError();
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
       notes_.Entered(*operation, FlightState::kFailed);
@@ -49,10 +49,11 @@ absl::StatusOr<Work> Engine::Launch(Operation* operation) {
     }
     operation->sequence = first_sequence_ + queue_.size();
     queue_.push_back(operation);
+    pending_.store(static_cast<int>(queue_.size()), std::memory_order_release);
     notes_.Queued(*operation);
     Announce();
   }
-  progress_->Notify();
+  progress()->Notify();
   return work;
 }
 
@@ -82,9 +83,9 @@ bool Engine::FreeSlots() {
 // is.
 bool Engine::MustWaitForEarlier(const Operation& operation) {
   const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
-  pending_ = std::max(pending_, first_sequence_);
-  while (pending_ < operation.sequence && At(pending_)->Done()) ++pending_;
-  for (uint64_t s = pending_; s < operation.sequence; ++s) {
+  done_until_ = std::max(done_until_, first_sequence_);
+  while (done_until_ < operation.sequence && At(done_until_)->Done()) ++done_until_;
+  for (uint64_t s = done_until_; s < operation.sequence; ++s) {
     const Operation& earlier = *At(s);
     if (earlier.Done()) continue;
     if (barrier || operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
@@ -167,71 +168,11 @@ void Engine::ClearSlots(uint64_t end) {
 
 // --- driving --------------------------------------------------------------------------------------------------------
 
-absl::Status Engine::Wait(Operation* operation, absl::Time deadline) {
-  const bool bounded = deadline != absl::InfiniteFuture();
-  Backoff backoff(options_.oversubscribed);
-  while (true) {
-    bool progressed = false;
-    {
-      Lock lock(mutex_);
-      ++driven_;
-      if (operation->Done()) return operation->status();
-      bool news = false;
-      do {
-        progressed = Drive(lock, operation->sequence, backoff.PeerHadItsChance() ? Share::kAll : Share::kOwn);
-        if (operation->Done()) return operation->status();
-        news = (progressed || !news) && GlanceForNews(*operation);
-      } while (news);
-      if (!progressed && backoff.TimeToLook()) LookAround(lock);
-    }
-    if (bounded && absl::Now() >= deadline && !operation->Done()) {
-      return absl::DeadlineExceededError(absl::StrCat("rank ", options_.NameOf(options_.rank), ": ",
-                                                      operation->called().Describe(operation->called_count()),
-                                                      " is not done yet; it goes on"));
-    }
-    if (progressed) {
-      backoff = Backoff(options_.oversubscribed);
-    } else {
-      if (besides_) besides_();
-      if (backoff.TimeToLook()) progress_->WhileWaiting();
-      backoff.Pause();
-    }
-  }
-}
+bool Engine::InExchange() const { return !queue_.empty() && queue_.front()->ready && queue_.front()->TakesTurns(); }
 
-void Engine::Progress(bool steal) {
-  Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || queue_.empty()) return;
-  ++driven_;
-  Drive(lock, first_sequence_ + queue_.size(), steal ? Share::kAll : Share::kOwn);
-}
-
-ProgressThread::Found Engine::Tick() {
-  Lock lock(mutex_);
-  if (queue_.empty()) return ProgressThread::Found::kNothing;
-  bool worked = false;
-  // Somebody of the user's threads was at it since the last look: leave it to them.
-  int64_t stay_until = NowNs() + kStayNs;
-  while (driven_ == driven_at_tick_ && !queue_.empty()) {
-    if (Drive(lock, first_sequence_ + queue_.size(), Share::kAll)) {
-      worked = true;
-      stay_until = NowNs() + kStayNs;
-      continue;
-    }
-    const bool in_a_round = !queue_.empty() && queue_.front()->ready && queue_.front()->TakesTurns();
-    if (!in_a_round || NowNs() > stay_until) break;
-    lock.unlock();
-    sched_yield();
-    lock.lock();
-  }
-  driven_at_tick_ = driven_;
-  if (!queue_.empty()) LookAround(lock);
-  return worked ? ProgressThread::Found::kWork : ProgressThread::Found::kPending;
-}
-
-// One pass over the announced operations in order. Those up to `up_to` are what the caller waits for; of later ones it
-// does a chunk at a time. Returns whether anything was done.
-bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
+// One pass over the announced operations in order. Of those behind the awaited one it does a chunk at a time.
+bool Engine::Poll(Lock& lock, const Pass& pass) {
+  const uint64_t up_to = pass.awaited == nullptr ? ~uint64_t{0} : static_cast<const Operation*>(pass.awaited)->sequence;
   bool progressed = false, turn_taken = false;
   Announce();
   for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
@@ -246,33 +187,14 @@ bool Engine::Drive(Lock& lock, uint64_t up_to, Share share) {
     // One at a time, in order. And one thread at a time.
     const bool takes_turns = operation->TakesTurns();
     if (takes_turns && (std::exchange(turn_taken, true) || operation->workers > 0)) continue;
-    progressed |= Step(lock, operation, share, s <= up_to ? 1 << 30 : 1);
+    progressed |= Step(lock, operation, pass.steal, s <= up_to ? 1 << 30 : 1);
     if (takes_turns && operation->Done()) turn_taken = false;
   }
   Retire();
   return progressed;
 }
 
-// Whether what the operation waited for in the last pass has come. After a failure only a thread that is still at work
-// can end it, and that needs the mutex.
-bool Engine::HasNews(const Operation& operation) const {
-  if (!failure_.ok() || operation.sequence >= announced_) return false;
-  if (!operation.ready) return HasAnnounced(operation, operation.arrived);
-  if (operation.route == Route::kDirect) return operation.ChunksDone(control_);
-  const bool its_turn = operation.TakesTurns() && operation.sequence == first_sequence_ && operation.workers == 0;
-  return its_turn && operation.PeersCaughtUp(control_);
-}
-
-// What comes soon is seen soonest without letting go of the mutex.
-bool Engine::GlanceForNews(const Operation& operation) const {
-  for (int i = 0; i < (options_.oversubscribed ? 0 : kGlances); ++i) {
-    if (HasNews(operation)) return true;
-    CpuRelax();
-  }
-  return false;
-}
-
-bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
+bool Engine::Step(Lock& lock, Operation* operation, bool steal, int limit) {
   bool progressed = true;
   switch (operation->route) {
     case Route::kInline:
@@ -283,7 +205,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       const bool brief = operation->in_bytes() <= kBriefBytes;
       ++operation->workers;
       if (!brief) lock.unlock();
-      progressed = RunChunks(operation, share, limit);
+      progressed = RunChunks(operation, steal, limit);
       if (!brief) lock.lock();
       Worked(operation);
       if (!operation->Done() && operation->ChunksDone(control_)) {
@@ -301,7 +223,7 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
       lock.lock();
       Worked(operation);
       progressed = ran.ok() && *ran;
-      // A peer that has ended, or has failed and given its memory back, is for LookAround to tell.
+      // A peer that has ended, or has failed and given its memory back, is for CheckHealth to tell.
       if (!ran.ok() && !absl::IsNotFound(ran.status()) && !control_.failure().happened()) {
         FailAndTell(ran.status());
       }
@@ -313,9 +235,8 @@ bool Engine::Step(Lock& lock, Operation* operation, Share share, int limit) {
 }
 
 // Without the mutex, unless the work is brief. A peer in this process that has seen the group fail waits until
-// `working` is 0 (see KeepLateWritersOut): either it sees this thread there, or this thread sees the failure.
-bool Engine::RunChunks(Operation* operation, Share share, int limit) {
-  const bool steal = share == Share::kAll;
+// `working` is 0 (see DetachOutputs): either it sees this thread there, or this thread sees the failure.
+bool Engine::RunChunks(Operation* operation, bool steal, int limit) {
   if (!peers_in_this_process_) return operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
   std::atomic<uint32_t>& working = control_.peer(options_.rank).working;
   working.fetch_add(1);
@@ -361,6 +282,7 @@ void Engine::Retire() {
     queue_.pop_front();
     ++first_sequence_;
   }
+  pending_.store(static_cast<int>(queue_.size()), std::memory_order_release);
   if (first_sequence_ == before) return;
   // What failed before it was announced is nothing to the peers.
   control_.peer(options_.rank).retired.store(std::min(first_sequence_, announced_.load()), std::memory_order_release);

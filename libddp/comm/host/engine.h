@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,7 +19,7 @@
 #include "ddp/process_group.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/base/driver.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/health/peer_watch.h"
@@ -49,7 +48,7 @@ struct EngineOptions {
 };
 
 // Thread-safe.
-class Engine final : public ProgressThread::Client {
+class Engine final : public Driver {
  public:
   Engine(EngineOptions options, ProgressThread* progress);
   // Leaves the group: what is unfinished ends with Aborted.
@@ -58,33 +57,21 @@ class Engine final : public ProgressThread::Client {
   // Takes over the operation (both its references), which has its data, count, kernel and scales.
   absl::StatusOr<Work> Launch(Operation* operation);
 
-  // Work::Wait of an operation of this engine: drives it.
-  absl::Status Wait(Operation* operation, absl::Time deadline);
-
-  // One pass over the pending operations: this rank's share only, or what the peers have left too.
-  void Progress(bool steal = false);
-
-  // Looks at once whether the group has failed or a peer has died; the outcome as by status().
-  absl::Status Look();
-
-  ProgressThread::Found Tick() override;
+  // Finds out whether the group has failed or a peer has died; returns status().
+  absl::Status CheckHealth();
 
   // Fails the group, here and at the peers, unless it has failed already.
   void Fail(const absl::Status& why);
   absl::Status status() const;
 
-  // Called where a thread that waits has nothing else to do. Set before the first operation.
-  void DoBesides(std::function<void()> besides) { besides_ = std::move(besides); }
-
   const EngineOptions& options() const { return options_; }
   Observer* listener() const { return notes_.listener(); }
 
  private:
-  enum class Share { kOwn, kAll };
-
-  using Lock = std::unique_lock<std::mutex>;
-
-  // The following are called with the mutex held; those given the lock may let go of it for a while.
+  // The following are called with the mutex held. Those given the lock may release it for a while.
+  bool Poll(Lock& lock, const Pass& pass) override;
+  void CheckHealth(Lock& lock, bool background) override;
+  bool InExchange() const override;
   void Announce();
   bool FreeSlots();
   void AnnounceOne(Operation* operation);
@@ -93,11 +80,8 @@ class Engine final : public ProgressThread::Client {
   bool HasLargeRow(uint64_t sequence);
   void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
-  bool Drive(Lock& lock, uint64_t up_to, Share share);
-  bool HasNews(const Operation& operation) const;
-  bool GlanceForNews(const Operation& operation) const;
-  bool Step(Lock& lock, Operation* operation, Share share, int limit);
-  bool RunChunks(Operation* operation, Share share, int limit);
+  bool Step(Lock& lock, Operation* operation, bool steal, int limit);
+  bool RunChunks(Operation* operation, bool steal, int limit);
   void MakeReady(Operation* operation);
   void PrepareToFetch(Operation* operation) const;
   bool CanReadPeers();
@@ -110,8 +94,8 @@ class Engine final : public ProgressThread::Client {
   void Retire();
   void FailLocked(const absl::Status& why);
   bool FailedElsewhere();
-  absl::Status KeepLateWritersOut();
-  void LookAround(Lock& lock);
+  absl::Status DetachOutputs();
+  void LookAround();
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Operation& operation) const;
   struct Laggards {
@@ -133,26 +117,21 @@ class Engine final : public ProgressThread::Client {
   const ControlBlock& control_ = options_.control;
   const AllocationTable& allocations_ = *options_.allocations;
   const FlightNotes notes_{options_.observer, options_.group, control_.flight(options_.rank)};
-  ProgressThread* const progress_;
-  std::function<void()> besides_;
   bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
   const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
 
   const OwnerProcess owner_;
-  mutable std::mutex mutex_;
   std::deque<Operation*> queue_;                  // not yet retired, in order; one reference each
   uint64_t first_sequence_ = 0;                   // of queue_.front()
   std::atomic<uint64_t> announced_{0};            // operations with a smaller number are known to the peers
   uint64_t slots_free_until_ = control_.slots();  // operations with a smaller number have a slot
-  uint64_t pending_ = 0;                          // operations with a smaller number are done
+  uint64_t done_until_ = 0;                       // operations with a smaller number are done
   uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
   uint64_t staged_rounds_ = 0;  // of all operations that became ready
   SharedWriter writer_;         // of what goes with announcements
   SharedWriter stage_writer_;   // of whoever has the turn
   absl::Status failure_;
   std::optional<bool> can_read_peers_;  // once it has been tried
-  uint64_t driven_ = 0;                 // grows whenever a thread of the user's drives
-  uint64_t driven_at_tick_ = 0;
   int64_t next_look_ns_ = 0;
 };
 

@@ -17,10 +17,14 @@ void Engine::Fail(const absl::Status& why) {
   FailLocked(why);
 }
 
-absl::Status Engine::Look() {
+absl::Status Engine::CheckHealth() {
   Lock lock(mutex_);
-  LookAround(lock);
+  LookAround();
   return failure_;
+}
+
+void Engine::CheckHealth(Lock&, bool) {
+  if (!queue_.empty()) LookAround();
 }
 
 absl::Status Engine::status() const {
@@ -32,7 +36,7 @@ absl::Status Engine::status() const {
 void Engine::FailLocked(const absl::Status& why) {
   if (!failure_.ok()) return;
   failure_ = control_.failure().Record(why, options_.NameOf(options_.rank));
-  if (absl::Status s = KeepLateWritersOut(); !s.ok()) {
+  if (absl::Status s = DetachOutputs(); !s.ok()) {
     const std::string ranks = PackFailedRanks(failure_);
     failure_ = WithPackedFailedRanks(
         absl::Status(failure_.code(), absl::StrCat(failure_.message(), "; and ", s.message())), ranks);
@@ -55,7 +59,7 @@ bool Engine::FailedElsewhere() {
 // operations that are under way, nowhere else. In this process those addresses get other memory with the same contents.
 // A peer that is a thread of this process has the same addresses; it is waited for, which does not take longer than a
 // chunk, since it looks at `failure` before it takes another (see Step).
-absl::Status Engine::KeepLateWritersOut() {
+absl::Status Engine::DetachOutputs() {
   absl::Status status;
   bool under_way = false;
   for (uint64_t s = first_sequence_; s < announced_; ++s) {
@@ -73,8 +77,7 @@ absl::Status Engine::KeepLateWritersOut() {
   return status;
 }
 
-// Called where waiting has become long: has the group failed elsewhere, is an operation out of time, has a peer died?
-void Engine::LookAround(Lock&) {
+void Engine::LookAround() {
   if (FailedElsewhere()) return;
   const int64_t now = NowNs();
   if (now < next_look_ns_) return;

@@ -16,21 +16,10 @@ int Operation::PartOf(size_t element) const {
   return static_cast<int>(std::upper_bound(begins.begin(), begins.end(), element) - begins.begin()) - 1;
 }
 
-absl::Status Operation::Wait(absl::Time deadline) { return Done() ? status() : engine_->Wait(this, deadline); }
-
-bool Operation::PeersCaughtUp(const ControlBlock& control) const {
-  const uint64_t reached = first_round + round + 1;
-  switch (phase) {
-    case Phase::kCopyIn:
-      return false;
-    case Phase::kReduce:
-      return route == Route::kStaged && control.AllReached(&PeerLine::copied, reached);
-    case Phase::kCopyOut:
-      return HasTwoSteps() && control.AllReached(&PeerLine::reduced, reached);
-    case Phase::kLeave:
-      return control.AllReached(&PeerLine::copied, reached);
-  }
-  return false;
+absl::Status Operation::Wait(absl::Time deadline) {
+  if (Done()) return status();
+  return engine_->Wait(
+      *this, [this] { return called().Describe(called_count()); }, deadline);
 }
 
 // --- inline ---------------------------------------------------------------------------------------------------------

@@ -108,8 +108,6 @@ class Operation final : public CountedWork {
     if (route == Route::kFetched) return RunFetches(control, peers, rank, ranks);
     return RunRounds(control, writer, rank, ranks);
   }
-  // Whether the peers are where the last turn had to wait for them.
-  bool PeersCaughtUp(const ControlBlock& control) const;
   // By which a peer tells how many rounds it has done its part of.
   std::atomic<uint64_t> PeerLine::*DoneCounter() const {
     return route == Route::kStaged && HasTwoSteps() ? &PeerLine::reduced : &PeerLine::copied;

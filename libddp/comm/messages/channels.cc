@@ -1,20 +1,19 @@
 #include "libddp/comm/messages/channels.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "libddp/base/spin.h"
 #include "libddp/comm/base/waiting.h"
 #include "libddp/comm/host/placement.h"
 #include "libddp/comm/memory/read_process.h"
 
 namespace ddp {
-absl::Status Message::Wait(absl::Time deadline) { return Done() ? status() : channels_->Wait(this, deadline); }
+absl::Status Message::Wait(absl::Time deadline) {
+  return channels_->Wait(
+      *this, [this] { return Describe(); }, deadline);
+}
 
 std::string Message::Describe() const {
   return absl::StrCat(kind == Kind::kSend ? "send(to rank " : "recv(from rank ", peer, ", tag ", tag, ", ",
@@ -22,18 +21,19 @@ std::string Message::Describe() const {
 }
 
 Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
-    : block_(block),
+    : Driver({.rank = engine->options().rank, .oversubscribed = engine->options().oversubscribed}, progress),
+      block_(block),
       engine_(*engine),
       control_(engine->options().control),
       allocations_(*engine->options().allocations),
       rank_(engine->options().rank),
       size_(engine->options().size),
-      progress_(progress),
       peers_(static_cast<size_t>(size_)) {
   for (int r = 0; r < size_; ++r) {
     peer(r).no_reading = !MayReadProcesses() || !engine->options().peers.Visible(r);
   }
-  progress_->Add(this);
+  SetIdleCallback([this] { engine_.Progress(); });
+  progress->Add(this);
 }
 
 // --- sending --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
     peer(to).unsent.push_back(message);
     SendWaiting(to);
   }
-  progress_->Notify();
+  progress()->Notify();
   return Work(message);
 }
 
@@ -178,7 +178,7 @@ void Channels::Finish(Message* message, absl::Status status) {
   message->Unref();
 }
 
-bool Channels::Drive(Lock& lock) {
+bool Channels::Poll(Lock& lock, const Pass&) {
   bool progressed = false;
   for (int r = 0; r < size_ && failure_.ok(); ++r) {
     Peer& p = peer(r);
@@ -190,84 +190,6 @@ bool Channels::Drive(Lock& lock) {
   if (failure_.ok()) progressed |= Feed();
   if (failure_.ok()) progressed |= FetchAll(lock);
   return progressed;
-}
-
-// Whether what the message waited for in the last pass has come.
-bool Channels::HasNews(const Message& message) const {
-  const Peer& p = peers_[static_cast<size_t>(message.peer)];
-  if (message.kind == Message::Kind::kRecv) {
-    const Envelope& e = block_.envelope(message.peer, rank_, p.received);
-    return e.number.load(std::memory_order_acquire) == p.received + 1;
-  }
-  const Channel& channel = block_.channel(rank_, message.peer);
-  return channel.replies[p.replies_seen % kReplies].number.load(std::memory_order_acquire) == p.replies_seen + 1;
-}
-
-absl::Status Channels::Wait(Message* message, absl::Time deadline) {
-  const bool oversubscribed = engine_.options().oversubscribed;
-  const bool bounded = deadline != absl::InfiniteFuture();
-  Backoff backoff(oversubscribed);
-  while (true) {
-    bool progressed = false;
-    {
-      Lock lock(mutex_);
-      ++driven_;
-      if (message->Done()) return message->status();
-      progressed = Drive(lock);
-      for (int i = 0; i < (oversubscribed || progressed ? 0 : kGlances) && !message->Done(); ++i) {
-        if (HasNews(*message)) {
-          progressed = Drive(lock);
-          break;
-        }
-        CpuRelax();
-      }
-      if (message->Done()) return message->status();
-      if (!progressed && backoff.TimeToLook()) LookAround();
-    }
-    if (bounded && absl::Now() >= deadline && !message->Done()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank_, ": ", message->Describe(), " is not done yet; it goes on"));
-    }
-    if (progressed) {
-      backoff = Backoff(oversubscribed);
-    } else {
-      engine_.Progress();
-      if (backoff.TimeToLook()) progress_->WhileWaiting();
-      backoff.Pause();
-    }
-  }
-}
-
-void Channels::Progress() {
-  if (pending_.load(std::memory_order_relaxed) == 0) return;
-  Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;
-  ++driven_;
-  Drive(lock);
-}
-
-ProgressThread::Found Channels::Tick() {
-  Lock lock(mutex_);
-  bool worked = false;
-  // Somebody of the user's threads was at it since the last look: leave it to them.
-  int64_t stay_until = NowNs() + kStayNs;
-  while (driven_ == driven_at_tick_ && pending_.load(std::memory_order_relaxed) > 0 && failure_.ok()) {
-    if (Drive(lock)) {
-      worked = true;
-      stay_until = NowNs() + kStayNs;
-      continue;
-    }
-    const bool in_the_pipe = !feeding_.empty() || !fetching_.empty();
-    if (!in_the_pipe || NowNs() > stay_until) break;
-    lock.unlock();
-    sched_yield();
-    lock.lock();
-  }
-  driven_at_tick_ = driven_;
-  LookAround();
-  if (worked) return ProgressThread::Found::kWork;
-  return pending_.load(std::memory_order_relaxed) > 0 ? ProgressThread::Found::kPending
-                                                      : ProgressThread::Found::kNothing;
 }
 
 }  // namespace ddp

@@ -24,7 +24,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/base/counted_work.h"
-#include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/base/driver.h"
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/memory/allocation_table.h"
@@ -67,7 +67,7 @@ class Message final : public CountedWork, public MessageSpec {
 };
 
 // Thread-safe.
-class Channels final : public ProgressThread::Client {
+class Channels final : public Driver {
  public:
   // `engine`, of the same group, outlives this.
   Channels(ChannelBlock block, Engine* engine, ProgressThread* progress);
@@ -77,14 +77,7 @@ class Channels final : public ProgressThread::Client {
   absl::StatusOr<Work> Send(MessageSpec spec);
   absl::StatusOr<Work> Recv(MessageSpec spec);
 
-  // Work::Wait: drives this, and the engine.
-  absl::Status Wait(Message* message, absl::Time deadline);
-  void Progress();
-  ProgressThread::Found Tick() override;
-
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
   // A message that has come, and whose data are on their way or not asked for.
   struct Parcel {
     int from = 0;
@@ -123,9 +116,10 @@ class Channels final : public ProgressThread::Client {
     bool no_reading = false;                  // process_vm_readv is not permitted
   };
 
-  // Called with the mutex held; those given the lock may let go of it for a while.
-  bool Drive(Lock& lock);
-  bool HasNews(const Message& message) const;
+  // Called with the mutex held. Those given the lock may release it for a while.
+  bool Poll(Lock& lock, const Pass& pass) override;
+  void CheckHealth(Lock& lock, bool background) override;
+  bool InExchange() const override { return !feeding_.empty() || !fetching_.empty(); }
   bool GoAlong(const RangeList& data) const;
   bool WriteEnvelope(const MessageSpec& message);
   bool SendWaiting(int to);
@@ -149,7 +143,6 @@ class Channels final : public ProgressThread::Client {
   void Finish(Message* message, absl::Status status);
   void FailLocked(const absl::Status& why);
   bool FailedElsewhere();
-  void LookAround();
   void RelieveSenders(int64_t now);
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Message& message) const;
@@ -161,18 +154,14 @@ class Channels final : public ProgressThread::Client {
   const ControlBlock& control_;
   const AllocationTable& allocations_;
   const int rank_, size_;
-  ProgressThread* const progress_;
 
   const OwnerProcess owner_;
-  mutable std::mutex mutex_;
   std::vector<Peer> peers_;
   std::vector<ParcelPtr> fetching_;
   std::deque<Message*> feeding_;  // the first one has the pipe
   SharedWriter pipe_writer_;
   absl::Status failure_;
-  uint64_t next_posted_ = 0;
-  std::atomic<int> pending_{0};  // messages that are not done, parcels that are being fetched, replies not yet given
-  uint64_t driven_ = 0, driven_at_tick_ = 0;
+  uint64_t next_posted_ = 0;  // `pending_`: messages not done, parcels being fetched, replies not yet given
   int64_t next_look_ns_ = 0;
 };
 

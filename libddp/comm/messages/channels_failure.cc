@@ -26,7 +26,7 @@ constexpr int64_t kLastRepliesNs = 1'000'000'000;
 
 Channels::~Channels() {
   if (!owner_.IsHere()) return;
-  progress_->Remove(this);
+  progress()->Remove(this);
   Lock lock(mutex_);
   const int64_t give_up = NowNs() + kLastRepliesNs;
   for (int r = 0; r < size_; ++r) {
@@ -84,7 +84,7 @@ bool Channels::FailedElsewhere() {
 
 // Called where waiting has become long: has the group failed, is an operation out of time, has a peer died? And what
 // has come that nobody has asked for?
-void Channels::LookAround() {
+void Channels::CheckHealth(Lock&, bool) {
   if (FailedElsewhere()) return;
   const int64_t now = NowNs();
   if (now < next_look_ns_) return;

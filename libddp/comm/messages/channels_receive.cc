@@ -35,7 +35,7 @@ absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
       Drain(message->peer);
     }
   }
-  if (!work.Done()) progress_->Notify();
+  if (!work.Done()) progress()->Notify();
   return work;
 }
 
@@ -214,7 +214,7 @@ absl::Status Channels::Copy(const Parcel& parcel, const RangeList& to) {
     from.CopyTo(0, to, 0, parcel.bytes());
     return absl::OkStatus();
   }
-  // A thread: its memory is ours, and free again once its group has failed. See Engine::RunChunks.
+  // A thread: its memory is ours, and free again once its group has failed. See DirectRun::Advance.
   std::atomic<uint32_t>& working = control_.peer(rank_).working;
   working.fetch_add(1);
   const bool failed = control_.failure().happened();

@@ -23,9 +23,7 @@ constexpr int64_t kLeaveNs = 1'000'000'000;
 
 void NodePipeline::Fail(const absl::Status& why, bool background) {
   if (!owner_.IsHere()) return;
-  wanted_.fetch_add(1);
-  Lock lock(drive_mutex_);
-  wanted_.fetch_sub(1);
+  const Lock lock = LockToCall();
   FailLocked(why);
   Drive(background, /*steal=*/false);
 }
@@ -87,13 +85,13 @@ void NodePipeline::EndPending() {
   NotePending();
 }
 
-// Called where waiting has become long.
-void NodePipeline::LookAround(bool background) {
+void NodePipeline::CheckHealth(Lock&, bool background) {
+  if (pending_.load(std::memory_order_relaxed) == 0) return;
   const int64_t now = NowNs();
   if (!failure_.ok() || now < next_look_ns_) return;
   next_look_ns_ = now + kLookEveryNs;
-  absl::Status s = reducing_.Look();
-  if (s.ok()) s = spreading_.Look();
+  absl::Status s = reducing_.CheckHealth();
+  if (s.ok()) s = spreading_.CheckHealth();
   const auto found = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });
   NodeOperation* const oldest = found == queue_.end() ? nullptr : *found;
   if (oldest != nullptr && oldest->noticed_ns == 0) oldest->noticed_ns = now;

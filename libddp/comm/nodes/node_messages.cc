@@ -30,13 +30,8 @@ std::string What(DType dtype, size_t count) {
 }  // namespace
 
 absl::Status NodeMessage::Wait(absl::Time deadline) {
-  if (!Done()) {
-    if (absl::Status s = pipeline_->DriveUntilDone(
-            *this, [this] { return Describe(); }, deadline);
-        !s.ok())
-      return s;
-  }
-  return status();
+  return pipeline_->Wait(
+      *this, [this] { return Describe(); }, deadline);
 }
 
 std::string NodeMessage::Describe() const {

@@ -27,13 +27,8 @@ NodeOperation::NodeOperation(NodePipeline* pipeline, const OperationKey& key, co
     : pipeline_(pipeline), key_(key), layout_(layout), plan_(plan), rank_(rank) {}
 
 absl::Status NodeOperation::Wait(absl::Time deadline) {
-  if (!Done()) {
-    if (absl::Status s = pipeline_->DriveUntilDone(
-            *this, [this] { return Describe(); }, deadline);
-        !s.ok())
-      return s;
-  }
-  return status();
+  return pipeline_->Wait(
+      *this, [this] { return Describe(); }, deadline);
 }
 
 std::string NodeOperation::Describe() const {

@@ -1,13 +1,10 @@
 #include "libddp/comm/nodes/node_pipeline.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/base/waiting.h"
 
 namespace ddp {
 namespace {
@@ -22,8 +19,8 @@ bool AllSucceeded(const std::deque<Transfer>& transfers) {
 }  // namespace
 
 NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress)
-    : options_(std::move(options)),
-      progress_(progress),
+    : Driver({.rank = options.rank, .oversubscribed = options.oversubscribed, .looks_each_tick = true}, progress),
+      options_(std::move(options)),
       reducing_(std::move(options_.reducing), progress),
       spreading_(std::move(options_.spreading), progress),
       mail_stride_(MailStride(options_.layout)),
@@ -57,13 +54,13 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
   }
   finished_by_gone_.assign(static_cast<size_t>(layout.size()), kHere);
   gone_.resize(static_cast<size_t>(layout.size()));
-  progress_->Add(this);
+  progress->Add(this);
 }
 
 NodePipeline::~NodePipeline() {
   if (!owner_.IsHere()) return;
-  progress_->Remove(this);
-  Lock lock(drive_mutex_);
+  progress()->Remove(this);
+  Lock lock(mutex_);
   TakeLaunched();
   Leave();
 }
@@ -81,19 +78,15 @@ absl::StatusOr<Work> NodePipeline::Launch(NodeOperation* operation) {
     operation->sequence = next_sequence_++;
     notes_.Queued(*operation);
     launched_.push_back(operation);
-    pending_.store(true);
+    pending_.store(1);
   }
-  progress_->Notify();
-  // Whoever drives now will see it.
-  if (Lock lock(drive_mutex_, std::try_to_lock); lock.owns_lock()) {
-    driven_.fetch_add(1, std::memory_order_relaxed);
-    Drive(/*background=*/false, /*steal=*/false);
-  }
+  progress()->Notify();
+  Progress();  // another thread that drives now will see it
   return work;
 }
 
 void NodePipeline::TakeLaunched() {
-  if (!pending_.load(std::memory_order_acquire)) return;
+  if (pending_.load(std::memory_order_acquire) == 0) return;
   std::lock_guard<std::mutex> lock(launch_mutex_);
   queue_.insert(queue_.end(), launched_.begin(), launched_.end());
   launched_.clear();
@@ -103,10 +96,7 @@ template <typename Call>
 absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
   absl::StatusOr<Work> work;
   {
-    wanted_.fetch_add(1);
-    Lock lock(drive_mutex_);
-    wanted_.fetch_sub(1);
-    driven_.fetch_add(1, std::memory_order_relaxed);
+    const Lock lock = LockToCall();
     if (wire_.Usable(/*background=*/false)) Drive(/*background=*/false, /*steal=*/false);
     if (!failure_.ok()) return failure_;
     if (!wire_.Usable(/*background=*/false)) {
@@ -116,10 +106,10 @@ absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
                        "MPI_Init_thread and MPI_THREAD_SERIALIZED, or call Send and Recv in the thread that did"));
     }
     work = call();
-    if (messages_->Pending()) pending_.store(true);
+    if (messages_->Pending()) pending_.store(1);
     Drive(/*background=*/false, /*steal=*/false);
   }
-  progress_->Notify();
+  progress()->Notify();
   return work;
 }
 
@@ -129,68 +119,6 @@ absl::StatusOr<Work> NodePipeline::Send(NodeMessageSpec spec) {
 
 absl::StatusOr<Work> NodePipeline::Recv(NodeMessageSpec spec) {
   return StartMessage([&]() -> absl::StatusOr<Work> { return messages_->Recv(std::move(spec)); });
-}
-
-absl::Status NodePipeline::DriveUntilDone(const internal::WorkState& work, absl::FunctionRef<std::string()> describe,
-                                          absl::Time deadline) {
-  const bool bounded = deadline != absl::InfiniteFuture();
-  Backoff backoff(options_.oversubscribed);
-  while (!work.Done()) {
-    bool progressed = false;
-    if (Lock lock(drive_mutex_, std::try_to_lock); lock.owns_lock()) {
-      driven_.fetch_add(1, std::memory_order_relaxed);
-      progressed = Drive(/*background=*/false, /*steal=*/backoff.PeerHadItsChance());
-      if (!progressed && backoff.TimeToLook()) LookAround(/*background=*/false);
-    }
-    if (wanted_.load(std::memory_order_relaxed) > 0) sched_yield();
-    if (bounded && absl::Now() >= deadline && !work.Done()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", options_.rank, ": ", describe(), " is not done yet; it goes on"));
-    }
-    if (progressed) {
-      backoff = Backoff(options_.oversubscribed);
-    } else {
-      backoff.Pause();
-    }
-  }
-  return absl::OkStatus();
-}
-
-void NodePipeline::Progress() {
-  if (!pending_.load(std::memory_order_acquire)) return;
-  Lock lock(drive_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;
-  driven_.fetch_add(1, std::memory_order_relaxed);
-  Drive(/*background=*/false, /*steal=*/false);
-}
-
-// Also with nothing pending: MPI may still have to send what it has taken, and other nodes may have news.
-ProgressThread::Found NodePipeline::Tick() {
-  Lock lock(drive_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return ProgressThread::Found::kPending;
-  const bool pending = pending_.load();
-  const uint64_t driven = driven_.load(std::memory_order_relaxed);
-  const bool left_alone = std::exchange(driven_at_tick_, driven) == driven;
-  bool worked = false;
-  if (left_alone || !pending) {
-    int64_t stay_until = NowNs() + kStayNs;
-    while (true) {
-      if (Drive(/*background=*/true, /*steal=*/true)) {
-        worked = true;
-        stay_until = NowNs() + kStayNs;
-      }
-      if ((flight_.empty() && !messages_->Pending()) || NowNs() > stay_until ||
-          driven_.load(std::memory_order_relaxed) != driven)
-        break;
-      lock.unlock();
-      sched_yield();
-      lock.lock();
-    }
-  }
-  if (!pending) return worked ? ProgressThread::Found::kWork : ProgressThread::Found::kNothing;
-  LookAround(/*background=*/true);
-  // Messages come without telling: they want looking for.
-  return left_alone ? ProgressThread::Found::kWork : ProgressThread::Found::kPending;
 }
 
 // --- driving --------------------------------------------------------------------------------------------------------
@@ -229,9 +157,9 @@ bool NodePipeline::Drive(bool background, bool steal) {
 }
 
 void NodePipeline::NotePending() {
-  if (!queue_.empty() || messages_->Pending() || !pending_.load(std::memory_order_relaxed)) return;
+  if (!queue_.empty() || messages_->Pending() || pending_.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard<std::mutex> lock(launch_mutex_);
-  if (launched_.empty()) pending_.store(false, std::memory_order_release);
+  if (launched_.empty()) pending_.store(0, std::memory_order_release);
 }
 
 // Operations take effect in the order of the calls: one that shares memory with an earlier one begins when that is

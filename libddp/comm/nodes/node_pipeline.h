@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -31,8 +30,8 @@
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
+#include "libddp/comm/base/driver.h"
 #include "libddp/comm/base/node_layout.h"
-#include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/memory/allocation_table.h"
@@ -63,7 +62,7 @@ struct NodePipelineOptions {
 };
 
 // Thread-safe.
-class NodePipeline final : public ProgressThread::Client {
+class NodePipeline final : public Driver {
  public:
   NodePipeline(NodePipelineOptions options, ProgressThread* progress);
   // Leaves the group: what is unfinished ends with Aborted.
@@ -73,13 +72,6 @@ class NodePipeline final : public ProgressThread::Client {
   absl::StatusOr<Work> Launch(NodeOperation* operation);
   absl::StatusOr<Work> Send(NodeMessageSpec spec);
   absl::StatusOr<Work> Recv(NodeMessageSpec spec);
-
-  // Drives until the operation or message is done. DeadlineExceeded, with what `describe` says, if it is not in time;
-  // it goes on then.
-  absl::Status DriveUntilDone(const internal::WorkState& work, absl::FunctionRef<std::string()> describe,
-                              absl::Time deadline);
-  void Progress();
-  ProgressThread::Found Tick() override;
 
   // `background`: by a thread of the library's own.
   void Fail(const absl::Status& why, bool background);
@@ -129,10 +121,12 @@ class NodePipeline final : public ProgressThread::Client {
     std::deque<Transfer> telling;
   };
 
-  using Lock = std::unique_lock<std::mutex>;
   using Kind = OperationKey::Kind;
 
-  // The following are called with drive_mutex_ held. `background`: by a thread of the library's own.
+  // The following are called with mutex_ held. `background`: by a thread of the library's own.
+  bool Poll(Lock&, const Pass& pass) override { return Drive(pass.background, pass.steal); }
+  void CheckHealth(Lock& lock, bool background) override;
+  bool InExchange() const override { return !flight_.empty() || messages_->Pending(); }
   bool Drive(bool background, bool steal);
   void TakeLaunched();
   void NotePending();
@@ -182,7 +176,6 @@ class NodePipeline final : public ProgressThread::Client {
   void FailLocked(const absl::Status& why, bool tell = true);
   void EndPending();
   absl::Status KeepLateWritersOut(const NodeOperation& operation);
-  void LookAround(bool background);
   std::set<int> Missing(const NodeOperation& operation) const;
   absl::Status TimedOut(const NodeOperation& operation) const;
   std::string NodesOf(const std::set<int>& ranks) const;
@@ -197,7 +190,6 @@ class NodePipeline final : public ProgressThread::Client {
   bool IsElsewhere(int rank) const { return options_.layout.node_of(rank) != node(); }
 
   NodePipelineOptions options_;
-  ProgressThread* const progress_;
   Engine reducing_, spreading_;
   // The ring of the first engine: the engines note nothing of the parts that they do.
   const FlightNotes notes_{options_.observer, options_.group, reducing_.options().control.flight(local())};
@@ -208,9 +200,6 @@ class NodePipeline final : public ProgressThread::Client {
   std::vector<std::unique_ptr<char[]>> spare_mail_;
 
   const OwnerProcess owner_;
-  // Taken in this order: drive, launch.
-  std::mutex drive_mutex_;
-  std::atomic<int> wanted_{0};        // threads that want drive_mutex_ for something else than to drive
   std::deque<NodeOperation*> queue_;  // not yet finished, in order; one reference each
   size_t begun_ = 0;                  // of the queue: how many have all their chunks begun
   uint64_t finished_ = 0;             // operations
@@ -230,14 +219,10 @@ class NodePipeline final : public ProgressThread::Client {
   bool written_ = false;                    // what is only in memory has been, as the group has failed
   int64_t next_look_ns_ = 0;
 
-  mutable std::mutex launch_mutex_;
+  mutable std::mutex launch_mutex_;  // taken after mutex_
   std::vector<NodeOperation*> launched_;
   uint64_t next_sequence_ = 0;
   absl::Status failure_;  // written with both mutexes held
-
-  std::atomic<bool> pending_{false};
-  std::atomic<uint64_t> driven_{0};
-  uint64_t driven_at_tick_ = 0;
 };
 
 }  // namespace ddp

@@ -185,6 +185,10 @@ struct JoinOptions {
 // reduced steps. The group must outlive the model (see Rebind). Between GradReady(i) and FinishBackward, gradient i
 // belongs to the library: do not access it.
 //
+// Streams: on a GPU, a call with a stream takes effect in the order of that stream. A call without one comes after the
+// work submitted to the stream that was given last, to any call but GradReady, and has taken effect when it returns.
+// Until then do not destroy the last stream. Join::Finish is such a call.
+//
 // Thread-safety: any number of threads may call GradReady concurrently. Call everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {
  public:
@@ -261,8 +265,7 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Returns the norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
   // FinishBackward it has the same bits on every rank. InvalidArgument for any other order.
-  // On a GPU the host waits for `stream`, and the norm is that of the gradients at this point of the stream. Without a
-  // stream, call FinishBackward without a stream before.
+  // On a GPU the host waits for `stream`, and the norm is that of the gradients at this point of the stream.
   virtual absl::StatusOr<double> GradNorm(double order = 2, Stream stream = {}) = 0;
 
   // Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1, and returns the norm before scaling. If

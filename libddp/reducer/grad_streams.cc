@@ -32,6 +32,21 @@ Stream GradStreams::Use(Stream given) {
   return used;
 }
 
+absl::StatusOr<Stream> GradStreams::Follow(Stream given) {
+  if (!on_gpu()) return given;
+  if (!IsGpu(given.device)) return OwnBehind({});
+  last_ = given;
+  return given;
+}
+
+absl::StatusOr<Stream> GradStreams::OwnBehind(Stream given) {
+  for (const Stream before : {last_, given}) {
+    if (!IsGpu(before.device) || before.native == own_.native) continue;
+    if (absl::Status s = Order(before, own_); !s.ok()) return s;
+  }
+  return own_;
+}
+
 absl::StatusOr<Stream> GradStreams::Behind(bool own) {
   void* const first = first_.load(std::memory_order_relaxed);
   const bool several = several_.load(std::memory_order_relaxed);
@@ -53,6 +68,10 @@ absl::StatusOr<Stream> GradStreams::Behind(bool own) {
 absl::Status GradStreams::JoinOwn(Stream stream) {
   return own_used_.load(std::memory_order_relaxed) && stream.native != own_.native ? Order(own_, stream)
                                                                                    : absl::OkStatus();
+}
+
+absl::Status GradStreams::Complete(Stream stream) const {
+  return on_gpu() && stream.native == own_.native ? Synchronize(own_) : absl::OkStatus();
 }
 
 void GradStreams::Reset() {

@@ -34,8 +34,18 @@ class GradStreams {
   // for.
   absl::StatusOr<Stream> Behind(bool own);
 
+  // What a call between steps, or at the beginning of one, works on: the stream given, which the next such call without
+  // a stream comes behind; or the model's own, behind the stream that was given last. (On the CPU: what is given.)
+  absl::StatusOr<Stream> Follow(Stream given);
+
+  // The model's own stream, behind the one given and the one that was given last.
+  absl::StatusOr<Stream> OwnBehind(Stream given);
+
   // `stream` goes on behind what the model's own holds so far.
   absl::Status JoinOwn(Stream stream);
+
+  // The host waits if `stream` is the model's own: what the program submits to another one comes after it.
+  absl::Status Complete(Stream stream) const;
 
   // The step is over.
   void Reset();
@@ -46,6 +56,7 @@ class GradStreams {
   OwnedStream owned_;
   OwnedEvent event_;
   Stream own_;
+  Stream last_;                        // of the program's; the CPU: none yet
   std::atomic<bool> own_used_{false};  // in this step
   std::atomic<void*> first_{this};     // the first stream used in this step; `this`: none
   std::atomic<bool> several_{false};

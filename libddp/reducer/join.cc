@@ -113,7 +113,7 @@ absl::Status Model::ShadowStep() {
   order_size_ = copied_out_ = 0;
   reducer_.Begin(begin_ns_);
   SetScale();
-  absl::Status status;
+  absl::Status status = streams_.Follow({}).status();  // the program may still be reading its last step's gradients
   const Stream stream = streams_.Use({});
   ForgetGivenGradients();
   for (size_t i = 0; i < all_.size(); ++i) {

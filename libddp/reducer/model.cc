@@ -137,8 +137,8 @@ std::vector<Buffer> Model::ValuesAndBuffers() const {
   return all;
 }
 
-// All of it in one operation for each kind of device, whatever the types. `stream` waits for a GPU's, if it is given;
-// else the host does.
+// All of it in one operation for each kind of device, whatever the types. A GPU's comes behind `stream`, which waits
+// for it; where none is given, behind the program's last one, and the host waits.
 absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream) {
   for (const Device::Kind kind : {Device::Kind::kCpu, Device::Kind::kCuda}) {
     std::vector<Buffer> bytes;
@@ -146,7 +146,9 @@ absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream
       if (b.count > 0 && b.device.kind == kind) bytes.push_back(AsBytes(b));
     }
     if (bytes.empty()) continue;
-    absl::StatusOr<Work> work = group_->Broadcast(bytes, root, stream);
+    absl::StatusOr<Stream> after = streams_.Follow(stream);
+    if (!after.ok()) return after.status();
+    absl::StatusOr<Work> work = group_->Broadcast(bytes, root, *after);
     if (!work.ok()) return work.status();
     const bool ordered = kind == Device::Kind::kCuda && IsGpu(stream.device);
     if (absl::Status s = ordered ? work->BlockStream(stream) : work->Wait(); !s.ok()) return s;
@@ -214,13 +216,13 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
   if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
 
-  for (size_t i = 0; i < all_.size(); ++i) {
-    if (!all_[i].owned || trains_on[i]) continue;
-    if (absl::Status s = Zero({&all_[i].parameter.grad, 1}, streams_.own()); !s.ok()) return s;
+  const absl::StatusOr<Stream> stream = streams_.Follow({});
+  absl::Status zeroed = stream.status();
+  for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
+    if (all_[i].owned && !trains_on[i]) zeroed = Zero({&all_[i].parameter.grad, 1}, *stream);
   }
-  if (streams_.on_gpu()) {
-    if (absl::Status s = Synchronize(streams_.own()); !s.ok()) return s;
-  }
+  if (zeroed.ok()) zeroed = streams_.Complete(*stream);
+  if (!zeroed.ok()) return zeroed;
   if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;

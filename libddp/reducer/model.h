@@ -86,6 +86,7 @@ class Model final : public DistributedDataParallel {
   // The step, with the mutex held.
   void BeginStep(Stream stream);
   void BeginReduction(Stream stream);
+  absl::Status ZeroIdle(Stream stream);
   void TryAdvance(Stream stream);
   void Arrive(size_t index);
   void Misused(absl::string_view what);

@@ -22,10 +22,11 @@ std::vector<Buffer> Model::Gradients() const {
 }
 
 absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
-  if (!IsGpu(stream.device)) stream = streams_.own();
-  if (order == 1) return Norm(Gradients(), NormKind::kL1, stream);
-  if (order == 2) return Norm(Gradients(), NormKind::kL2, stream);
-  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax, stream);
+  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  if (!followed.ok()) return followed.status();
+  if (order == 1) return Norm(Gradients(), NormKind::kL1, *followed);
+  if (order == 2) return Norm(Gradients(), NormKind::kL2, *followed);
+  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax, *followed);
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", group_->rank(), ": GradNorm: the order ", order, " is none of 1, 2 and infinity"));
 }
@@ -40,10 +41,13 @@ absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order, Stream
   if (!norm.ok() || !std::isfinite(*norm)) return norm;
   const double scale = max_norm / (*norm + 1e-6);
   if (scale >= 1) return norm;
-  if (!IsGpu(stream.device)) stream = streams_.own();
+  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  absl::Status status = followed.status();
   for (const Buffer& range : Gradients()) {
-    if (absl::Status s = CopyScaled({&range, 1}, {&range, 1}, scale, stream); !s.ok()) return s;
+    if (status.ok()) status = CopyScaled({&range, 1}, {&range, 1}, scale, *followed);
   }
+  if (status.ok()) status = streams_.Complete(*followed);
+  if (!status.ok()) return status;
   return norm;
 }
 

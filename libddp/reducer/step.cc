@@ -44,12 +44,7 @@ void Model::BeginReduction(Stream stream) {
   observing_ = ReplanDue();
   order_size_ = 0;
   copied_out_ = 0;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    if (roles_[i] != Role::kIdle) continue;
-    misuse_.Update(UseStandIn(i));
-    misuse_.Update(Zero({&all_[i].slot, 1}, streams_.Use({})));
-    Arrive(i);
-  }
+  misuse_.Update(ZeroIdle(stream));
   if (streams_.on_gpu()) {
     ReadTimer();
     const int64_t step = statistics_.steps() + 1;
@@ -59,6 +54,23 @@ void Model::BeginReduction(Stream stream) {
   }
   if (!Meets()) return SetScale();
   if (absl::Status s = StartMeeting(StepNote::kStep); !s.ok()) misuse_.Update(s);
+}
+
+// The program's last step may still be reading what is zeroed here.
+absl::Status Model::ZeroIdle(Stream stream) {
+  std::vector<size_t> idle;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (roles_[i] == Role::kIdle) idle.push_back(i);
+  }
+  if (idle.empty()) return absl::OkStatus();
+  const absl::StatusOr<Stream> own = streams_.OwnBehind(stream);
+  absl::Status status = own.status();
+  for (const size_t i : idle) {
+    status.Update(UseStandIn(i));
+    if (status.ok()) status = Zero({&all_[i].slot, 1}, streams_.Use(*own));
+    Arrive(i);
+  }
+  return status;
 }
 
 void Model::Arrive(size_t index) {
@@ -263,7 +275,9 @@ absl::Status Model::FinishBackward(Stream stream) {
   const TraceScope scope(*group_, "FinishBackward");
   std::lock_guard<std::mutex> lock(mutex_);
   BeginStep(stream);
-  const absl::Status status = reducing_ ? Reduce(streams_.Use(stream)) : misuse_;
+  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  misuse_.Update(followed.status());
+  const absl::Status status = reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_;
   if (!status.ok() && !agreed_failure_) GiveUp(status);
   last_was_reduced_ = reducing_;
   EndStep();
@@ -376,7 +390,10 @@ void Model::ZeroGrad(Stream stream) {
   }
   in_place = memory_.Merge(in_place);
   all.insert(all.end(), in_place.begin(), in_place.end());
-  const absl::Status status = Zero(all, IsGpu(stream.device) ? stream : streams_.own());
+  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  absl::Status status = followed.status();
+  if (status.ok()) status = Zero(all, *followed);
+  if (status.ok()) status = streams_.Complete(*followed);
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   misuse_.Update(status);

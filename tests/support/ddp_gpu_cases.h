@@ -19,6 +19,7 @@ struct GpuRank {
 // Each is collective, and throws a CheckFailure where something is wrong.
 namespace gpu_cases {
 void Averages(GpuRank& rank);          // several steps, buckets and streams
+void Order(GpuRank& rank);             // what the model does by itself, and the program's work before and after it
 void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
 void InPlace(GpuRank& rank);           // gradients inside an allocation of the program's
 void Replicas(GpuRank& rank);          // values that are equal on all ranks, and that differ

@@ -1,197 +1,166 @@
 #include "libddp/comm/hierarchical_group.h"
-#include "libddp/comm/memory/allocation_table.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
-#include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/exchange.h"
-#include "libddp/comm/host/engine.h"
-#include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
-#include "libddp/comm/memory/group_memory.h"
 #include "libddp/comm/memory/share_segment.h"
-#include "libddp/comm/memory/shared_segment.h"
-#include "libddp/comm/messages/channels.h"
-#include "libddp/comm/multi_node_group.h"
+#include "libddp/launch/memory_wire.h"
 
 namespace ddp {
 namespace {
 
-std::vector<int> AllRanks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
+// Collective over `exchange`, which calls the members `names`.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const std::vector<int>& names,
+                                                        const ExchangeNotes& exchange, const GroupOptions& options,
+                                                        absl::FunctionRef<std::unique_ptr<NodeWire>()> make_wire) {
+  std::vector<int> node;
+  for (const int r : members.node()) node.push_back(names[static_cast<size_t>(r)]);
+  const int width = static_cast<int>(node.size());
+  const bool one_node = members.layout.nodes() == 1;
+  const size_t bytes = one_node ? HostGroupBytes(width) : MultiNodeGroupBytes(width);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
+      ShareSegment(ControlShare(names[static_cast<size_t>(members.rank)], node, bytes), exchange);
+  if (!segment.ok()) return segment.status();
+  (*segment)->Prepare(0, bytes);
+  if (one_node) return MakeHostGroup(std::move(members), *std::move(segment), options);
+  return MakeMultiNodeGroup(std::move(members), *std::move(segment), options, make_wire());
 }
 
-class HierarchicalGroup final : public CheckedGroup {
- public:
-  HierarchicalGroup(std::shared_ptr<SharedSegment> control, EngineOptions options, ProgressThread* progress,
-                    uint64_t allocation_numbers)
-      : control_(std::move(control)),
-        progress_(progress),
-        allocations_(options.rank, allocation_numbers),
-        engine_(Complete(std::move(options)), progress),
-        channels_(ChannelBlock(control_->data() + ControlBlock::Bytes(size()), size()), &engine_, progress),
-        memory_(this, AllRanks(size()), &allocations_, /*viewed=*/false) {
-    engine_.SetIdleCallback([this] { channels_.Progress(); });
-  }
+// Between threads of one process memory is the wire: rank 0 makes it, and keeps it until the next exchange.
+absl::StatusOr<std::unique_ptr<Wire>> OpenMemoryWire(Rendezvous& rendezvous, std::shared_ptr<MemoryExchange>* exchange,
+                                                     absl::Time deadline) {
+  if (rendezvous.rank() == 0) *exchange = std::make_shared<MemoryExchange>();
+  absl::StatusOr<std::vector<std::string>> addresses = rendezvous.AllGather(
+      absl::StrCat(reinterpret_cast<uintptr_t>(exchange)), "opening of the wire between threads", deadline);
+  if (!addresses.ok()) return addresses.status();
+  uintptr_t address = 0;
+  if (!absl::SimpleAtoi((*addresses)[0], &address)) return absl::InternalError("not an address: " + (*addresses)[0]);
+  if (rendezvous.rank() != 0) *exchange = *reinterpret_cast<const std::shared_ptr<MemoryExchange>*>(address);
+  return CreateMemoryWire(*exchange, rendezvous.rank());
+}
 
-  int rank() const override { return engine_.options().rank; }
-  int size() const override { return engine_.options().size; }
-  absl::string_view backend() const override { return "hierarchical"; }
-
-  absl::Status Register(const Allocation& memory) override {
-    std::lock_guard<std::mutex> lock(exchange_mutex_);
-    return memory_.Register(memory);
-  }
-  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
-    return memory_.Find(data, bytes);
-  }
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override;
-
-  void Fail(const absl::Status& why) override { engine_.Fail(why); }
-  absl::Status status() const override { return engine_.status(); }
-  void Progress() override {
-    engine_.Progress();
-    channels_.Progress();
-  }
-  Observer* observer() const override { return engine_.listener(); }
-
-  // Of the memory that the ranks of a group have in common.
-  static size_t SharedBytes(int ranks) { return ControlBlock::Bytes(ranks) + ChannelBlock::Bytes(ranks); }
-
- private:
-  absl::StatusOr<Work> Start(const Call& call) override {
-    auto* operation = new Operation(&engine_, call.key);
-    operation->in = Ranges(call.in);
-    operation->out = Ranges(call.out);
-    operation->count = call.count;
-    operation->parameters = call.parameters;
-    operation->begins = call.Begins();
-    if (call.reduce != nullptr) {
-      operation->reduce = call.kernel;
-      operation->nonfinite = call.reduce->nonfinite;
-      operation->bucket = call.reduce->bucket;
-    }
-    return engine_.Launch(operation);
-  }
-  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
-    const auto kind = m.send ? MessageSpec::Kind::kSend : MessageSpec::Kind::kRecv;
-    MessageSpec spec{kind, m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
-    return m.send ? channels_.Send(std::move(spec)) : channels_.Recv(std::move(spec));
-  }
-  absl::StatusOr<Allocation> AllocateHere(size_t bytes) override {
-    std::lock_guard<std::mutex> lock(exchange_mutex_);
-    return memory_.Allocate(bytes);
-  }
-  EngineOptions Complete(EngineOptions options) {
-    options.control = ControlBlock(control_->data(), options.size);
-    options.allocations = &allocations_;
-    return options;
-  }
-
-  const std::shared_ptr<SharedSegment> control_;
-  ProgressThread* const progress_;
-  AllocationTable allocations_;
-  Engine engine_;
-  Channels channels_;
-  std::mutex exchange_mutex_;  // one Allocate, Register or Split at a time
-  GroupMemory memory_;
-};
-
-// The new group's first rank makes its control block. All ranks of this group take part in the exchanges, so that all
-// learn of any failure.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color, int key) {
-  struct Wish {
-    int32_t color, key;
-  };
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
-  absl::StatusOr<std::vector<Wish>> wishes = Exchange(*this, Wish{color, key});
-  if (!wishes.ok()) return wishes.status();
-  std::vector<int> members;
-  for (int r = 0; color >= 0 && r < size(); ++r) {
-    if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
-  });
-  const int count = static_cast<int>(members.size());
-  const size_t bytes = HierarchicalGroup::SharedBytes(count);
-
-  const int place = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
-  SegmentShare share{.rank = rank()};
-  if (count > 1) share = ControlShare(rank(), members, bytes);
-  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = ShareSegment(share, ExchangeOver(*this));
-  if (!segment.ok()) return segment.status();
-  if (count == 0) return nullptr;
-  if (count == 1) return CreateLocalGroup(observer());
-  (*segment)->Prepare(0, bytes);
-
-  const EngineOptions& all = engine_.options();
-  std::vector<ProcessId> processes;
-  processes.reserve(members.size());
-  for (const int r : members) processes.push_back(all.peers.process(r));
-  EngineOptions options{.rank = place,
-                        .size = count,
-                        .oversubscribed = all.oversubscribed,
-                        .timeout = all.timeout,
-                        .stall_warning = all.stall_warning,
-                        .observer = all.observer,
-                        .group = all.observer == nullptr ? 0 : all.observer->AddGroup(),
-                        .control = {},
-                        .peers = PeerWatch(processes, *segment)};
-  return MakeHierarchicalGroup(*std::move(segment), std::move(options), progress_);
+absl::StatusOr<std::unique_ptr<Wire>> OpenWire(Rendezvous& rendezvous, const Members& members,
+                                               std::shared_ptr<MemoryExchange>* exchange, absl::Time deadline) {
+  const std::vector<Introduction>& all = members.all;
+  const bool threads =
+      std::all_of(all.begin(), all.end(), [&](const Introduction& i) { return i.process.SameProcess(all[0].process); });
+  if (threads) return OpenMemoryWire(rendezvous, exchange, deadline);
+  absl::StatusOr<std::unique_ptr<Wire>> wire = rendezvous.OpenWire();
+  if (wire.ok()) return wire;
+  const int other = members.layout.rank(1, 0);
+  return absl::Status(
+      wire.status().code(),
+      absl::StrCat("rank 0 is on node 0 (host ", all[0].host_name, ") and rank ", other, " on node 1 (host ",
+                   all[static_cast<size_t>(other)].host_name, "): ", wire.status().message()));
 }
 
 }  // namespace
 
-// --- creation -------------------------------------------------------------------------------------------------------
+EngineOptions HierarchicalGroup::EngineAt(const std::shared_ptr<SharedSegment>& segment, size_t offset,
+                                          const GroupOptions& options) {
+  std::vector<ProcessId> processes;
+  for (const int r : members_.node()) processes.push_back(members_.all[static_cast<size_t>(r)].process);
+  const int width = static_cast<int>(processes.size());
+  return {.rank = members_.local(),
+          .size = width,
+          .oversubscribed = members_.oversubscribed,
+          .timeout = options.timeout,
+          .stall_warning = options.stall_warning,
+          .observer = options.observer,
+          .group = GroupNumber(options),
+          .control = ControlBlock(segment->data() + offset, width),
+          .peers = PeerWatch(processes, segment),
+          .allocations = &allocations_,
+          .names = members_.node()};
+}
 
-size_t HierarchicalBytes(int ranks) { return HierarchicalGroup::SharedBytes(ranks); }
-
-std::unique_ptr<ProcessGroup> MakeHierarchicalGroup(std::shared_ptr<SharedSegment> memory, EngineOptions options,
-                                                    ProgressThread* progress, uint64_t allocation_numbers) {
-  return std::make_unique<HierarchicalGroup>(std::move(memory), std::move(options), progress, allocation_numbers);
+// All ranks of this group take part in the exchanges, so that all learn of any failure.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color, int key) {
+  struct Wish {
+    int32_t color, key;
+    uint32_t channel;
+  };
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  absl::StatusOr<std::vector<Wish>> wishes =
+      Exchange(*this, Wish{color, key, wire() == nullptr ? 0 : wire()->next_channel()});
+  if (!wishes.ok()) return wishes.status();
+  uint32_t channel = 0;
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    const Wish& wish = (*wishes)[static_cast<size_t>(r)];
+    channel = std::max(channel, wish.channel);
+    if (color >= 0 && wish.color == color) ranks.push_back(r);
+  }
+  if (wire() != nullptr) {
+    if (channel >= wire()->channels()) {  // so for all ranks
+      return absl::ResourceExhaustedError(
+          absl::StrCat("rank ", rank(), ": MPI has no tags left for another group of several nodes, after ", channel,
+                       "; keep groups instead of making new ones"));
+    }
+    wire()->SkipChannel(channel);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
+  });
+  if (ranks.size() < 2) {
+    if (absl::Status s = ShareSegment({.rank = rank()}, ExchangeOver(*this)).status(); !s.ok()) return s;
+    return ranks.empty() ? nullptr : CreateLocalGroup(observer());
+  }
+  Members members;
+  members.oversubscribed = members_.oversubscribed;
+  std::vector<std::string> nodes;
+  for (const int r : ranks) {
+    if (r == rank()) members.rank = static_cast<int>(nodes.size());
+    nodes.push_back(absl::StrCat(members_.layout.node_of(r)));
+    members.all.push_back(members_.all[static_cast<size_t>(r)]);
+  }
+  members.layout = CutIntoNodes(nodes, 0);
+  return MakeGroup(std::move(members), ranks, ExchangeOver(*this), options_,
+                   [&] { return wire()->Channel(channel, ranks); });
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options) {
   const int rank = rendezvous.rank(), size = rendezvous.size();
-  const size_t bytes = HierarchicalGroup::SharedBytes(size);
-
   absl::StatusOr<Introduction> introduced = Introduction::OfSelf(rank);
   if (!introduced.ok()) return introduced.status();
   absl::StatusOr<std::vector<Introduction>> introductions = Introduce(rendezvous, *introduced, options.deadline);
   if (!introductions.ok()) return introductions.status();
-  const std::vector<Introduction>& all = *introductions;
-  if (NodeLayout layout = LayoutOf(all); layout.nodes() > 1) {
-    return CreateMultiNodeGroup(rendezvous, all, std::move(layout), options);
+  Members members;
+  members.rank = rank;
+  members.all = *std::move(introductions);
+  members.layout = LayoutOf(members.all);
+  members.oversubscribed = MoreRanksThanCpus(members.all, rank);
+  const NodeLayout& layout = members.layout;
+  const std::string& host = members.all[static_cast<size_t>(rank)].host_name;
+  std::string where = host;
+  std::shared_ptr<MemoryExchange> memory;
+  std::unique_ptr<NodeWire> wire;
+  if (layout.nodes() > 1) {
+    where = absl::StrCat(layout.nodes(), " nodes, this is rank ", members.local(), " of node ", layout.node_of(rank),
+                         " (host ", host, ")");
+    absl::StatusOr<std::unique_ptr<Wire>> opened = OpenWire(rendezvous, members, &memory, options.deadline);
+    if (!opened.ok()) return opened.status();
+    wire = std::make_unique<NodeWire>(*std::move(opened), size);
   }
-  absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
-      ShareSegment(ControlShare(rank, AllRanks(size), bytes), ExchangeOver(rendezvous, options.deadline));
-  if (!segment.ok()) return segment.status();
-  (*segment)->Prepare(0, bytes);
-
-  const bool oversubscribed = MoreRanksThanCpus(all, rank);
-  Log().info("rank {}: hierarchical backend, {} ranks on {}{}, reduction with {}", rank, size, all[0].host_name,
-             oversubscribed ? " (more ranks than processors)" : "", CpuReduceTarget());
-  EngineOptions engine{.rank = rank,
-                       .size = size,
-                       .oversubscribed = oversubscribed,
-                       .timeout = options.timeout,
-                       .stall_warning = options.stall_warning,
-                       .observer = options.observer,
-                       .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
-                       .control = {},
-                       .peers = PeerWatch(ProcessesOf(all), *segment)};
-  return MakeHierarchicalGroup(*std::move(segment), std::move(engine), options.progress);
+  if (members.oversubscribed) absl::StrAppend(&where, " (more ranks than processors)");
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> group = MakeGroup(
+      std::move(members), ranks, ExchangeOver(rendezvous, options.deadline), options, [&] { return std::move(wire); });
+  if (group.ok()) {
+    Log().info("rank {}: hierarchical backend, {} ranks on {}, reduction with {}", rank, size, where,
+               CpuReduceTarget());
+  }
+  return group;
 }
 
 }  // namespace ddp

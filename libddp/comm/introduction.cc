@@ -76,13 +76,6 @@ NodeLayout LayoutOf(const std::vector<Introduction>& all) {
   return CutIntoNodes(hosts, all[0].node_size);
 }
 
-std::vector<ProcessId> ProcessesOf(const std::vector<Introduction>& all) {
-  std::vector<ProcessId> processes;
-  processes.reserve(all.size());
-  for (const Introduction& i : all) processes.push_back(i.process);
-  return processes;
-}
-
 bool MoreRanksThanCpus(const std::vector<Introduction>& all, int rank) {
   std::set<int> cpus;
   size_t ranks = 0;

@@ -32,7 +32,6 @@ absl::StatusOr<std::vector<Introduction>> Introduce(Rendezvous& rendezvous, cons
                                                     absl::Time deadline);
 
 NodeLayout LayoutOf(const std::vector<Introduction>& all);
-std::vector<ProcessId> ProcessesOf(const std::vector<Introduction>& all);
 // Of the ranks on the host of rank 'rank'.
 bool MoreRanksThanCpus(const std::vector<Introduction>& all, int rank);
 

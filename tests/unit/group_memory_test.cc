@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -49,16 +50,15 @@ struct SmallGroup {
   std::vector<std::unique_ptr<ProcessGroup>> ranks;
 
   SmallGroup() {
-    const size_t bytes = HierarchicalBytes(kRanks);
-    const auto segment = SharedSegment::Create(bytes, SharedSegment::Kind::kAuto).value();
-    const std::vector<ProcessId> processes(kRanks, ProcessId::OfSelf());
-    for (int r = 0; r < kRanks; ++r) {
-      EngineOptions options;
-      options.rank = r;
-      options.size = kRanks;
-      options.timeout = absl::Seconds(50);
-      options.peers = PeerWatch(processes);
-      ranks.push_back(MakeHierarchicalGroup(segment, std::move(options), &progress, kNumbers));
+    const auto segment = SharedSegment::Create(HostGroupBytes(kRanks), SharedSegment::Kind::kAuto).value();
+    GroupOptions options;
+    options.timeout = absl::Seconds(50);
+    options.progress = &progress;
+    Members members;
+    members.all.assign(kRanks, Introduction::OfSelf(0).value());
+    members.layout = CutIntoNodes(std::vector<std::string>(kRanks), 0);
+    for (members.rank = 0; members.rank < kRanks; ++members.rank) {
+      ranks.push_back(MakeHostGroup(members, segment, options, kNumbers));
     }
   }
 

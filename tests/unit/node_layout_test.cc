@@ -57,13 +57,13 @@ void CheckOwners(const NodeLayout& layout, const BlockPlan& plan) {
     CHECK(seen.size() == static_cast<size_t>(plan.blocks()));
     CHECK(plan.slots(n) == longest);
   }
-  std::map<int, int> at_home;
+  std::map<int, int> rooted;
   int most = 0;
-  for (int b = 0; b < plan.blocks(); ++b) most = std::max(most, ++at_home[plan.home(b)]);
-  CHECK(plan.most_at_home() == most);
+  for (int b = 0; b < plan.blocks(); ++b) most = std::max(most, ++rooted[plan.root(b)]);
+  CHECK(plan.most_rooted() == most);
 }
 
-TEST_CASE("a block may be at home on each node, at its owner there") {
+TEST_CASE("a block may have a root on each node, its owner there") {
   for (const std::vector<int>& widths : kWidths) {
     const NodeLayout layout = WithWidths(widths);
     int most = 0;
@@ -73,29 +73,29 @@ TEST_CASE("a block may be at home on each node, at its owner there") {
       CHECK(plan.on_each_node());
       CHECK(plan.blocks() == layout.widest());
       for (int b = 0; b < plan.blocks(); ++b) {
-        CHECK(layout.node_of(plan.home(b)) == n);
-        CHECK(plan.home(b) == plan.owner(n, b));
+        CHECK(layout.node_of(plan.root(b)) == n);
+        CHECK(plan.root(b) == plan.owner(n, b));
         CHECK(plan.owner(n, b) == BlockPlan::OnEachNode(layout, 0).owner(n, b));
       }
       // The same for all, who all have to cut their scratch memory alike.
-      CHECK(plan.most_at_home() == most);
+      CHECK(plan.most_rooted() == most);
     }
   }
   CHECK_FALSE(BlockPlan::Even(WithWidths({2, 2})).on_each_node());
 }
 
-TEST_CASE("every block of an all-reduce is at home at one of its owners, and all nodes have as many") {
+TEST_CASE("the root of every block of an all-reduce is one of its owners, and all nodes have as many") {
   for (const std::vector<int>& widths : kWidths) {
     const NodeLayout layout = WithWidths(widths);
     const BlockPlan plan = BlockPlan::Even(layout);
     CheckOwners(layout, plan);
-    std::vector<int> homes(static_cast<size_t>(layout.nodes()));
+    std::vector<int> roots(static_cast<size_t>(layout.nodes()));
     for (int b = 0; b < plan.blocks(); ++b) {
-      const int n = layout.node_of(plan.home(b));
-      CHECK(plan.owner(n, b) == plan.home(b));
-      ++homes[static_cast<size_t>(n)];
+      const int n = layout.node_of(plan.root(b));
+      CHECK(plan.owner(n, b) == plan.root(b));
+      ++roots[static_cast<size_t>(n)];
     }
-    CHECK(homes == std::vector<int>(homes.size(), layout.widest()));
+    CHECK(roots == std::vector<int>(roots.size(), layout.widest()));
     // No rank of a node has much more than another.
     for (int n = 0; n < layout.nodes(); ++n) {
       for (int l = 0; l < layout.width(n); ++l) {
@@ -105,10 +105,10 @@ TEST_CASE("every block of an all-reduce is at home at one of its owners, and all
   }
 }
 
-TEST_CASE("with equal nodes a rank owns the blocks of its local rank everywhere, and has one at home") {
+TEST_CASE("with equal nodes a rank owns the blocks of its local rank everywhere, and is the root of one") {
   const NodeLayout layout = WithWidths({3, 3});
   const BlockPlan plan = BlockPlan::Even(layout);
-  CHECK(plan.most_at_home() == 1);
+  CHECK(plan.most_rooted() == 1);
   for (int b = 0; b < plan.blocks(); ++b) {
     CHECK(layout.local_of(plan.owner(0, b)) == layout.local_of(plan.owner(1, b)));
   }
@@ -122,7 +122,7 @@ TEST_CASE("a rank owns its own block of a reduce-scatter or all-gather") {
     CheckOwners(layout, plan);
     CHECK(plan.blocks() == layout.size());
     for (int r = 0; r < layout.size(); ++r) {
-      CHECK(plan.home(r) == r);
+      CHECK(plan.root(r) == r);
       CHECK(plan.owner(layout.node_of(r), r) == r);
     }
   }
@@ -134,8 +134,8 @@ TEST_CASE("a broadcast starts at its root and ends at every rank's share") {
     for (int root = 0; root < layout.size(); ++root) {
       const BlockPlan plan = BlockPlan::FromRoot(layout, root);
       CheckOwners(layout, plan);
-      CHECK(plan.most_at_home() == plan.blocks());
-      CHECK(plan.home(0) == root);
+      CHECK(plan.most_rooted() == plan.blocks());
+      CHECK(plan.root(0) == root);
     }
   }
 }

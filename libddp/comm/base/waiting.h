@@ -3,13 +3,9 @@
 #define LIBDDP_COMM_BASE_WAITING_H_
 
 #include <cstddef>
-#include <cstdint>
 
 namespace ddp {
 
-// How long the progress thread stays after the last progress, because the peers are in the middle of the same
-// operation.
-inline constexpr int64_t kStayNs = 200'000;
 // How often a waiting thread looks at one word before it lets others have the mutex: about half a microsecond.
 inline constexpr int kGlances = 32;
 // Up to so many bytes are copied or reduced without releasing the mutex: that is over too soon for a release to pay.

@@ -4,9 +4,9 @@
 
 namespace ddp {
 
-template <typename Home, typename Owner>
-BlockPlan::BlockPlan(const NodeLayout& layout, int blocks, Home home, Owner local_owner) {
-  std::vector<int> at_home(static_cast<size_t>(layout.size()));
+template <typename Root, typename Owner>
+BlockPlan::BlockPlan(const NodeLayout& layout, int blocks, Root root, Owner local_owner) {
+  std::vector<int> rooted(static_cast<size_t>(layout.size()));
   for (int n = 0; n < layout.nodes(); ++n) {
     owner_.emplace_back();
     slices_.emplace_back(static_cast<size_t>(layout.width(n)));
@@ -20,8 +20,8 @@ BlockPlan::BlockPlan(const NodeLayout& layout, int blocks, Home home, Owner loca
     }
   }
   for (int b = 0; b < blocks; ++b) {
-    home_.push_back(home(b));
-    most_at_home_ = std::max(most_at_home_, ++at_home[static_cast<size_t>(home_.back())]);
+    roots_.push_back(root(b));
+    most_rooted_ = std::max(most_rooted_, ++rooted[static_cast<size_t>(roots_.back())]);
   }
 }
 
@@ -37,7 +37,7 @@ BlockPlan BlockPlan::OnEachNode(const NodeLayout& layout, int node) {
   const auto local_owner = [&](int n, int b) { return b * layout.width(n) / shares; };
   BlockPlan plan(
       layout, shares, [&](int b) { return layout.rank(node, local_owner(node, b)); }, local_owner);
-  plan.most_at_home_ = *std::max_element(plan.slots_.begin(), plan.slots_.end());
+  plan.most_rooted_ = *std::max_element(plan.slots_.begin(), plan.slots_.end());
   plan.on_each_node_ = true;
   return plan;
 }

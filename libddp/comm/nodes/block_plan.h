@@ -1,8 +1,8 @@
 // How the data of an operation is dealt out over several nodes. Pure functions of the node layout.
 //
-// The data is a number of blocks. A block has one home: the rank that has, or makes, its final value. On each node one
-// rank owns it: there the node's partial result of the block comes to be, there its final value arrives, and these two
-// things are all that crosses between nodes. The blocks that a rank owns, in ascending order, are its slice.
+// The data is a number of blocks. A block has one root: the rank that has, or makes, its final value. On each node one
+// rank owns it: the owner holds the node's partial sum, and receives the final value. Nothing else crosses between
+// nodes. The blocks that a rank owns, in ascending order, are its slice.
 //
 // So with equal nodes a rank talks to the ranks of the other nodes that have its own local rank, all ranks alike, and
 // every link of every node carries the same load.
@@ -21,16 +21,16 @@ class BlockPlan {
   // All-reduce: each local rank's share of the array is cut into one block per node. Where nodes differ in size there
   // are as many shares as the largest has ranks, dealt out evenly over the ranks of the smaller ones.
   static BlockPlan Even(const NodeLayout& layout);
-  // All-reduce where one exchange costs less than two: a block for each share, at home on every node at once, at its
-  // owner there. So it looks from `node`.
+  // All-reduce where one exchange costs less than two: a block for each share, with a root on every node, its owner
+  // there. So it looks from `node`.
   static BlockPlan OnEachNode(const NodeLayout& layout, int node);
   // Reduce-scatter, all-gather: block r is rank r's own.
   static BlockPlan PerRank(const NodeLayout& layout);
-  // Broadcast: as many blocks as the largest node has ranks, all at home at `root`.
+  // Broadcast: as many blocks as the largest node has ranks, all with the root `root`.
   static BlockPlan FromRoot(const NodeLayout& layout, int root);
 
-  int blocks() const { return static_cast<int>(home_.size()); }
-  int home(int block) const { return home_[static_cast<size_t>(block)]; }
+  int blocks() const { return static_cast<int>(roots_.size()); }
+  int root(int block) const { return roots_[static_cast<size_t>(block)]; }
   // The rank (of the group) that owns the block on a node.
   int owner(int node, int block) const { return owner_[static_cast<size_t>(node)][static_cast<size_t>(block)]; }
   // The blocks that local rank `local` of a node owns, ascending.
@@ -39,20 +39,20 @@ class BlockPlan {
   }
   // Blocks of the largest slice of a node: all its slices have room for so many.
   int slots(int node) const { return slots_[static_cast<size_t>(node)]; }
-  // The most blocks that are at home at one rank of any node.
-  int most_at_home() const { return most_at_home_; }
-  // Whether blocks are at home on each node: nobody sends their final values to other nodes.
+  // The most blocks that have the same root, whichever rank that is.
+  int most_rooted() const { return most_rooted_; }
+  // Whether blocks have a root on each node: nobody sends their final values to other nodes.
   bool on_each_node() const { return on_each_node_; }
 
  private:
-  template <typename Home, typename Owner>
-  BlockPlan(const NodeLayout& layout, int blocks, Home home, Owner local_owner);
+  template <typename Root, typename Owner>
+  BlockPlan(const NodeLayout& layout, int blocks, Root root, Owner local_owner);
 
-  std::vector<int> home_;
+  std::vector<int> roots_;
   std::vector<std::vector<int>> owner_;                // by node, block
   std::vector<std::vector<std::vector<int>>> slices_;  // by node, local rank
   std::vector<int> slots_;                             // by node
-  int most_at_home_ = 0;
+  int most_rooted_ = 0;
   bool on_each_node_ = false;
 };
 

@@ -1,16 +1,17 @@
 // How a group of several nodes notices failures and tells of them.
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
-#include "libddp/base/log.h"
+#include "libddp/base/spin.h"
 #include "libddp/comm/nodes/node_pipeline.h"
 
 namespace ddp {
@@ -33,26 +34,32 @@ absl::Status NodePipeline::status() const {
   return failure_;
 }
 
-// A failure that is found here.
-void NodePipeline::FailAndTell(const absl::Status& why, bool tell_nodes) {
+// Whether the group has not failed. It fails with what the wire or messages have found.
+bool NodePipeline::Healthy() {
+  if (!wire_.status().ok()) FailLocked(wire_.status(), /*tell_nodes=*/false);
+  if (!messages_.status().ok()) FailLocked(messages_.status());
+  return failure_.ok();
+}
+
+void NodePipeline::FailAndReport(const absl::Status& why, bool tell_nodes) {
   if (!failure_.ok()) return;
-  TellFailure(why);
+  ReportFailure(why);
   FailLocked(why, tell_nodes);
 }
 
 // The first cause on this node is that of all its ranks; over the wire it travels to the others.
-void NodePipeline::FailLocked(const absl::Status& why, bool tell) {
+void NodePipeline::FailLocked(const absl::Status& why, bool tell_nodes) {
   if (!failure_.ok()) return;
   reducing_.Fail(why);
   const absl::Status first = reducing_.status();
   spreading_.Fail(first);
   std::lock_guard<std::mutex> lock(launch_mutex_);
   failure_ = first;
-  told_ = !tell;
+  told_ = !tell_nodes;
 }
 
-// What the wire may still write to is no longer what the user sees. Returns the failure, with more where this fails.
-absl::Status NodePipeline::KeepLateWritersOut(const NodeOperation& operation) {
+// Detaches what the wire may still write to from what the user sees. Returns the failure, with more where this fails.
+absl::Status NodePipeline::DetachOutputs(const NodeOperation& operation) {
   absl::Status status;
   const auto part = [&](char* data, size_t bytes) {
     status.Update(options_.allocations->MakePrivate(data, bytes));
@@ -67,79 +74,71 @@ absl::Status NodePipeline::KeepLateWritersOut(const NodeOperation& operation) {
 // Ends every operation that the engines have let go of. What the wire works on stays.
 void NodePipeline::EndPending() {
   TakeLaunched();
-  for (Step* step : flight_) {
-    if (!step->reducing.Done() || !step->spreading.Done()) return;
-  }
+  if (!std::all_of(flight_.begin(), flight_.end(), [](const Chunk* c) { return c->LeftEngines(); })) return;
   flight_.clear();
   for (const NodeOperation* operation : queue_) {
     if (!operation->Done()) notes_.Entered(*operation, FlightState::kFailed);
   }
-  if (options_.observer != nullptr && !std::exchange(written_, true)) options_.observer->OnGroupFailed();
+  if (options_.observer != nullptr && !std::exchange(observer_flushed_, true)) options_.observer->OnGroupFailed();
   for (NodeOperation* operation : queue_) {
-    if (!operation->Done()) operation->Finish(KeepLateWritersOut(*operation));
+    if (!operation->Done()) operation->Finish(DetachOutputs(*operation));
     ended_.push_back(operation);
   }
   queue_.clear();
   begun_ = 0;
-  messages_->End(failure_);
+  messages_.End(failure_);
   NotePending();
 }
 
 void NodePipeline::CheckHealth(Lock&, bool background) {
   if (pending_.load(std::memory_order_relaxed) == 0) return;
   const int64_t now = NowNs();
-  if (!failure_.ok() || now < next_look_ns_) return;
-  next_look_ns_ = now + kLookEveryNs;
+  if (!failure_.ok() || now < next_check_ns_) return;
+  next_check_ns_ = now + kLookEveryNs;
   absl::Status s = reducing_.CheckHealth();
   if (s.ok()) s = spreading_.CheckHealth();
-  const auto found = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });
-  NodeOperation* const oldest = found == queue_.end() ? nullptr : *found;
-  if (oldest != nullptr && oldest->noticed_ns == 0) oldest->noticed_ns = now;
-  for (int r = 0; s.ok() && oldest != nullptr && r < options_.layout.size(); ++r) {
-    if (finished_by_gone_[static_cast<size_t>(r)] > oldest->sequence) continue;  // also if it is here
-    s = WithFailedRanks(
-        absl::UnavailableError(absl::StrCat("rank ", r, " has left the group without taking part in operation ",
-                                            oldest->sequence, ", ", oldest->Describe(), kLeftRemedy)),
-        {r});
-  }
-  if (s.ok()) s = messages_->Look(now, absl::ToInt64Nanoseconds(options_.timeout), gone_);
-  if (s.ok() && oldest != nullptr) {
-    // Where nothing is missing from other nodes, the engines should know more.
-    const int64_t timeout_ns = absl::ToInt64Nanoseconds(options_.timeout), waited = now - oldest->noticed_ns;
-    if (waited > timeout_ns && (waited / 11 * 10 > timeout_ns || !Missing(*oldest).empty())) s = TimedOut(*oldest);
-    if (s.ok()) TellStall(*oldest, waited);
-  }
+  const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });
+  if (s.ok() && oldest != queue_.end()) s = CheckOldest(*oldest, now);
+  if (s.ok()) s = messages_.CheckHealth(now, control_messages_);
   if (s.ok()) return;
-  FailAndTell(s);
+  FailAndReport(s);
   Tell(background);
   EndPending();
 }
 
-// Whose messages are missing, or have not been taken?
-std::set<int> NodePipeline::Missing(const NodeOperation& operation) const {
-  std::set<int> missing;
-  const auto add = [&](const std::deque<Transfer>& transfers) {
-    for (const Transfer& t : transfers) {
-      if (t.done) continue;
-      const auto& ranks = options_.wire_ranks;
-      missing.insert(static_cast<int>(std::find(ranks.begin(), ranks.end(), t.peer) - ranks.begin()));
-    }
-  };
-  add(operation.headers_in);
-  for (const Step* step : flight_) {
-    if (!missing.empty() || step->operation != &operation) continue;
-    add(step->partials);
-    add(step->results);
-    add(step->sends);
+// Whether the oldest operation can still be done, and is in time.
+absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
+  if (oldest->noticed_ns == 0) oldest->noticed_ns = now;
+  for (int r = 0; r < options_.layout.size(); ++r) {
+    const ControlMessages::Departure& departure = control_messages_.departure(r);
+    if (!departure.left || departure.operations > oldest->sequence) continue;
+    return WithFailedRanks(
+        absl::UnavailableError(absl::StrCat("rank ", r, " has left the group without taking part in operation ",
+                                            oldest->sequence, ", ", oldest->Describe(), kLeftRemedy)),
+        {r});
   }
-  if (missing.empty()) add(operation.headers_out);
+  // Where nothing is missing from other nodes, the engines should know more.
+  bool arrived = false;
+  const int64_t timeout_ns = absl::ToInt64Nanoseconds(options_.timeout), waited = now - oldest->noticed_ns;
+  if (waited > timeout_ns && (waited / 11 * 10 > timeout_ns || !Missing(*oldest, &arrived).empty()))
+    return TimedOut(*oldest);
+  ReportStall(*oldest, waited);
+  return absl::OkStatus();
+}
+
+// The ranks of other nodes that the operation waits for. `arrived`: all of them have made the call.
+std::set<int> NodePipeline::Missing(const NodeOperation& operation, bool* arrived) const {
+  std::set<int> missing;
+  *arrived = true;
+  for (const Chunk* chunk : flight_) {
+    if (missing.empty() && chunk->operation() == &operation) missing = chunk->Missing(arrived);
+  }
   return missing;
 }
 
 absl::Status NodePipeline::TimedOut(const NodeOperation& operation) const {
-  const std::set<int> missing = Missing(operation);
-  const bool arrived =
-      std::all_of(operation.headers_in.begin(), operation.headers_in.end(), [](const Transfer& t) { return t.done; });
+  bool arrived = false;
+  const std::set<int> missing = Missing(operation, &arrived);
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
@@ -168,47 +167,17 @@ std::string NodePipeline::NodesOf(const std::set<int>& ranks) const {
   return texts.empty() ? absl::StrCat("ranks of node ", node(), " itself") : absl::StrJoin(texts, ", ");
 }
 
-// --- news -----------------------------------------------------------------------------------------------------------
-
-void NodePipeline::ListenForNews() {
-  Transfer& t = mail_->listening;
-  if (t.data != nullptr) return;
-  mail_->in = News();
-  t = Transfer{.peer = Transfer::kAnyPeer, .tag = kNews, .data = &mail_->in, .bytes = sizeof(News)};
-  if (absl::Status s = wire_.Receive(&t); !s.ok()) FailLocked(s, false);
-}
-
-void NodePipeline::HearNews() {
-  const News& news = mail_->in;
-  mail_->listening = Transfer();
-  if (const absl::Status failure = news.failure.Unpack(); failure.ok()) {
-    finished_by_gone_[static_cast<size_t>(news.rank)] = news.finished;
-    gone_[static_cast<size_t>(news.rank)] = {true, news.messages};
-  } else {
-    FailAndTell(failure, /*tell_nodes=*/false);
-  }
-  if (failure_.ok()) ListenForNews();
-}
-
-size_t NodePipeline::NewsBytes() const { return offsetof(News, failure) + PackedError::Bytes(options_.layout.size()); }
+// --- telling --------------------------------------------------------------------------------------------------------
 
 // Sends, once, this rank's failure to all ranks of other nodes, or that it leaves in good order to all ranks.
 void NodePipeline::Tell(bool background) {
   if (told_ || !wire_.Usable(background)) return;
   told_ = true;
-  for (int r = 0; r < options_.layout.size(); ++r) {
-    if (r == options_.rank || (!failure_.ok() && !IsElsewhere(r))) continue;
-    News& news = mail_->out.emplace_back();
-    news.rank = options_.rank;
-    news.finished = finished_;
-    news.messages = messages_->envelopes_to(r);
-    news.failure.Pack(failure_);
-    Transmit(&mail_->telling, /*send=*/true, r, kNews, &news, NewsBytes());
-  }
+  control_messages_.Send(failure_, finished_, [this](int r) { return messages_.envelopes_to(r); });
 }
 
 void NodePipeline::Leave() {
-  if (failure_.ok() && (!queue_.empty() || messages_->Pending())) {
+  if (failure_.ok() && (!queue_.empty() || messages_.Pending())) {
     FailLocked(absl::AbortedError(
         absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
     do EndPending();
@@ -218,30 +187,73 @@ void NodePipeline::Leave() {
   }
   Tell(/*background=*/false);
   if (wire_.Usable(/*background=*/false)) {
-    const auto on_its_way = [](const Transfer& t) { return t.done; };
     const int64_t until = NowNs() + kLeaveNs;
-    while (!(std::all_of(mail_->telling.begin(), mail_->telling.end(), on_its_way) && messages_->AllLeft()) &&
-           NowNs() < until) {
-      if (!wire_.Poll().ok()) break;
+    while (!(control_messages_.AllSent() && messages_.AllLeft()) && wire_.status().ok() && NowNs() < until) {
+      wire_.Poll();
       sched_yield();
     }
-    const bool heard = mail_->listening.data != nullptr && (mail_->listening.done || !wire_.Cancel(&mail_->listening));
-    // What the others will say when they leave, too, would stay in MPI's memory.
-    const auto to_come = std::count(finished_by_gone_.begin(), finished_by_gone_.end(), kHere) - 1 - (heard ? 1 : 0);
-    if (failure_.ok()) wire_.Drain(kNews, NewsBytes(), static_cast<int>(to_come));
-    messages_->StopListening();
+    control_messages_.Stop(/*drain=*/failure_.ok());
+    messages_.Stop();
     // Once more: of what has been told nothing shall be left to MPI alone, which moves only when it is called.
-    wire_.Poll().IgnoreError();
+    wire_.Poll();
   }
   if (wire_.Abandon()) {
     for (NodeOperation* operation : ended_) operation->Unref();
     return;
   }
   // Not freed, ever.
-  (void)steps_.release();
-  (void)mail_.release();
-  (void)messages_.release();
+  (void)in_flight_.release();
   new std::shared_ptr<SharedSegment>(options_.segment);
+}
+
+// --- reports: each node's of its own ranks, as it cannot read the others' rings -------------------------------------
+
+FlightIncident NodePipeline::Incident(bool failure, absl::string_view what) const {
+  const EngineOptions& engine = reducing_.options();
+  FlightIncident incident{.what = what,
+                          .failure = failure,
+                          .rank = options_.rank,
+                          .rings = {},
+                          .dead = engine.peers.Dead(),
+                          .node = node(),
+                          .names = engine.names};
+  for (int l = 0; l < engine.size; ++l) incident.rings.push_back(&engine.control.flight(l));
+  return incident;
+}
+
+// A stall is reported once on each node, by the lowest rank that waits: the others give it time to.
+void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
+  const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
+  if (options_.observer == nullptr || patience <= 0 || waited_ns - local() * kTellPatienceNs < patience) return;
+  bool arrived = false;
+  std::atomic<uint64_t>& told = reducing_.options().control.desk().stalls;
+  uint64_t until = told.load(std::memory_order_relaxed);
+  // What is in the queue behind it waits for the same.
+  if (until > oldest.sequence || !told.compare_exchange_strong(until, queue_.back()->sequence + 1)) return;
+  options_.observer->OnIncident(Incident(
+      false,
+      absl::StrFormat("rank %d: %s, has been waiting for %.1f s: did not arrive, or not finish: %s; it goes on waiting "
+                      "up to the time-out of %s",
+                      options_.rank, oldest.Describe(), static_cast<double>(waited_ns) / 1e9,
+                      NodesOf(Missing(oldest, &arrived)), absl::FormatDuration(options_.timeout))));
+}
+
+// A failure is reported once on each node, by whoever finds it first, and before anybody is let go: a launcher may kill
+// the whole job as soon as one rank has ended. An abort by the program is not reported.
+void NodePipeline::ReportFailure(const absl::Status& why) {
+  if (options_.observer == nullptr || absl::IsAborted(why)) return;
+  FlightDesk& desk = reducing_.options().control.desk();
+  uint32_t nobody = FlightDesk::kNobody;
+  if (desk.failure.compare_exchange_strong(nobody, FlightDesk::kTelling)) {
+    options_.observer->OnIncident(Incident(true, why.message()));
+    desk.failure.store(FlightDesk::kTold, std::memory_order_release);
+    return;
+  }
+  const int64_t until = NowNs() + kTellPatienceNs;
+  while (desk.failure.load(std::memory_order_acquire) != FlightDesk::kTold && NowNs() < until) {
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
 }
 
 }  // namespace ddp

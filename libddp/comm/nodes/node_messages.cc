@@ -9,7 +9,6 @@
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/comm/messages/message_order.h"
-#include "libddp/comm/nodes/node_pipeline.h"
 
 namespace ddp {
 namespace {
@@ -19,31 +18,28 @@ constexpr size_t kSmallBytes = 2048;
 // A message goes over the wire in pieces of so many bytes.
 constexpr size_t kPieceBytes = size_t{256} << 20;
 
-bool AllDone(const std::deque<Transfer>& transfers) {
-  return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.done; });
-}
-
 std::string What(DType dtype, size_t count) {
   return absl::StrCat(std::string(Name(dtype)), ", ", count, " elements, ", count * SizeOf(dtype), " bytes");
 }
 
 }  // namespace
 
-absl::Status NodeMessage::Wait(absl::Time deadline) {
-  return pipeline_->Wait(
-      *this, [this] { return Describe(); }, deadline);
-}
-
 std::string NodeMessage::Describe() const {
   return absl::StrCat(is_send_ ? "send(to rank " : "recv(from rank ", peer, ", tag ", tag, ", ", What(dtype, count),
                       ")");
 }
 
-NodeMessages::NodeMessages(NodePipeline* pipeline, int ranks)
-    : pipeline_(*pipeline), sent_(static_cast<size_t>(ranks)), heard_from_(static_cast<size_t>(ranks)) {}
+NodeMessages::NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks, absl::Duration timeout)
+    : pipeline_(pipeline),
+      wire_(*wire),
+      rank_(rank),
+      ranks_(ranks),
+      timeout_(timeout),
+      sent_(static_cast<size_t>(ranks)),
+      received_from_(static_cast<size_t>(ranks)) {}
 
 NodeMessage* NodeMessages::Make(bool send, NodeMessageSpec spec) {
-  auto* const message = new NodeMessage(&pipeline_, send, std::move(spec));
+  auto* const message = new NodeMessage(pipeline_, send, std::move(spec));
   message->posted = next_posted_++;
   ++pending_;
   return message;
@@ -58,8 +54,8 @@ absl::StatusOr<Work> NodeMessages::Send(NodeMessageSpec spec) {
   parcel->envelope.number = next_number_++;
   parcel->data.reset(new (std::nothrow) char[spec.bytes()]);
   if (parcel->data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("rank ", pipeline_.options_.rank, ": no memory for the copy of a ",
-                                                     "message of ", spec.bytes(), " bytes; send less at a time"));
+    return absl::ResourceExhaustedError(absl::StrCat("rank ", rank_, ": no memory for the copy of a ", "message of ",
+                                                     spec.bytes(), " bytes; send less at a time"));
   }
   spec.data.CopyOut(0, parcel->data.get(), spec.bytes());
   Work work;
@@ -86,15 +82,19 @@ Work NodeMessages::Recv(NodeMessageSpec spec) {
 
 void NodeMessages::SendEnvelope(Parcel* parcel) {
   ++sent_[static_cast<size_t>(parcel->peer)];
-  pipeline_.Transmit(&parcel->transfers, /*send=*/true, parcel->peer, NodePipeline::kEnvelope, &parcel->envelope,
-                     sizeof(Envelope));
+  wire_.Send(&parcel->transfers, parcel->peer, WireTag::kEnvelope, &parcel->envelope, sizeof(Envelope));
 }
 
 void NodeMessages::Post(Parcel* parcel, bool send) {
   const size_t bytes = parcel->envelope.bytes();
   for (size_t at = 0; at < bytes; at += kPieceBytes) {
-    pipeline_.Transmit(&parcel->transfers, send, parcel->peer, NodePipeline::kPayload, parcel->data.get() + at,
-                       std::min(kPieceBytes, bytes - at));
+    char* const piece = parcel->data.get() + at;
+    const size_t size = std::min(kPieceBytes, bytes - at);
+    if (send) {
+      wire_.Send(&parcel->transfers, parcel->peer, WireTag::kPayload, piece, size);
+    } else {
+      wire_.Receive(&parcel->transfers, parcel->peer, WireTag::kPayload, piece, size);
+    }
   }
 }
 
@@ -102,60 +102,50 @@ void NodeMessages::Post(Parcel* parcel, bool send) {
 void NodeMessages::Match(Parcel* parcel, NodeMessage* receiver) {
   const Envelope& e = parcel->envelope;
   if (e.count != receiver->count || e.dtype != receiver->dtype) {
-    return pipeline_.FailLocked(absl::FailedPreconditionError(absl::StrCat(
-        "ranks disagree about a message: rank ", parcel->peer, " sends to rank ", pipeline_.options_.rank, " with tag ",
-        e.tag, " (", What(e.dtype, e.count), "), rank ", pipeline_.options_.rank, " receives (",
-        What(receiver->dtype, receiver->count),
+    return status_.Update(absl::FailedPreconditionError(absl::StrCat(
+        "ranks disagree about a message: rank ", parcel->peer, " sends to rank ", rank_, " with tag ", e.tag, " (",
+        What(e.dtype, e.count), "), rank ", rank_, " receives (", What(receiver->dtype, receiver->count),
         "); messages with one tag are received in the order in which they are sent, with equal types and counts")));
   }
   parcel->owner = receiver;
   expected_.erase(std::find(expected_.begin(), expected_.end(), receiver));
 }
 
-void NodeMessages::Listen() {
-  if (listening_.data != nullptr) return;
-  listening_.peer = Transfer::kAnyPeer;
-  listening_.tag = NodePipeline::kEnvelope;
-  listening_.data = &heard_;
-  listening_.bytes = sizeof heard_;
-  if (absl::Status s = pipeline_.wire_.Receive(&listening_); !s.ok()) pipeline_.FailLocked(s, /*tell=*/false);
-}
-
-void NodeMessages::Hear() {
-  const auto& ranks = pipeline_.options_.wire_ranks;
-  const int from = static_cast<int>(std::find(ranks.begin(), ranks.end(), listening_.peer) - ranks.begin());
-  listening_ = Transfer();
-  ++heard_from_[static_cast<size_t>(from)];
-  if (heard_.reply) {
+void NodeMessages::TakeEnvelope() {
+  const int from = wire_.PeerOf(receive_);
+  ++received_from_[static_cast<size_t>(from)];
+  if (received_.reply) {
     for (const ParcelPtr& parcel : outgoing_) {
-      if (!parcel->envelope.reply && parcel->envelope.number == heard_.number) parcel->arrived = true;
+      if (!parcel->envelope.reply && parcel->envelope.number == received_.number) parcel->arrived = true;
     }
     return;
   }
   auto parcel = std::make_unique<Parcel>();
   parcel->peer = from;
-  parcel->envelope = heard_;
-  parcel->data.reset(new (std::nothrow) char[heard_.bytes()]);
+  parcel->envelope = received_;
+  parcel->data.reset(new (std::nothrow) char[received_.bytes()]);
   if (parcel->data == nullptr) {
-    return pipeline_.FailLocked(
-        absl::ResourceExhaustedError(absl::StrCat("rank ", pipeline_.options_.rank, ": no memory for a message of ",
-                                                  heard_.bytes(), " bytes from rank ", from, "; send less at a time")));
+    return status_.Update(
+        absl::ResourceExhaustedError(absl::StrCat("rank ", rank_, ": no memory for a message of ", received_.bytes(),
+                                                  " bytes from rank ", from, "; send less at a time")));
   }
   Post(parcel.get(), /*send=*/false);
   incoming_.push_back(std::move(parcel));
   const auto found = std::find_if(expected_.begin(), expected_.end(), [&](const NodeMessage* message) {
-    return message->peer == from && message->tag == heard_.tag;
+    return message->peer == from && message->tag == received_.tag;
   });
   if (found != expected_.end()) Match(incoming_.back().get(), *found);
 }
 
 bool NodeMessages::Advance() {
   bool progressed = false;
-  if (listening_.done) {
-    Hear();
+  if (receive_.done) {
+    TakeEnvelope();
     progressed = true;
   }
-  Listen();
+  if (progressed || receive_.data == nullptr) {
+    wire_.ReceiveFromAny(&receive_, WireTag::kEnvelope, &received_, sizeof received_);
+  }
   for (size_t i = 0; i < incoming_.size(); ++i) {
     Parcel& parcel = *incoming_[i];
     if (!parcel.arrived && AllDone(parcel.transfers)) {
@@ -203,24 +193,23 @@ std::vector<NodeMessage*> NodeMessages::Unfinished() const {
   return all;
 }
 
-absl::Status NodeMessages::Look(int64_t now, int64_t timeout_ns, const std::vector<Gone>& gone) {
+absl::Status NodeMessages::CheckHealth(int64_t now, const ControlMessages& control) {
   const std::vector<NodeMessage*> unfinished = Unfinished();
   for (NodeMessage* message : unfinished) {
     // All that it had sent has come: there will be nothing more.
-    const size_t peer = static_cast<size_t>(message->peer);
+    const ControlMessages::Departure& departure = control.departure(message->peer);
     const bool waits_for_more =
         message->is_send() || std::find(expected_.begin(), expected_.end(), message) != expected_.end();
-    if (gone[peer].gone && waits_for_more && heard_from_[peer] == gone[peer].envelopes) {
-      return WithFailedRanks(
-          absl::UnavailableError(absl::StrCat("rank ", message->peer, " has left the group without its part in rank ",
-                                              pipeline_.options_.rank, "'s ", message->Describe(),
-                                              "; both ranks must make matching calls")),
-          {message->peer});
+    if (departure.left && waits_for_more && received_from_[static_cast<size_t>(message->peer)] == departure.envelopes) {
+      return WithFailedRanks(absl::UnavailableError(absl::StrCat(
+                                 "rank ", message->peer, " has left the group without its part in rank ", rank_, "'s ",
+                                 message->Describe(), "; both ranks must make matching calls")),
+                             {message->peer});
     }
   }
-  for (NodeMessage* message : OldestOfEach(unfinished, pipeline_.options_.layout.size())) {
+  for (NodeMessage* message : OldestOfEach(unfinished, ranks_)) {
     if (message->noticed_ns == 0) message->noticed_ns = now;
-    if (now - message->noticed_ns > timeout_ns) return TimedOut(*message);
+    if (now - message->noticed_ns > absl::ToInt64Nanoseconds(timeout_)) return TimedOut(*message);
   }
   return absl::OkStatus();
 }
@@ -233,9 +222,8 @@ absl::Status NodeMessages::TimedOut(const NodeMessage& message) const {
   }
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
-          "rank ", pipeline_.options_.rank, ": ", message.Describe(), " timed out after ",
-          absl::FormatDuration(pipeline_.options_.timeout), ": rank ", message.peer,
-          message.is_send() ? " has not received it" : " has sent nothing with this tag",
+          "rank ", rank_, ": ", message.Describe(), " timed out after ", absl::FormatDuration(timeout_), ": rank ",
+          message.peer, message.is_send() ? " has not received it" : " has sent nothing with this tag",
           others.empty() ? "" : absl::StrCat("; waiting to be received from it: ", absl::StrJoin(others, ", ")),
           "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or makes no matching call")),
       {message.peer});
@@ -250,8 +238,8 @@ void NodeMessages::End(const absl::Status& why) {
   pending_ = 0;
 }
 
-void NodeMessages::StopListening() {
-  if (listening_.data != nullptr && !listening_.done) pipeline_.wire_.Cancel(&listening_);
+void NodeMessages::Stop() {
+  if (receive_.data != nullptr && !receive_.done) wire_.Cancel(&receive_);
 }
 
 }  // namespace ddp

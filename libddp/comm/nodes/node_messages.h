@@ -1,9 +1,9 @@
 // Messages between two ranks of a group of several nodes, over its wire.
 //
-// The sender copies the data and sends an envelope, then the data. The receiver keeps room for one envelope of
-// whomever; when it comes, memory is made for the data, and when they are there they go to the Recv that asks for them,
-// sooner or later. Of all but a small message the receiver then tells the sender, which is done only now: so what is
-// under way between two ranks is bounded by what the sender waits for.
+// The sender copies the data and sends an envelope, then the data. The receiver keeps one any-source receive posted for
+// envelopes. When one comes, it allocates memory for the data, which go to the matching Recv as soon as there is one.
+// It then replies to the sender, except for small messages: a Send is done when the reply has come, so a sender that
+// waits for its messages bounds the memory that they take.
 #ifndef LIBDDP_COMM_NODES_NODE_MESSAGES_H_
 #define LIBDDP_COMM_NODES_NODE_MESSAGES_H_
 
@@ -18,13 +18,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
-#include "libddp/comm/base/counted_work.h"
 #include "libddp/comm/base/range_list.h"
-#include "libddp/launch/wire.h"
+#include "libddp/comm/nodes/control_messages.h"
+#include "libddp/comm/nodes/node_wire.h"
+#include "libddp/comm/nodes/node_work.h"
 
 namespace ddp {
-
-class NodePipeline;
 
 // What the caller of Send or Recv asks for.
 struct NodeMessageSpec {
@@ -37,34 +36,32 @@ struct NodeMessageSpec {
 };
 
 // One Send or Recv that was not done at once.
-class NodeMessage final : public CountedWork, public NodeMessageSpec {
+class NodeMessage final : public NodeWork, public NodeMessageSpec {
  public:
   NodeMessage(NodePipeline* pipeline, bool send, NodeMessageSpec spec)
-      : NodeMessageSpec(std::move(spec)), pipeline_(pipeline), is_send_(send) {}
+      : NodeWork(pipeline), NodeMessageSpec(std::move(spec)), is_send_(send) {}
 
-  absl::Status Wait(absl::Time deadline) override;
   // Finish, and gives up the reference of NodeMessages.
   void End(absl::Status status) {
     Finish(std::move(status));
     Unref();
   }
-  std::string Describe() const;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
+  std::string Describe() const override;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
 
   bool is_send() const { return is_send_; }
-  uint64_t posted = 0;     // in the order of the calls
-  int64_t noticed_ns = 0;  // when it was first seen to be the oldest of its peer and direction
+  uint64_t posted = 0;  // in the order of the calls
 
  private:
   ~NodeMessage() override = default;
 
-  NodePipeline* const pipeline_;
   const bool is_send_;
 };
 
-// All is called with the pipeline's drive mutex held.
+// Not thread-safe: the pipeline's mutex is held.
 class NodeMessages {
  public:
-  explicit NodeMessages(NodePipeline* pipeline, int ranks);
+  // `pipeline` drives them. It outlives this, as does the wire.
+  NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks, absl::Duration timeout);
 
   absl::StatusOr<Work> Send(NodeMessageSpec spec);
   Work Recv(NodeMessageSpec spec);
@@ -75,18 +72,15 @@ class NodeMessages {
   bool Pending() const { return pending_ > 0; }
   // Whether all that was sent has left.
   bool AllLeft() const;
-  // DeadlineExceeded or Unavailable if a message will not be done any more. `gone`: by rank, whether it has left,
-  // having sent so many envelopes to this one.
-  struct Gone {
-    bool gone = false;
-    uint64_t envelopes = 0;
-  };
-  absl::Status Look(int64_t now, int64_t timeout_ns, const std::vector<Gone>& gone);
+  // Why the group has to fail: two ranks disagree about a message, or there is no memory for one.
+  const absl::Status& status() const { return status_; }
+  // DeadlineExceeded or Unavailable if a message cannot be done any more.
+  absl::Status CheckHealth(int64_t now, const ControlMessages& control);
   uint64_t envelopes_to(int rank) const { return sent_[static_cast<size_t>(rank)]; }
   // Ends what is not done. What the wire may work on stays.
   void End(const absl::Status& why);
-  // No more envelopes.
-  void StopListening();
+  // Receives no more envelopes.
+  void Stop();
 
  private:
   struct Envelope {
@@ -97,6 +91,7 @@ class NodeMessages {
     uint64_t number = 0;
     size_t bytes() const { return count * SizeOf(dtype); }
   };
+  // A message under way.
   struct Parcel {
     int peer = 0;
     Envelope envelope;
@@ -107,8 +102,7 @@ class NodeMessages {
   };
   using ParcelPtr = std::unique_ptr<Parcel>;
 
-  void Listen();
-  void Hear();
+  void TakeEnvelope();
   void Post(Parcel* parcel, bool send);
   void SendEnvelope(Parcel* parcel);
   void Match(Parcel* parcel, NodeMessage* receiver);
@@ -116,12 +110,16 @@ class NodeMessages {
   absl::Status TimedOut(const NodeMessage& message) const;
   std::vector<NodeMessage*> Unfinished() const;
 
-  NodePipeline& pipeline_;
-  Transfer listening_;
-  Envelope heard_;
+  NodePipeline* const pipeline_;
+  NodeWire& wire_;
+  const int rank_, ranks_;
+  const absl::Duration timeout_;
+  absl::Status status_;
+  Transfer receive_;
+  Envelope received_;
   std::deque<ParcelPtr> outgoing_, incoming_;
-  std::vector<NodeMessage*> expected_;       // receives without a message, in order
-  std::vector<uint64_t> sent_, heard_from_;  // envelopes, by rank
+  std::vector<NodeMessage*> expected_;          // receives without a message, in order
+  std::vector<uint64_t> sent_, received_from_;  // envelopes, by rank
   uint64_t next_number_ = 0, next_posted_ = 0;
   int pending_ = 0;
 };

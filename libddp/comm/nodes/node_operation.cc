@@ -1,18 +1,17 @@
 #include "libddp/comm/nodes/node_operation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-
 #include "libddp/base/round.h"
-#include "libddp/comm/nodes/node_pipeline.h"
 
 namespace ddp {
 namespace {
 
 using Kind = OperationKey::Kind;
 
-// Blocks have room for multiples of so many elements, but where they are ranks' own.
+// Blocks have room for multiples of so many elements, unless they are ranks' own.
 constexpr size_t kAlign = 16;
 // Above 64 KiB less its own header Open MPI asks the receiver over TCP before it sends. That costs as much as some
 // messages of fewer bytes, and as 100 KiB more of one that has to ask anyway; so there are few of these.
@@ -22,15 +21,6 @@ constexpr size_t kMessageBytes = size_t{512} << 10;
 
 }  // namespace
 
-NodeOperation::NodeOperation(NodePipeline* pipeline, const OperationKey& key, const NodeLayout& layout,
-                             const BlockPlan& plan, int rank)
-    : pipeline_(pipeline), key_(key), layout_(layout), plan_(plan), rank_(rank) {}
-
-absl::Status NodeOperation::Wait(absl::Time deadline) {
-  return pipeline_->Wait(
-      *this, [this] { return Describe(); }, deadline);
-}
-
 std::string NodeOperation::Describe() const {
   return absl::StrCat("operation ", sequence, ", ", key_.Describe(count),
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
@@ -38,6 +28,21 @@ std::string NodeOperation::Describe() const {
 
 bool NodeOperation::spreads() const {
   return Is(Kind::kAllReduce) || Is(Kind::kAllGather) || Is(Kind::kAllGatherV) || Is(Kind::kBroadcast);
+}
+
+absl::Status NodeOperation::Compare(const NodeHeader& theirs, int their_rank) const {
+  const NodeHeader mine = header();
+  if (theirs == mine) return absl::OkStatus();
+  const bool only_parameters = theirs.what == mine.what && theirs.count == mine.count;
+  const auto describe = [](const NodeHeader& h) { return OperationKey::Unpack(h.what).Describe(h.count); };
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks disagree about operation ", sequence, ": rank ", std::min(rank_, their_rank), " calls ",
+                   describe(rank_ < their_rank ? mine : theirs), ", rank ", std::max(rank_, their_rank), " calls ",
+                   describe(rank_ < their_rank ? theirs : mine),
+                   !only_parameters        ? ""
+                   : Is(Kind::kAllGatherV) ? " with other counts of the single ranks"
+                                           : " with another prescale or postscale",
+                   "; all ranks must make the same calls in the same order"));
 }
 
 // Elements of the largest block.
@@ -51,22 +56,22 @@ size_t NodeOperation::BlockElements() const {
 void NodeOperation::Cut() {
   const size_t elements = BlockElements();
   if (elements == 0) return;
-  const size_t size = std::max({in_size(), out_size(), partial_size()});
+  const size_t size = std::max({in_size(), out_size(), partial_size()}), unasked = kUnaskedBytes / size;
+  room_ = CeilDiv(elements, unasked) <= kMostUnasked ? std::min(elements, unasked)
+                                                     : CeilDiv(elements, CeilDiv(elements, kMessageBytes / size));
   const auto rounded = [&](size_t n) { return begins.empty() ? RoundUp(n, kAlign) : n; };
-  const size_t unasked = CeilDiv(elements, kUnaskedBytes / size);
-  room_ = unasked <= kMostUnasked ? rounded(std::min(elements, kUnaskedBytes / size))
-                                  : rounded(CeilDiv(elements, CeilDiv(elements, kMessageBytes / size)));
+  room_ = rounded(room_);
   while (!Fits(room_) && room_ > kAlign) room_ = RoundUp(room_ / 2, kAlign);
   chunks_ = CeilDiv(elements, room_);
+  // What travels with the header is copied there: of several chunks the shortest.
+  const size_t shortest = rounded(elements - (chunks_ - 1) * room_);
   const bool to_equals = plan_.on_each_node() && layout_.widest() * layout_.nodes() == layout_.size();
-  carries_ = to_equals && sizeof(NodeHeader) + room_ * partial_size() <= MailStride(layout_);
-  // What travels with the header is copied behind it: of several chunks the shortest.
-  first_ = carries_ ? rounded(elements - (chunks_ - 1) * room_) : room_;
+  carries_ = to_equals && sizeof(NodeHeader) + room_ * partial_size() <= HeaderStride();
+  first_ = carries_ ? shortest : room_;
 }
 
-// The same room whatever the call is: the ranks may not agree about it.
-size_t MailStride(const NodeLayout& layout) {
-  return RoundUp(sizeof(NodeHeader) + kUnaskedBytes / static_cast<size_t>(layout.nodes() - 1), 64);
+size_t NodeOperation::HeaderStride() const {
+  return RoundUp(sizeof(NodeHeader) + kUnaskedBytes / static_cast<size_t>(layout_.nodes() - 1), 64);
 }
 
 size_t NodeOperation::Room(size_t chunk) const {
@@ -77,32 +82,33 @@ size_t NodeOperation::Room(size_t chunk) const {
 }
 
 NodeOperation::Part NodeOperation::PartOf(int block, size_t chunk) const {
-  const size_t b = static_cast<size_t>(block), room = Room(chunk);
+  const size_t b = static_cast<size_t>(block), room = Room(chunk), before = Before(chunk);
   if (begins.empty()) {
-    const size_t begin = std::min(count, static_cast<size_t>(plan_.blocks()) * Before(chunk) + b * room);
+    const size_t begin = std::min(count, static_cast<size_t>(plan_.blocks()) * before + b * room);
     return {begin, std::min(room, count - begin)};
   }
-  const size_t begin = std::min(begins[b + 1], begins[b] + Before(chunk));
+  const size_t begin = std::min(begins[b + 1], begins[b] + before);
   return {begin, std::min(room, begins[b + 1] - begin)};
 }
 
 NodeOperation::Areas NodeOperation::AreasFor(size_t room, int node) const {
   const size_t slots = static_cast<size_t>(plan_.slots(node)), blocks = static_cast<size_t>(plan_.blocks());
-  const size_t home = static_cast<size_t>(plan_.most_at_home()), others = static_cast<size_t>(layout_.nodes() - 1);
+  const size_t rooted = static_cast<size_t>(plan_.most_rooted()), others = static_cast<size_t>(layout_.nodes() - 1);
   const size_t slices = static_cast<size_t>(layout_.width(node)) * slots;
   Areas areas;
   size_t at = 0;
   const auto take = [&](size_t bytes) { return std::exchange(at, RoundUp(at + bytes, 64)); };
   areas.partial = take(reduces() ? slots * room * partial_size() : 0);
-  areas.received = take(reduces()         ? home * others * room * partial_size()
+  areas.received = take(reduces()         ? rooted * others * room * partial_size()
                         : exchanges_all() ? blocks * room * in_size()
                                           : 0);
-  areas.result = take((exchanges_all() ? blocks : std::max(spreads() ? slots : 0, home)) * Stride(room));
+  areas.result = take((exchanges_all() ? blocks : std::max(spreads() ? slots : 0, rooted)) * Stride(room));
   areas.zeros = take(reduces() ? room * in_size() : 0);
   // Whole blocks that a slice lacks, and what the last elements of an array leave of their blocks.
   const size_t lacking =
       begins.empty() ? (slices - std::min(slices, blocks)) * room + blocks * std::min(room, kAlign) : slices * room;
   areas.waste = take(spreads() ? lacking * out_size() + slices * sizeof(uint64_t) : 0);
+  areas.headers = take(static_cast<size_t>(layout_.nodes()) * HeaderStride());
   areas.end = at;
   return areas;
 }
@@ -122,7 +128,7 @@ size_t NodeOperation::SlicePlace(int block) const {
 
 size_t NodeOperation::ResultPlace(int block) const {
   if (Is(Kind::kReduceScatter)) return 0;
-  if (Is(Kind::kBroadcast) && plan_.home(block) == rank_) return static_cast<size_t>(block);
+  if (Is(Kind::kBroadcast) && plan_.root(block) == rank_) return static_cast<size_t>(block);
   return SlicePlace(block);
 }
 

@@ -4,43 +4,36 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
-#include "ddp/process_group.h"
-#include "libddp/comm/base/counted_work.h"
+#include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/base/range_list.h"
-#include "libddp/comm/host/operation.h"
 #include "libddp/comm/nodes/block_plan.h"
+#include "libddp/comm/nodes/node_work.h"
 #include "libddp/device/cpu_reduce.h"
-#include "libddp/launch/wire.h"
 
 namespace ddp {
 
-class NodePipeline;
-
-// What nodes tell each other of an operation before they believe each other's data.
+// What nodes tell each other of an operation before they use each other's data.
 struct NodeHeader {
   uint64_t sequence = 0;
   uint64_t what = 0;  // see OperationKey
   uint64_t count = 0;
   uint64_t parameters = 0;
+  friend bool operator==(const NodeHeader&, const NodeHeader&) = default;
 };
 
 // Life: queued -> begun, chunk by chunk -> finished. The pipeline's mutex guards everything but the atomics.
-class NodeOperation final : public CountedWork {
+class NodeOperation final : public NodeWork {
  public:
   // The layout and the plan outlive the operation.
   NodeOperation(NodePipeline* pipeline, const OperationKey& key, const NodeLayout& layout, const BlockPlan& plan,
-                int rank);
-
-  absl::Status Wait(absl::Time deadline) override;
+                int rank)
+      : NodeWork(pipeline), key_(key), layout_(layout), plan_(plan), rank_(rank) {}
 
   // --- set before the launch ---
   RangeList in, out;  // this rank's data
@@ -59,18 +52,16 @@ class NodeOperation final : public CountedWork {
   // --- the pipeline's ---
   uint64_t sequence = 0;
   size_t begun = 0, finished = 0;            // chunks
-  bool met = false;                          // all ranks of this node have come
   bool exposed = false;                      // the wire may write to `out`, in its second view
   std::vector<std::shared_ptr<char>> views;  // which the wire works on
-  bool compared = false;                     // all peers' headers have come, and agree
-  std::unique_ptr<char[]> mail;              // the peers' headers and this rank's, each with room for what it carries
-  std::deque<Transfer> headers_in, headers_out;
-  NodeHeader header;
-  int64_t noticed_ns = 0;  // when it was first seen to be the oldest unfinished one: its time-out counts from here
+
+  NodeHeader header() const { return {sequence, key_.Pack(), count, parameters}; }
+  // FailedPrecondition, with both calls, if a rank of another node makes another one.
+  absl::Status Compare(const NodeHeader& theirs, int their_rank) const;
 
   const OperationKey& key() const { return key_; }
   const BlockPlan& plan() const { return plan_; }
-  std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
+  std::string Describe() const override;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
   size_t in_size() const { return SizeOf(key_.in); }
   size_t out_size() const { return SizeOf(key_.out); }
   size_t partial_size() const { return SizeOf(partial); }
@@ -84,7 +75,7 @@ class NodeOperation final : public CountedWork {
   bool flags() const { return Is(OperationKey::Kind::kAllReduce) && nonfinite != nullptr; }
 
   size_t chunks() const { return chunks_; }
-  // Whether this rank's sums of the chunk travel with its header, to the same ranks.
+  // Whether this rank's sums of the chunk travel with its header: a message less, to the same ranks.
   bool Carries(size_t chunk) const { return carries_ && chunk == 0; }
   // Elements that each block has room for in a chunk.
   size_t Room(size_t chunk) const;
@@ -96,22 +87,20 @@ class NodeOperation final : public CountedWork {
   // From one block's final value to the next one's, in bytes.
   size_t Stride(size_t room) const { return room * out_size() + (flags() ? sizeof(uint64_t) : 0); }
 
-  // Of the message that brings a block's final value.
-  size_t ResultBytes(int block, size_t chunk) const {
-    return flags() ? Stride(Room(chunk)) : PartOf(block, chunk).count * out_size();
-  }
-
   // Where things lie in the scratch memory of a chunk, as offsets in bytes.
   struct Areas {
     size_t partial = 0;   // the node's sums of this rank's slice
-    size_t received = 0;  // other nodes' sums of the blocks that are at home here
-    size_t result = 0;    // final values: of this rank's slice; of what is at home here
+    size_t received = 0;  // other nodes' sums of the blocks whose root this rank is
+    size_t result = 0;    // final values: of this rank's slice; of the blocks whose root it is
     size_t zeros = 0;     // read where a slice has no data
     size_t waste = 0;     // written where a slice has no data, and the flags
+    size_t headers = 0;   // by node, see HeaderStride
     size_t end = 0;
   };
   Areas AreasFor(size_t room) const { return AreasFor(room, layout_.node_of(rank_)); }
-  // Which place in this rank's slice a block has that it owns, and which one in `result` the block's final value.
+  // From one header to the next one, with what it carries. The same for all calls, as the ranks may not agree on one.
+  size_t HeaderStride() const;
+  // The place in this rank's slice of a block that it owns, and the place in `result` of the block's final value.
   size_t SlicePlace(int block) const;
   size_t ResultPlace(int block) const;
 
@@ -124,7 +113,6 @@ class NodeOperation final : public CountedWork {
   // Elements of a block that belong to the chunks before this one.
   size_t Before(size_t chunk) const { return chunk == 0 ? 0 : first_ + (chunk - 1) * room_; }
 
-  NodePipeline* const pipeline_;
   const OperationKey key_;
   const NodeLayout& layout_;
   const BlockPlan& plan_;
@@ -133,9 +121,6 @@ class NodeOperation final : public CountedWork {
   size_t chunks_ = 1;
   bool carries_ = false;
 };
-
-// Of a header with what it carries: bytes from one message to the next.
-size_t MailStride(const NodeLayout& layout);
 
 // Scratch memory of one chunk: for messages of 512 KiB between two nodes.
 inline constexpr size_t kScratchBytes = size_t{13} << 18;

@@ -21,7 +21,7 @@ namespace ddp {
 struct Note {
   int32_t code = 0;
   bool automatic = false;  // see ShareSegment
-  char text[507] = {};
+  char text[1019] = {};
 
   Note() = default;
   Note(const absl::Status& status, absl::string_view ok_text) : code(static_cast<int32_t>(status.code())) {
@@ -72,7 +72,7 @@ inline absl::Status FirstError(const std::vector<Note>& notes) {
   return absl::OkStatus();
 }
 
-// Exchanges outcomes and returns the first that is an error. Collective.
+// OK if all ranks say OK; else the first error, by rank, with that rank's number, on every rank. Collective.
 inline absl::Status Agree(ProcessGroup& group, const absl::Status& mine) {
   absl::StatusOr<std::vector<Note>> notes = Exchange(group, Note(mine, ""));
   return notes.ok() ? FirstError(*notes) : notes.status();

@@ -9,11 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "ddp/collectives.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
-#include "libddp/comm/base/agreement.h"
 #include "libddp/comm/base/checked_group.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/comm/health/peer_board.h"
 #include "libddp/comm/memory/allocation_list.h"
 #include "libddp/comm/nccl/communicator.h"
@@ -243,32 +244,29 @@ struct Offer {
   nccl::Features features;
 };
 
-absl::StatusOr<Offer> MakeOffer(const DeviceGroupOptions& options, int rank) {
-  const auto named = [&](const absl::Status& s) {
-    return absl::Status(s.code(), absl::StrCat("rank ", rank, ": ", s.message()));
-  };
+absl::StatusOr<Offer> MakeOffer(const DeviceGroupOptions& options) {
   if (options.device.kind != Device::Kind::kCuda) {
-    return named(absl::FailedPreconditionError(
-        "the nccl backend works on GPUs: set ContextOptions::device, usually to the GPU of the local rank's number"));
+    return absl::FailedPreconditionError(
+        "the nccl backend works on GPUs: set ContextOptions::device, usually to the GPU of the local rank's number");
   }
   Offer offer;
-  if (absl::Status s = options.runtime->Check(options.device); !s.ok()) return named(s);
+  if (absl::Status s = options.runtime->Check(options.device); !s.ok()) return s;
   if (options.api.has_value()) {
     offer.api = *options.api;
   } else {
     absl::StatusOr<nccl::Api> api = nccl::Load();
-    if (!api.ok()) return named(api.status());
+    if (!api.ok()) return api.status();
     offer.api = *api;
   }
   absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(offer.api);
-  if (!features.ok()) return named(features.status());
+  if (!features.ok()) return features.status();
   offer.features = *features;
   return offer;
 }
 
 // Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be.
 absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu) {
-  absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control, absl::StrCat(version, " ", gpu));
+  absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control, absl::StrCat(version, " ", gpu));
   if (!texts.ok()) return texts.status();
   std::vector<std::pair<std::string, std::string>> all;
   for (const std::string& text : *texts) all.emplace_back(absl::StrSplit(text, absl::MaxSplits(' ', 1)));
@@ -303,10 +301,10 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
     const nccl::Result result = offer.api.GetUniqueId(&setup.id);
     status = result == nccl::kSuccess
                  ? absl::OkStatus()
-                 : absl::InternalError(absl::StrCat("rank 0: ncclGetUniqueId: ", offer.api.GetErrorString(result),
+                 : absl::InternalError(absl::StrCat("ncclGetUniqueId: ", offer.api.GetErrorString(result),
                                                     "; has this host a network interface?"));
   }
-  if (absl::Status s = AgreeOn(control, status); !s.ok()) return s;
+  if (absl::Status s = Agree(control, status); !s.ok()) return s;
   const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
   absl::StatusOr<Work> sent = control.Broadcast({&id, 1}, 0);
   if (!sent.ok()) return sent.status();
@@ -322,7 +320,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
     control.Abort(first);  // for those that wait for us below
     return first;
   }
-  if (absl::Status s = AgreeOn(control, absl::OkStatus()); !s.ok()) return s;
+  if (absl::Status s = Agree(control, absl::OkStatus()); !s.ok()) return s;
   return communicator;
 }
 
@@ -356,10 +354,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGr
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
                                                               const DeviceGroupOptions& options) {
-  absl::StatusOr<Offer> offer = MakeOffer(options, control->rank());
-  if (absl::Status s = AgreeOn(*control, offer.status()); !s.ok()) return s;
+  absl::StatusOr<Offer> offer = MakeOffer(options);
+  if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
   absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
-  if (absl::Status s = AgreeOn(*control, gpu.status()); !s.ok()) return s;
+  if (absl::Status s = Agree(*control, gpu.status()); !s.ok()) return s;
   if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu); !s.ok()) return s;
   absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control);
   if (!board.ok()) return board.status();

@@ -10,8 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "ddp/collectives.h"
 #include "libddp/base/log.h"
-#include "libddp/comm/base/agreement.h"
+#include "libddp/comm/base/exchange.h"
 
 namespace ddp {
 namespace {
@@ -21,6 +22,10 @@ constexpr size_t kCalibrationBytes[] = {size_t{1} << 20, size_t{4} << 20, size_t
 constexpr int kCalibrationRuns = 5;
 // So much faster the plain kernels have to be: noise decides nothing.
 constexpr double kMargin = 0.98;
+
+absl::Status NoMemory(size_t bytes, absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes of GPU memory left (", why, ")"));
+}
 
 }  // namespace
 
@@ -44,18 +49,13 @@ RegisteredMemory::~RegisteredMemory() {
   }
 }
 
-absl::Status RegisteredMemory::NoMemory(size_t bytes, absl::string_view why) const {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("rank ", communicator_->setup().rank, ": no ", bytes, " bytes of GPU memory left (", why, ")"));
-}
-
 absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   if (communicator_->setup().api.MemAlloc == nullptr) {
     const absl::Status agreed = Agree(bytes).status();
     if (!agreed.ok()) return agreed;
     absl::StatusOr<std::shared_ptr<void>> data =
         communicator_->setup().runtime->Allocate(communicator_->setup().device, bytes);
-    if (absl::Status s = AgreeOn(control_, data.ok() ? absl::OkStatus() : NoMemory(bytes, data.status().message()));
+    if (absl::Status s = ddp::Agree(control_, data.ok() ? absl::OkStatus() : NoMemory(bytes, data.status().message()));
         !s.ok()) {
       return s;
     }
@@ -88,7 +88,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Agree(size_t bytes) {
     }
   }
   absl::StatusOr<std::vector<std::string>> texts =
-      ExchangeTexts(control_, absl::StrCat(bytes, " ", absl::StrJoin(returned, ",")));
+      GatherStrings(control_, absl::StrCat(bytes, " ", absl::StrJoin(returned, ",")));
   if (!texts.ok()) return texts.status();
   std::set<uint64_t> common(returned.begin(), returned.end());
   std::string first;
@@ -130,7 +130,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
   if (result != nccl::kSuccess) {
     status = NoMemory(bytes, absl::StrCat("ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result)));
   }
-  if (absl::Status s = AgreeOn(control_, status); !s.ok()) {
+  if (absl::Status s = ddp::Agree(control_, status); !s.ok()) {
     if (result == nccl::kSuccess) table_->Free(block.data);
     return s;
   }
@@ -146,7 +146,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
 }
 
 absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
-  absl::StatusOr<std::vector<std::string>> sizes = ExchangeTexts(control_, absl::StrCat(memory.bytes()));
+  absl::StatusOr<std::vector<std::string>> sizes = GatherStrings(control_, absl::StrCat(memory.bytes()));
   if (!sizes.ok()) return sizes.status();
   for (size_t r = 1; r < sizes->size(); ++r) {
     if ((*sizes)[r] == (*sizes)[0]) continue;
@@ -174,7 +174,7 @@ absl::Status RegisteredMemory::Register(Block* block) {
   });
   if (window != nullptr) communicator_->Keep(window);
   const bool mine = done.ok() && window != nullptr;
-  absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control_, mine ? "yes" : "no");
+  absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control_, mine ? "yes" : "no");
   if (!texts.ok()) return texts.status();
   block->registered = std::all_of(texts->begin(), texts->end(), [](const std::string& text) { return text == "yes"; });
   if (!block->registered) {
@@ -233,7 +233,7 @@ absl::Status RegisteredMemory::Calibrate(const Block& block) {
     if (!symmetric.ok()) return symmetric.status();
     absl::StatusOr<double> plain = TimeSum(block, bytes, false, stream->get());
     if (!plain.ok()) return plain.status();
-    absl::StatusOr<std::vector<std::string>> texts = ExchangeTexts(control_, absl::StrCat(*symmetric, " ", *plain));
+    absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control_, absl::StrCat(*symmetric, " ", *plain));
     if (!texts.ok()) return texts.status();
     double slowest[2] = {0, 0};
     for (const std::string& text : *texts) {

@@ -62,7 +62,6 @@ class RegisteredMemory {
     void Free(void* data);
   };
 
-  absl::Status NoMemory(size_t bytes, absl::string_view why) const;
   absl::StatusOr<Block> Agree(size_t bytes);
   absl::StatusOr<Block> Make(size_t bytes);
   absl::Status Register(Block* block);

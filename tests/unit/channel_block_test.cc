@@ -37,8 +37,8 @@ TEST_CASE("channels, envelopes, rings, pipes and chunks lie apart") {
     const ChannelBlock block(base, ranks);
     std::vector<Region> regions;
     for (int s = 0; s < ranks; ++s) {
-      regions.push_back({reinterpret_cast<char*>(&block.pipe(s)), sizeof(Pipe)});
-      for (uint64_t c = 0; c < kPipeChunks; ++c) regions.push_back({block.chunk(s, c), kPipeBytes});
+      regions.push_back({reinterpret_cast<char*>(&block.bounce_ring(s)), sizeof(BounceRing)});
+      for (uint64_t c = 0; c < kBounceChunks; ++c) regions.push_back({block.chunk(s, c), kBounceBytes});
       for (int r = 0; r < ranks; ++r) {
         if (r == s) continue;
         regions.push_back({reinterpret_cast<char*>(&block.channel(s, r)), sizeof(Channel)});

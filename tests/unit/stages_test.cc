@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "libddp/comm/host/operation.h"
+#include "libddp/comm/host/run.h"
 #include "libddp/comm/memory/read_process.h"
 #include "tests/support/catch.h"
 
@@ -55,25 +55,21 @@ struct Call {
   int32_t first;
   std::vector<std::unique_ptr<Part>> ranks = {};
 
-  void Make(Route route, uint64_t sequence, uint64_t* rounds) {
+  void Make(Route route, uint64_t sequence, const RunContext (&hosts)[kRanks], uint64_t* rounds) {
     const bool parts = kind == Kind::kReduceScatter || kind == Kind::kAllToAll;
     const size_t count = parts ? n * kRanks : n;
     const size_t outs = kind == Kind::kAllGather || kind == Kind::kAllToAll ? n * kRanks : n;
     OperationKey key{.kind = kind, .in = DType::kInt32, .out = DType::kInt32};
     if (kind == Kind::kBroadcast) key.root = static_cast<uint16_t>(root);
-    for (int r = 0; r < kRanks; ++r) ranks.push_back(std::make_unique<Part>(key, count, outs, r, first));
-    for (const auto& part : ranks) {
-      Operation& operation = *part->operation;
-      operation.sequence = sequence;
-      operation.route = route;
-      operation.first_round = *rounds;
-      if (route == Route::kFetched) operation.phase = Operation::Phase::kReduce;
-      for (const auto& other : ranks) {
-        operation.in_bases.push_back(reinterpret_cast<char*>(other->in.data()));
-        operation.out_bases.push_back(reinterpret_cast<char*>(other->out.data()));
-      }
+    for (int r = 0; r < kRanks; ++r) {
+      Part& part = *ranks.emplace_back(std::make_unique<Part>(key, count, outs, r, first));
+      Announcement& announcement = hosts[r].control.slot(sequence, r).announcement;
+      announcement.in = reinterpret_cast<uintptr_t>(part.in.data());
+      announcement.out = reinterpret_cast<uintptr_t>(part.out.data());
+      part.operation->sequence = sequence;
+      part.operation->run = *MakeRun(route, *part.operation, hosts[r], *rounds);
     }
-    *rounds += ranks[0]->operation->Rounds(kRanks);
+    *rounds += ranks[0]->operation->run->Rounds();
   }
 
   int32_t Expected(int rank, size_t i) const {
@@ -127,6 +123,10 @@ TEST_CASE("results are exact in whatever order ranks take their turns") {
     const ControlBlock control(base, kRanks);
     SharedWriter writers[kRanks];
     for (int r = 0; r < run % (kRanks + 1); ++r) writers[r].GoPastCaches();
+    RunContext hosts[kRanks];
+    for (int r = 0; r < kRanks; ++r) {
+      hosts[r] = {.control = control, .peers = &peers, .writer = &writers[r], .rank = r, .size = kRanks};
+    }
     uint64_t rounds = 0;
     std::vector<Call> calls;
     for (uint64_t k = 0; k < 12; ++k) {
@@ -136,7 +136,7 @@ TEST_CASE("results are exact in whatever order ranks take their turns") {
       const size_t n = random() % 8 == 0 ? 200'000 : 1 + random() % 3000;
       const int root = static_cast<int>(random() % kRanks);
       calls.push_back({.kind = kind, .root = root, .n = n, .first = static_cast<int32_t>(1000 * k)});
-      calls.back().Make(route, k, &rounds);
+      calls.back().Make(route, k, hosts, &rounds);
     }
     // Each rank is somewhere in the list, and makes a turn of what it has come to when it is drawn.
     size_t at[kRanks] = {};
@@ -146,9 +146,9 @@ TEST_CASE("results are exact in whatever order ranks take their turns") {
       size_t& mine = at[rank];
       // Runs ahead at times, as far as it can.
       for (int more = random() % 4 == 0 ? 10 : 1; more > 0 && mine < calls.size(); --more) {
-        Operation& operation = *calls[mine].ranks[static_cast<size_t>(rank)]->operation;
-        REQUIRE(operation.RunTurn(control, peers, &writers[rank], rank, kRanks).ok());
-        if (operation.RoundsDone(kRanks)) calls[mine++].Leave(rank);
+        Run& turns = *calls[mine].ranks[static_cast<size_t>(rank)]->operation->run;
+        REQUIRE(turns.Advance(/*steal=*/true, /*limit=*/1).ok());
+        if (turns.Done()) calls[mine++].Leave(rank);
       }
     }
   }

@@ -120,18 +120,6 @@ class FlightRing {
   FlightEntry entries_[kFlightEntries];
 };
 
-// How long the finder of a failure waits for another rank to tell of it, and by how much later than the rank before it
-// each rank warns of a stall.
-inline constexpr int64_t kTellPatienceNs = 100'000'000;
-
-// Who tells of a stall or a failure, so that one rank of a group does it and not all.
-struct alignas(64) FlightDesk {
-  enum : uint32_t { kNobody, kTelling, kTold };
-  std::atomic<uint64_t> stalls;   // stalls of operations with a smaller number have been told
-  std::atomic<uint32_t> teller;   // the rank that is asked to tell of the failure, + 1
-  std::atomic<uint32_t> failure;  // kNobody, kTelling, kTold
-};
-
 }  // namespace ddp
 
 #endif  // LIBDDP_COMM_HEALTH_FLIGHT_RING_H_

@@ -127,29 +127,15 @@ std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
 bool PeerBoard::ShouldTellStall(uint64_t sequence, int64_t waited_ns, int64_t patience_ns) const {
   int before = 0;
   for (size_t p = 0; p < place_; ++p) before += line(p).posted.load(std::memory_order_acquire) > sequence;
-  if (waited_ns - before * kTellPatienceNs < patience_ns) return false;
-  // What is in the queue behind it waits for the same.
-  const uint64_t until = line(place_).posted.load(std::memory_order_relaxed);
-  uint64_t told = desk().stalls.load(std::memory_order_relaxed);
-  return told <= sequence && desk().stalls.compare_exchange_strong(told, until);
+  const uint64_t end = line(place_).posted.load(std::memory_order_relaxed);
+  return election().ClaimStall(sequence, end, before, waited_ns, patience_ns);
 }
 
 // Before anybody is let go: a launcher may kill the whole job as soon as one rank has ended. What the program aborts is
 // not reported.
 void PeerBoard::TellFailure(const absl::Status& why, ContextObserver& observer) {
   if (absl::IsAborted(why)) return;
-  std::atomic<uint32_t>& state = desk().failure;
-  uint32_t nobody = FlightDesk::kNobody;
-  if (state.compare_exchange_strong(nobody, FlightDesk::kTelling)) {
-    observer.OnIncident(Incident(true, why.message()));
-    state.store(FlightDesk::kTold, std::memory_order_release);
-    return;
-  }
-  const int64_t until = NowNs() + kTellPatienceNs;
-  while (state.load(std::memory_order_acquire) != FlightDesk::kTold && NowNs() < until) {
-    const timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
-  }
+  election().ReportFailure([&] { observer.OnIncident(Incident(true, why.message())); });
 }
 
 FlightIncident PeerBoard::Incident(bool failure, absl::string_view what) {

@@ -20,6 +20,7 @@
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_ring.h"
 #include "libddp/comm/health/peer_watch.h"
+#include "libddp/comm/health/report_election.h"
 #include "libddp/comm/health/shared_failure.h"
 #include "libddp/comm/memory/shared_segment.h"
 
@@ -92,11 +93,13 @@ class PeerBoard {
   };
 
   PeerBoard() = default;
-  std::vector<int> Dead();                                                      // places
-  static constexpr size_t kLines = sizeof(SharedFailure) + sizeof(FlightDesk);  // where they begin
+  std::vector<int> Dead();                                                          // places
+  static constexpr size_t kLines = sizeof(SharedFailure) + sizeof(ReportElection);  // where they begin
   static size_t Bytes(size_t ranks) { return kLines + ranks * sizeof(Line); }
   Line& line(size_t place) const { return reinterpret_cast<Line*>(memory_->data() + kLines)[place]; }
-  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(memory_->data() + sizeof(SharedFailure)); }
+  ReportElection& election() const {
+    return *reinterpret_cast<ReportElection*>(memory_->data() + sizeof(SharedFailure));
+  }
   SharedFailure& shared_failure() const { return *reinterpret_cast<SharedFailure*>(memory_->data()); }
 
   const OwnerProcess owner_;

@@ -1,7 +1,7 @@
 // What the ranks of a hierarchical group on one host have in common: a segment of shared memory, laid out here.
 //
 //   SharedFailure      why the group has failed, once it has
-//   FlightDesk         who tells of a stall or a failure
+//   ReportElection     who reports a stall or a failure
 //   PeerLine[n]        one per rank: how far it is
 //   Slot[slots()][n]   a ring of operations: number q uses row q % slots(). Each rank announces its part in its own
 //                      column; nobody else writes there but to claim work.
@@ -21,6 +21,7 @@
 
 #include "libddp/base/page.h"
 #include "libddp/comm/health/flight_ring.h"
+#include "libddp/comm/health/report_election.h"
 #include "libddp/comm/health/shared_failure.h"
 #include "libddp/comm/memory/allocation_table.h"
 
@@ -92,7 +93,7 @@ class ControlBlock {
   static size_t Bytes(int ranks) { return ControlBlock(nullptr, ranks).StageOffset(static_cast<size_t>(ranks), 0); }
 
   SharedFailure& failure() const { return *reinterpret_cast<SharedFailure*>(base_); }
-  FlightDesk& desk() const { return *reinterpret_cast<FlightDesk*>(base_ + sizeof(SharedFailure)); }
+  ReportElection& election() const { return *reinterpret_cast<ReportElection*>(base_ + sizeof(SharedFailure)); }
   PeerLine& peer(int rank) const { return reinterpret_cast<PeerLine*>(base_ + PeerOffset())[rank]; }
   Slot& slot(uint64_t sequence, int rank) const {
     return reinterpret_cast<Slot*>(base_ + SlotOffset())[Place(sequence, slots(), rank)];
@@ -118,7 +119,7 @@ class ControlBlock {
   size_t Place(uint64_t sequence, uint64_t rows, int rank) const {
     return (sequence & (rows - 1)) * ranks_ + static_cast<size_t>(rank);
   }
-  static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(FlightDesk); }
+  static constexpr size_t PeerOffset() { return sizeof(SharedFailure) + sizeof(ReportElection); }
   size_t SlotOffset() const { return PeerOffset() + ranks_ * sizeof(PeerLine); }
   size_t InlineOffset() const { return RoundUp(SlotOffset() + slots() * ranks_ * sizeof(Slot), kBlockAlign); }
   size_t LargeOffset() const { return InlineOffset() + slots() * ranks_ * kInlineStride; }

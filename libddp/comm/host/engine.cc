@@ -3,22 +3,26 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/base/waiting.h"
+#include "libddp/comm/memory/read_process.h"
 
 namespace ddp {
 
 Engine::Engine(EngineOptions options, ProgressThread* progress)
     : Driver({.rank = options.NameOf(options.rank), .oversubscribed = options.oversubscribed}, progress),
       options_(std::move(options)) {
-  for (int r = 0; r < options_.size; ++r) {
-    if (r != options_.rank)
-      (options_.peers.InThisProcess(r) ? peers_in_this_process_ : peers_in_other_processes_) = true;
-  }
   PeerLine& line = control_.peer(options_.rank);
   line.token = token_;
   line.token_address.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
   progress->Add(this);
+}
+
+bool Engine::HasPeers(bool in_this_process) const {
+  for (int r = 0; r < options_.size; ++r) {
+    if (r != options_.rank && options_.peers.InThisProcess(r) == in_this_process) return true;
+  }
+  return false;
 }
 
 Engine::~Engine() {
@@ -105,10 +109,7 @@ void Engine::AnnounceOne(Operation* operation) {
   a.parameters = operation->parameters;
   Place(operation, &a);
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
-  // What follows could be done later, but now it is hidden behind the way of the announcement to the peers.
   notes_.Entered(*operation, FlightState::kAnnounced);
-  if (a.placement == Placement::kSharedRange || a.placement == Placement::kSharedList)
-    operation->CutSlices(options_.size);
 }
 
 // Tells the peers where this rank's data lies, or lays it out for them.
@@ -130,7 +131,7 @@ void Engine::Place(Operation* operation, Announcement* announcement) {
   facts.has_large_row = in.bytes() > kInlineBytes && in.bytes() <= kLargeBytes && HasLargeRow(operation->sequence);
   a.placement = ChoosePlacement(facts);
   if (a.placement == Placement::kInline) {
-    operation->PutInline(control_, &writer_, options_.rank, options_.size);
+    PublishInline(*operation, host_, &writer_);
   } else if (a.placement == Placement::kReadable) {
     size_t contiguous = 0;
     a.in = reinterpret_cast<uintptr_t>(in.At(0, &contiguous));
@@ -168,7 +169,9 @@ void Engine::ClearSlots(uint64_t end) {
 
 // --- driving --------------------------------------------------------------------------------------------------------
 
-bool Engine::InExchange() const { return !queue_.empty() && queue_.front()->ready && queue_.front()->TakesTurns(); }
+bool Engine::InExchange() const {
+  return !queue_.empty() && queue_.front()->run != nullptr && queue_.front()->run->traits.takes_turns;
+}
 
 // One pass over the announced operations in order. Of those behind the awaited one it does a chunk at a time.
 bool Engine::Poll(Lock& lock, const Pass& pass) {
@@ -178,14 +181,14 @@ bool Engine::Poll(Lock& lock, const Pass& pass) {
   for (uint64_t s = first_sequence_; s < announced_ && failure_.ok(); s = std::max(s + 1, first_sequence_)) {
     Operation* const operation = At(s);
     if (operation->Done()) continue;
-    if (!operation->ready) {
+    if (operation->run == nullptr) {
       if (!HasArrived(operation)) break;  // in order, so that all ranks number the staging rounds alike
-      MakeReady(operation);
+      StartRun(operation);
       if (!failure_.ok()) break;
       progressed = true;
     }
     // One at a time, in order. And one thread at a time.
-    const bool takes_turns = operation->TakesTurns();
+    const bool takes_turns = operation->run->traits.takes_turns;
     if (takes_turns && (std::exchange(turn_taken, true) || operation->workers > 0)) continue;
     progressed |= Step(lock, operation, pass.steal, s <= up_to ? 1 << 30 : 1);
     if (takes_turns && operation->Done()) turn_taken = false;
@@ -194,56 +197,77 @@ bool Engine::Poll(Lock& lock, const Pass& pass) {
   return progressed;
 }
 
-bool Engine::Step(Lock& lock, Operation* operation, bool steal, int limit) {
-  bool progressed = true;
-  switch (operation->route) {
-    case Route::kInline:
-      operation->TakeInline(control_, options_.rank, options_.size);
-      FinishOk(operation);
-      break;
-    case Route::kDirect: {
-      const bool brief = operation->in_bytes() <= kBriefBytes;
-      ++operation->workers;
-      if (!brief) lock.unlock();
-      progressed = RunChunks(operation, steal, limit);
-      if (!brief) lock.lock();
-      Worked(operation);
-      if (!operation->Done() && operation->ChunksDone(control_)) {
-        FinishOk(operation);
-        progressed = true;
-      }
-      break;
-    }
-    case Route::kStaged:
-    case Route::kFetched: {
-      ++operation->workers;
-      lock.unlock();
-      const absl::StatusOr<bool> ran =
-          operation->RunTurn(control_, options_.peers, &stage_writer_, options_.rank, options_.size);
-      lock.lock();
-      Worked(operation);
-      progressed = ran.ok() && *ran;
-      // A peer that has ended, or has failed and given its memory back, is for CheckHealth to tell.
-      if (!ran.ok() && !absl::IsNotFound(ran.status()) && !control_.failure().happened()) {
-        FailAndTell(ran.status());
-      }
-      if (!operation->Done() && operation->RoundsDone(options_.size)) FinishOk(operation);
-      break;
-    }
-  }
-  return progressed;
+// Whether all ranks have announced it.
+bool Engine::HasArrived(Operation* operation) const {
+  while (operation->arrived < options_.size && HasAnnounced(operation->sequence, operation->arrived))
+    ++operation->arrived;
+  return operation->arrived == options_.size;
 }
 
-// Without the mutex, unless the work is brief. A peer in this process that has seen the group fail waits until
-// `working` is 0 (see DetachOutputs): either it sees this thread there, or this thread sees the failure.
-bool Engine::RunChunks(Operation* operation, bool steal, int limit) {
-  if (!peers_in_this_process_) return operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
-  std::atomic<uint32_t>& working = control_.peer(options_.rank).working;
-  working.fetch_add(1);
-  const bool ran =
-      !control_.failure().happened() && operation->RunChunks(control_, options_.rank, options_.size, steal, limit) > 0;
-  working.fetch_sub(1);
-  return ran;
+// All ranks have announced it: do they agree, and how is it executed?
+void Engine::StartRun(Operation* operation) {
+  absl::InlinedVector<Placement, 16> placements;
+  for (int r = 0; r < options_.size; ++r) {
+    if (r > 0 && !Agrees(*operation, 0, r)) return;
+    placements.push_back(control_.slot(operation->sequence, r).announcement.placement);
+  }
+  notes_.Entered(*operation, FlightState::kReady);
+  const Route route = ChooseRoute(placements, operation->IsBroadcast() ? operation->key().root : -1);
+  absl::StatusOr<std::unique_ptr<Run>> run = MakeRun(route, *operation, host_, staged_rounds_);
+  if (!run.ok()) return FailAndReport(run.status());
+  operation->run = *std::move(run);
+  staged_rounds_ += operation->run->Rounds();
+}
+
+// Whether `peer` calls what `rank` calls.
+bool Engine::Agrees(const Operation& operation, int rank, int peer) {
+  const Announcement& first = control_.slot(operation.sequence, rank).announcement;
+  const Announcement& a = control_.slot(operation.sequence, peer).announcement;
+  if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
+  const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
+  const bool only_parameters = a.what == first.what && a.count == first.count;
+  const char* const with = operation.called().kind == OperationKey::Kind::kAllGatherV
+                               ? " with other counts of the single ranks"
+                               : " with another prescale or postscale";
+  FailAndReport(absl::FailedPreconditionError(
+      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(rank), " calls ",
+                   describe(first), ", rank ", options_.NameOf(peer), " calls ", describe(a),
+                   only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
+  return false;
+}
+
+// Whether every peer is another process whose memory this one may read, which it tries once it is asked.
+bool Engine::CanReadPeers() {
+  if (can_read_peers_.has_value()) return *can_read_peers_;
+  if (host_.has_threads || !MayReadProcesses()) return *(can_read_peers_ = false);
+  for (int r = 0; r < options_.size; ++r) {
+    if (r == options_.rank) continue;
+    if (!options_.peers.Visible(r)) return *(can_read_peers_ = false);
+    const PeerLine& line = control_.peer(r);
+    const uint64_t address = line.token_address.load(std::memory_order_acquire);
+    if (address == 0) return false;  // not said yet
+    uint64_t token = 0;
+    RangeList from, to;
+    from.Add(reinterpret_cast<char*>(static_cast<uintptr_t>(address)), sizeof(token));
+    to.Add(reinterpret_cast<char*>(&token), sizeof(token));
+    const bool read = ReadProcess(r, options_.peers.pid(r), from, to).ok() && token == line.token;
+    if (!read) return *(can_read_peers_ = false);
+  }
+  return *(can_read_peers_ = true);
+}
+
+bool Engine::Step(Lock& lock, Operation* operation, bool steal, int limit) {
+  Run& run = *operation->run;
+  ++operation->workers;
+  if (!run.traits.is_brief) lock.unlock();
+  const absl::StatusOr<bool> ran = run.Advance(steal, limit);
+  if (!run.traits.is_brief) lock.lock();
+  Worked(operation);
+  // A peer that has ended, or has failed and given its memory back, is for CheckHealth to tell.
+  if (!ran.ok() && !absl::IsNotFound(ran.status()) && !control_.failure().happened()) FailAndReport(ran.status());
+  if (operation->Done() || !run.Done()) return ran.ok() && *ran;
+  FinishOk(operation);
+  return true;
 }
 
 // A thread has come back from working on the operation. If the group failed meanwhile, the last one back says so.
@@ -257,19 +281,18 @@ void Engine::Worked(Operation* operation) {
 // there again, and a rank that was stopped in the middle of reading wakes up late.
 void Engine::FinishOk(Operation* operation) {
   std::atomic_thread_fence(std::memory_order_acquire);
-  const bool reads_peers = operation->route == Route::kDirect || operation->route == Route::kFetched;
-  if (reads_peers && FailedElsewhere()) return;
+  if (operation->run->traits.reads_peers && FailedElsewhere()) return;
   if (operation->nonfinite != nullptr) {
-    // Each worker noted what it saw in its own slot, or its slice's; of a reduce-scatter only one's own result counts.
-    const bool own = operation->key().kind == OperationKey::Kind::kReduceScatter || operation->route == Route::kInline;
+    // Each rank noted what it saw in its own slot, or that of the rank it helped. Of a reduce-scatter only this rank's
+    // result counts.
+    const bool own = operation->Scatters();
     bool found = false;
     for (int r = own ? options_.rank : 0; r < (own ? options_.rank + 1 : options_.size); ++r) {
       found |= control_.slot(operation->sequence, r).nonfinite.load(std::memory_order_relaxed) != 0;
     }
     if (found) *operation->nonfinite = 1;
   }
-  // Another rank may have done the last of it, some time ago.
-  int64_t ended_ns = operation->route == Route::kDirect ? operation->ChunksEndedNs(control_) : 0;
+  int64_t ended_ns = operation->run->EndedNs();
   if (ended_ns == 0 && operation->bucket >= 0) ended_ns = NowNs();
   notes_.Entered(*operation, FlightState::kDone, ended_ns);
   operation->Finish(absl::OkStatus(), ended_ns);

@@ -25,7 +25,7 @@
 #include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/host/control_block.h"
 #include "libddp/comm/host/operation.h"
-#include "libddp/comm/host/placement.h"
+#include "libddp/comm/host/run.h"
 #include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/memory/shared_writer.h"
 
@@ -81,14 +81,10 @@ class Engine final : public Driver {
   void ClearSlots(uint64_t end);
   bool MustWaitForEarlier(const Operation& operation);
   bool Step(Lock& lock, Operation* operation, bool steal, int limit);
-  bool RunChunks(Operation* operation, bool steal, int limit);
-  void MakeReady(Operation* operation);
-  void PrepareToFetch(Operation* operation) const;
-  bool CanReadPeers();
   bool HasArrived(Operation* operation) const;
   bool Agrees(const Operation& operation, int rank, int peer);
-  bool ResolveSingle(Operation* operation, int peer) const;
-  bool ResolveList(Operation* operation, int peer) const;
+  void StartRun(Operation* operation);
+  bool CanReadPeers();
   void Worked(Operation* operation);
   void FinishOk(Operation* operation);
   void Retire();
@@ -99,25 +95,39 @@ class Engine final : public Driver {
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Operation& operation) const;
   struct Laggards {
-    std::string text;  // "did not arrive: rank 1, 3"
-    std::vector<int> ranks;
+    std::vector<int> missing, unfinished;
+    absl::string_view who = "";  // says more about them
+
+    const std::vector<int>& ranks() const { return missing.empty() ? unfinished : missing; }
+    std::string Describe() const;  // "did not arrive: rank 1, 3"
   };
   Laggards FindSlotHolders(uint64_t sequence) const;
   Laggards FindLaggards(const Operation& operation, int64_t waited_ns) const;
-  void TellStall(const Operation& oldest, int64_t waited_ns);
-  void FailAndTell(const absl::Status& why);
-  void TellFailure(absl::string_view what);
+  void ReportStall(const Operation& oldest, int64_t waited_ns);
+  void FailAndReport(const absl::Status& why);
+  void ReportFailure(absl::string_view what);
   FlightIncident Incident(bool failure, absl::string_view what) const;
   Operation* OldestPending() const;
-  bool HasAnnounced(const Operation& operation, int rank) const;
+  bool HasAnnounced(uint64_t sequence, int rank) const;
   bool Needs(const Operation& operation, int peer) const;
+  bool HasPeers(bool in_this_process) const;
   Operation* At(uint64_t sequence) const { return queue_[sequence - first_sequence_]; }
 
   const EngineOptions options_;
   const ControlBlock& control_ = options_.control;
   const AllocationTable& allocations_ = *options_.allocations;
   const FlightNotes notes_{options_.observer, options_.group, control_.flight(options_.rank)};
-  bool peers_in_this_process_ = false, peers_in_other_processes_ = false;
+  SharedWriter writer_;        // of what goes with announcements
+  SharedWriter stage_writer_;  // of whoever has the turn
+  const RunContext host_{.control = control_,
+                         .peers = &options_.peers,
+                         .allocations = &allocations_,
+                         .writer = &stage_writer_,
+                         .rank = options_.rank,
+                         .size = options_.size,
+                         .names = options_.names,
+                         .has_threads = HasPeers(/*in_this_process=*/true)};
+  const bool has_processes_ = HasPeers(/*in_this_process=*/false);
   const uint64_t token_ = static_cast<uint64_t>(NowNs()) ^ reinterpret_cast<uintptr_t>(this);  // see PeerLine
 
   const OwnerProcess owner_;
@@ -127,9 +137,7 @@ class Engine final : public Driver {
   uint64_t slots_free_until_ = control_.slots();  // operations with a smaller number have a slot
   uint64_t done_until_ = 0;                       // operations with a smaller number are done
   uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
-  uint64_t staged_rounds_ = 0;  // of all operations that became ready
-  SharedWriter writer_;         // of what goes with announcements
-  SharedWriter stage_writer_;   // of whoever has the turn
+  uint64_t staged_rounds_ = 0;  // of all operations so far
   absl::Status failure_;
   std::optional<bool> can_read_peers_;  // once it has been tried
   int64_t next_look_ns_ = 0;

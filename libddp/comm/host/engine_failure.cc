@@ -1,4 +1,4 @@
-// How the engine notices failures and tells of them.
+// How the engine notices stalls and failures, and reports them.
 #include <sched.h>
 
 #include <algorithm>
@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/comm/host/engine.h"
 
 namespace ddp {
+
 void Engine::Fail(const absl::Status& why) {
   if (!owner_.IsHere()) return;
   Lock lock(mutex_);
@@ -58,7 +60,7 @@ bool Engine::FailedElsewhere() {
 // A peer that the failure overtook in the middle of a chunk may wake up at any time and write on: to the outputs of
 // operations that are under way, nowhere else. In this process those addresses get other memory with the same contents.
 // A peer that is a thread of this process has the same addresses; it is waited for, which does not take longer than a
-// chunk, since it looks at `failure` before it takes another (see Step).
+// chunk, since it looks at `failure` before it takes another (see DirectRun::Advance).
 absl::Status Engine::DetachOutputs() {
   absl::Status status;
   bool under_way = false;
@@ -66,11 +68,11 @@ absl::Status Engine::DetachOutputs() {
     if (At(s)->Done()) continue;
     under_way = true;
     At(s)->out.ForEach([&](char* data, size_t bytes) {
-      if (peers_in_other_processes_) status.Update(allocations_.MakePrivate(data, bytes));
-      return peers_in_other_processes_;
+      if (has_processes_) status.Update(allocations_.MakePrivate(data, bytes));
+      return has_processes_;
     });
   }
-  for (int r = 0; under_way && peers_in_this_process_ && r < options_.size; ++r) {
+  for (int r = 0; under_way && host_.has_threads && r < options_.size; ++r) {
     if (r == options_.rank || !options_.peers.InThisProcess(r)) continue;
     while (control_.peer(r).working.load() != 0) sched_yield();
   }
@@ -89,11 +91,11 @@ void Engine::LookAround() {
   const int64_t waited = now - oldest->noticed_ns;
   CheckPeers(waited);
   if (!failure_.ok()) return;
-  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return FailAndTell(TimedOut(*oldest));
-  TellStall(*oldest, waited);
-  // A peer that has found a failure leaves it to us to tell of it, before it lets anybody go.
-  if (control_.desk().teller.load(std::memory_order_acquire) == static_cast<uint32_t>(options_.rank) + 1) {
-    TellFailure(absl::StrCat("the group has failed in ", oldest->Describe()));
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return FailAndReport(TimedOut(*oldest));
+  ReportStall(*oldest, waited);
+  // A peer that has found a failure leaves the report to this rank, before it lets anybody go.
+  if (control_.election().IsAskedToReport(options_.rank)) {
+    ReportFailure(absl::StrCat("the group has failed in ", oldest->Describe()));
   }
 }
 
@@ -110,7 +112,7 @@ void Engine::CheckPeers(int64_t waited_ns) {
     // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in
     // time.
     if (died && waiting == queue_.end() && waited_ns < kDeathGraceNs) continue;
-    FailAndTell(WithFailedRanks(
+    FailAndReport(WithFailedRanks(
         absl::UnavailableError(
             died ? absl::StrCat("rank ", options_.NameOf(r), " (process ", options_.peers.pid(r),
                                 ") has died; see its own output for the reason, and start the job again")
@@ -123,15 +125,12 @@ void Engine::CheckPeers(int64_t waited_ns) {
 
 // Whether the operation cannot be done without something that `peer` has still to do.
 bool Engine::Needs(const Operation& operation, int peer) const {
-  if (!HasAnnounced(operation, peer)) return true;
-  if (!operation.ready || !operation.TakesTurns()) return false;
-  const uint64_t rounds = operation.first_round + operation.Rounds(options_.size);
-  return (control_.peer(peer).*operation.DoneCounter()).load(std::memory_order_acquire) < rounds;
+  if (!HasAnnounced(operation.sequence, peer)) return true;
+  return operation.run != nullptr && operation.run->traits.takes_turns && !operation.run->PeerDone(peer);
 }
 
-bool Engine::HasAnnounced(const Operation& operation, int rank) const {
-  return control_.slot(operation.sequence, rank).announcement.sequence.load(std::memory_order_acquire) ==
-         operation.sequence + 1;
+bool Engine::HasAnnounced(uint64_t sequence, int rank) const {
+  return control_.slot(sequence, rank).announcement.sequence.load(std::memory_order_acquire) == sequence + 1;
 }
 
 // Who keeps an operation from being announced: the ring has no slot for it, since the operation that used its slot last
@@ -141,41 +140,38 @@ Engine::Laggards Engine::FindSlotHolders(uint64_t sequence) const {
   std::vector<int> missing, unfinished;
   for (int r = 0; r < options_.size; ++r) {
     if (r == options_.rank || control_.peer(r).retired.load(std::memory_order_acquire) + slots > sequence) continue;
-    const uint64_t last = control_.slot(sequence, r).announcement.sequence.load(std::memory_order_acquire);
-    (last + slots == sequence + 1 ? unfinished : missing).push_back(options_.NameOf(r));
+    (HasAnnounced(sequence - slots, r) ? unfinished : missing).push_back(options_.NameOf(r));
   }
-  if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
-  return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(unfinished, ", ")), unfinished};
+  return {missing, unfinished};
 }
 
 // Who has not done its part? Of an operation that all have announced, counters alone do not tell: a chunk belongs to
-// one rank and may have been claimed by another, and who waits for a third one is behind too. But whoever waits says
-// so once in a while.
+// one rank and may have been claimed by another, and a rank that waits for a third one is behind too. But a rank that
+// waits says so once in a while.
 Engine::Laggards Engine::FindLaggards(const Operation& operation, int64_t waited_ns) const {
   if (operation.sequence >= announced_) return FindSlotHolders(operation.sequence);
   // Without the root's data nobody can go on.
-  if (const int root = operation.key().root; operation.IsBroadcast() && !HasAnnounced(operation, root)) {
-    return {absl::StrCat("did not arrive: rank ", options_.NameOf(root), ", the root"), {options_.NameOf(root)}};
+  if (const int root = operation.key().root; operation.IsBroadcast() && !HasAnnounced(operation.sequence, root)) {
+    return {{options_.NameOf(root)}, {}, ", the root"};
   }
   const int64_t silent_since = NowNs() - waited_ns / 2;
   std::vector<int> missing, unfinished, silent;
   for (int r = 0; r < options_.size; ++r) {
-    if (Needs(operation, r) && !HasAnnounced(operation, r)) {
+    if (!HasAnnounced(operation.sequence, r)) {
       missing.push_back(options_.NameOf(r));
-    } else if (operation.ready && operation.route == Route::kDirect &&
-               control_.slot(operation.sequence, r).done.load(std::memory_order_acquire) !=
-                   operation.chunks[static_cast<size_t>(r)]) {
-      unfinished.push_back(options_.NameOf(r));
-    } else if (Needs(operation, r)) {
+    } else if (operation.run != nullptr && !operation.run->PeerDone(r)) {
       unfinished.push_back(options_.NameOf(r));
     }
     if (r != options_.rank && control_.peer(r).seen_ns.load(std::memory_order_relaxed) < silent_since) {
       silent.push_back(options_.NameOf(r));
     }
   }
-  if (!missing.empty()) return {absl::StrCat("did not arrive: rank ", absl::StrJoin(missing, ", ")), missing};
-  const std::vector<int>& ranks = silent.empty() ? unfinished : silent;
-  return {absl::StrCat("did not finish their part: rank ", absl::StrJoin(ranks, ", ")), ranks};
+  return {missing, silent.empty() ? unfinished : silent};
+}
+
+std::string Engine::Laggards::Describe() const {
+  return absl::StrCat(missing.empty() ? "did not finish their part: rank " : "did not arrive: rank ",
+                      absl::StrJoin(ranks(), ", "), who);
 }
 
 absl::Status Engine::TimedOut(const Operation& operation) const {
@@ -183,9 +179,62 @@ absl::Status Engine::TimedOut(const Operation& operation) const {
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.NameOf(options_.rank), ": ", operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ", laggards.text,
+          absl::FormatDuration(options_.timeout), ": ", laggards.Describe(),
           "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
-      laggards.ranks);
+      laggards.ranks());
+}
+
+Operation* Engine::OldestPending() const {
+  const auto pending = [](const Operation* operation) { return !operation->Done(); };
+  const auto found = std::find_if(queue_.begin(), queue_.end(), pending);
+  return found == queue_.end() ? nullptr : *found;
+}
+
+// --- reports ------------------------------------------------------------------------------------------------------
+
+FlightIncident Engine::Incident(bool failure, absl::string_view what) const {
+  FlightIncident incident{.what = what, .failure = failure, .rank = options_.rank, .rings = {}, .dead = {}};
+  for (int r = 0; r < options_.size; ++r) incident.rings.push_back(&control_.flight(r));
+  incident.dead = options_.peers.Dead();
+  return incident;
+}
+
+// A stall is reported once, by the lowest rank that waits.
+void Engine::ReportStall(const Operation& oldest, int64_t waited_ns) {
+  const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
+  if (options_.observer == nullptr || patience <= 0 || waited_ns < patience) return;
+  int before = 0;
+  for (int r = 0; r < options_.rank; ++r) before += HasAnnounced(oldest.sequence, r);
+  const uint64_t end = first_sequence_ + queue_.size();
+  if (!control_.election().ClaimStall(oldest.sequence, end, before, waited_ns, patience)) return;
+  options_.observer->OnIncident(Incident(
+      false,
+      absl::StrFormat("rank %d: %s, has been waiting for %.1f s: %s; it goes on waiting up to the time-out of %s",
+                      options_.rank, oldest.Describe(), static_cast<double>(waited_ns) / 1e9,
+                      FindLaggards(oldest, waited_ns).Describe(), absl::FormatDuration(options_.timeout))));
+}
+
+// Nobody is let go before the report is out: a launcher may kill the whole job as soon as one rank has ended.
+void Engine::FailAndReport(const absl::Status& why) {
+  if (!failure_.ok()) return;
+  const bool first = !control_.failure().happened();
+  if (first && options_.observer != nullptr) {
+    const std::vector<int> dead = options_.peers.Dead();
+    const Operation* const oldest = OldestPending();
+    const auto waits = [&](int r) {
+      return oldest != nullptr && HasAnnounced(oldest->sequence, r) &&
+             std::find(dead.begin(), dead.end(), r) == dead.end();
+    };
+    int reporter = 0;
+    while (reporter < options_.rank && !waits(reporter)) ++reporter;
+    if (reporter != options_.rank) control_.election().AskToReport(reporter);
+    ReportFailure(why.message());
+  }
+  FailLocked(why);
+}
+
+void Engine::ReportFailure(absl::string_view what) {
+  control_.election().ReportFailure([&] { options_.observer->OnIncident(Incident(true, what)); });
 }
 
 }  // namespace ddp

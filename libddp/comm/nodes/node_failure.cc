@@ -1,6 +1,5 @@
 // How a group of several nodes notices failures and tells of them.
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <set>
@@ -224,12 +223,10 @@ FlightIncident NodePipeline::Incident(bool failure, absl::string_view what) cons
 // A stall is reported once on each node, by the lowest rank that waits: the others give it time to.
 void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
   const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
-  if (options_.observer == nullptr || patience <= 0 || waited_ns - local() * kTellPatienceNs < patience) return;
+  if (options_.observer == nullptr || patience <= 0) return;
   bool arrived = false;
-  std::atomic<uint64_t>& told = reducing_.options().control.desk().stalls;
-  uint64_t until = told.load(std::memory_order_relaxed);
-  // What is in the queue behind it waits for the same.
-  if (until > oldest.sequence || !told.compare_exchange_strong(until, queue_.back()->sequence + 1)) return;
+  ReportElection& election = reducing_.options().control.election();
+  if (!election.ClaimStall(oldest.sequence, queue_.back()->sequence + 1, local(), waited_ns, patience)) return;
   options_.observer->OnIncident(Incident(
       false,
       absl::StrFormat("rank %d: %s, has been waiting for %.1f s: did not arrive, or not finish: %s; it goes on waiting "
@@ -242,18 +239,8 @@ void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
 // the whole job as soon as one rank has ended. An abort by the program is not reported.
 void NodePipeline::ReportFailure(const absl::Status& why) {
   if (options_.observer == nullptr || absl::IsAborted(why)) return;
-  FlightDesk& desk = reducing_.options().control.desk();
-  uint32_t nobody = FlightDesk::kNobody;
-  if (desk.failure.compare_exchange_strong(nobody, FlightDesk::kTelling)) {
-    options_.observer->OnIncident(Incident(true, why.message()));
-    desk.failure.store(FlightDesk::kTold, std::memory_order_release);
-    return;
-  }
-  const int64_t until = NowNs() + kTellPatienceNs;
-  while (desk.failure.load(std::memory_order_acquire) != FlightDesk::kTold && NowNs() < until) {
-    const timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
-  }
+  reducing_.options().control.election().ReportFailure(
+      [&] { options_.observer->OnIncident(Incident(true, why.message())); });
 }
 
 }  // namespace ddp

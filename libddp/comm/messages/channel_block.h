@@ -1,10 +1,10 @@
 // What the ranks of a host share for messages from one to another; laid out behind the ControlBlock.
 //
 //   Channel[n][n]  one for each sender and receiver
-//     envelopes    a ring: message number q uses envelope q % kEnvelopes. A small message's data lie in it.
-//     data         a ring of bytes: of larger messages that go with their envelopes all the same, and of long lists
+//     envelopes    a ring: message number q uses envelope q % kEnvelopes. The data of a small message lies in it.
+//     data         a ring of bytes: of larger eager messages, and of long lists of ranges
 //     replies      a ring, the other way: what the receiver says about messages whose data it has to fetch
-//   Pipe[n]        one for each sender: chunks of a message that the receiver cannot fetch by itself
+//   BounceRing[n]  one for each sender: chunks of a message that the receiver cannot fetch by itself
 //
 // Each word is written by one side, and each side's words lie in cache lines of their own.
 #ifndef LIBDDP_COMM_MESSAGES_CHANNEL_BLOCK_H_
@@ -23,8 +23,8 @@ namespace ddp {
 
 inline constexpr uint64_t kEnvelopes = 8;
 inline constexpr uint64_t kReplies = 16;
-inline constexpr uint64_t kPipeChunks = 4;
-inline constexpr size_t kPipeBytes = size_t{64} << 10;
+inline constexpr uint64_t kBounceChunks = 4;
+inline constexpr size_t kBounceBytes = size_t{64} << 10;
 
 // By the sender. Everything but `number` is written before it.
 struct Envelope {
@@ -47,8 +47,8 @@ static_assert(sizeof(Envelope) == 32);
 // By the receiver, about the message with that number.
 struct Reply {
   enum : uint64_t {
-    kReceived,  // it has been fetched: the sender's buffers are free again
-    kFeed,      // put it through the pipe
+    kReceived,     // it has been fetched: the sender may use its buffers again
+    kRequestData,  // put it into the bounce ring
   };
   static uint64_t Make(uint64_t message, uint64_t kind) { return message << 1 | kind; }
   std::atomic<uint64_t> number;  // of the reply in its channel, + 1
@@ -69,7 +69,7 @@ struct alignas(kCacheLine) Channel {
 };
 
 // One message at a time passes through.
-struct alignas(kCacheLine) Pipe {
+struct alignas(kCacheLine) BounceRing {
   std::atomic<uint64_t> message;  // by the sender: whose chunks these are, see Make
   uint64_t first;                 // the number of its first chunk
   std::atomic<uint64_t> filled;   // by the sender: chunks 0 .. filled - 1, over the group's life, have been put in
@@ -123,9 +123,9 @@ class ChannelBlock {
     const size_t s = static_cast<size_t>(sender), r = static_cast<size_t>(receiver);
     return base_ + RingOffset(s * (ranks_ - 1) + r - (r > s ? 1 : 0));
   }
-  Pipe& pipe(int sender) const { return reinterpret_cast<Pipe*>(base_ + PipeOffset())[sender]; }
+  BounceRing& bounce_ring(int sender) const { return reinterpret_cast<BounceRing*>(base_ + BounceOffset())[sender]; }
   char* chunk(int sender, uint64_t number) const {
-    return base_ + ChunkOffset(static_cast<size_t>(sender), number % kPipeChunks);
+    return base_ + ChunkOffset(static_cast<size_t>(sender), number % kBounceChunks);
   }
 
  private:
@@ -139,9 +139,10 @@ class ChannelBlock {
     return ranks_ * ranks_ * sizeof(Channel) + index * (kCacheLine + envelope_bytes());
   }
   size_t RingOffset(size_t index) const { return EnvelopeOffset(ranks_ * ranks_ * kEnvelopes) + index * ring_bytes(); }
-  size_t PipeOffset() const { return RingOffset(ranks_ == 0 ? 0 : ranks_ * (ranks_ - 1)); }
+  size_t BounceOffset() const { return RingOffset(ranks_ == 0 ? 0 : ranks_ * (ranks_ - 1)); }
   size_t ChunkOffset(size_t sender, uint64_t index) const {
-    return PipeOffset() + ranks_ * sizeof(Pipe) + (sender * kPipeChunks + index) * (kPipeBytes + kCacheLine);
+    return BounceOffset() + ranks_ * sizeof(BounceRing) +
+           (sender * kBounceChunks + index) * (kBounceBytes + kCacheLine);
   }
 
   char* base_ = nullptr;

@@ -1,15 +1,32 @@
 #include "libddp/comm/messages/channels.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <new>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/base/waiting.h"
+#include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/spin.h"
 #include "libddp/comm/host/placement.h"
 #include "libddp/comm/memory/read_process.h"
+#include "libddp/comm/messages/message_order.h"
 
 namespace ddp {
+namespace {
+
+// When the library fetches a message that has no Recv yet, so that its sender can go on.
+constexpr int64_t kReliefNs = 50'000'000;
+// How long the end of a group waits for peers to take its last replies.
+constexpr int64_t kLastRepliesNs = 1'000'000'000;
+
+}  // namespace
+
 absl::Status Message::Wait(absl::Time deadline) {
   return channels_->Wait(
       *this, [this] { return Describe(); }, deadline);
@@ -30,10 +47,25 @@ Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
       size_(engine->options().size),
       peers_(static_cast<size_t>(size_)) {
   for (int r = 0; r < size_; ++r) {
-    peer(r).no_reading = !MayReadProcesses() || !engine->options().peers.Visible(r);
+    peer(r).cannot_read = !MayReadProcesses() || !engine->options().peers.Visible(r);
   }
   SetIdleCallback([this] { engine_.Progress(); });
   progress->Add(this);
+}
+
+Channels::~Channels() {
+  if (!owner_.IsHere()) return;
+  progress()->Remove(this);
+  Lock lock(mutex_);
+  const int64_t give_up = NowNs() + kLastRepliesNs;
+  for (int r = 0; r < size_; ++r) {
+    while (!peer(r).replies.empty() && failure_.ok() && NowNs() < give_up) {
+      if (!WriteReplies(r)) sched_yield();
+    }
+  }
+  const absl::Status destroyed =
+      absl::AbortedError(absl::StrCat("rank ", rank_, ": the process group was destroyed with operations pending"));
+  for (Message* message : Pending()) Finish(message, destroyed);
 }
 
 // --- sending --------------------------------------------------------------------------------------------------------
@@ -44,8 +76,8 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
   {
     Lock lock(mutex_);
     if (FailedElsewhere()) return failure_;
-    spec.along = GoAlong(spec.data);
-    if (spec.along && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
+    spec.eager = IsEager(spec.data);
+    if (spec.eager && peer(to).unsent.empty() && WriteEnvelope(spec)) return Work();
     message = new Message(this, std::move(spec));
     message->posted = next_posted_++;
     pending_.fetch_add(1, std::memory_order_relaxed);
@@ -56,14 +88,14 @@ absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
   return Work(message);
 }
 
-bool Channels::GoAlong(const RangeList& data) const {
+bool Channels::IsEager(const RangeList& data) const {
   const bool oversubscribed = engine_.options().oversubscribed;
   const size_t bytes = data.bytes();
   return bytes <= std::min(MaxEagerBytes(/*shared=*/false, oversubscribed), block_.most_bytes()) &&
          (bytes <= MaxEagerBytes(/*shared=*/true, oversubscribed) || !allocations_.IsShared(data));
 }
 
-// False if there is none free.
+// False if no envelope is free.
 bool Channels::WriteEnvelope(const MessageSpec& message) {
   const int to = message.peer;
   const RangeList& data = message.data;
@@ -74,12 +106,12 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   e.tag = message.tag;
   e.dtype = message.dtype;
   e.ranges = 0;
-  const size_t bytes = message.along ? data.bytes() : data.ranges() * sizeof(ListedRange);
+  const size_t bytes = message.eager ? data.bytes() : data.ranges() * sizeof(ListedRange);
   const bool in_ring = !block_.InEnvelope(bytes) && bytes <= block_.most_bytes();
   if (in_ring) e.place = static_cast<uint32_t>(block_.Place(&p.ring_end, bytes));
   if (bytes > block_.most_bytes()) {
     e.contents = Envelope::Contents::kNothing;
-  } else if (char* const payload = block_.payload(rank_, to, e, bytes); message.along) {
+  } else if (char* const payload = block_.payload(rank_, to, e, bytes); message.eager) {
     e.contents = Envelope::Contents::kData;
     p.writer.Copy(data, 0, payload, bytes);
   } else {
@@ -107,7 +139,7 @@ bool Channels::SendWaiting(int to) {
     message->number = p.sent;
     if (!WriteEnvelope(*message)) break;
     p.unsent.pop_front();
-    if (message->along) {
+    if (message->eager) {
       Finish(message, absl::OkStatus());
     } else {
       p.sent_large.push_back(message);
@@ -117,7 +149,7 @@ bool Channels::SendWaiting(int to) {
   return progressed;
 }
 
-bool Channels::TakeReplies(int to) {
+bool Channels::ReadReplies(int to) {
   Peer& p = peer(to);
   Channel& channel = block_.channel(rank_, to);
   bool progressed = false;
@@ -131,8 +163,8 @@ bool Channels::TakeReplies(int to) {
     if (message == p.sent_large.end()) continue;
     Message* const found = *message;
     p.sent_large.erase(message);
-    if ((what & 1) == Reply::kFeed) {
-      feeding_.push_back(found);
+    if ((what & 1) == Reply::kRequestData) {
+      requested_.push_back(found);
     } else {
       Finish(found, absl::OkStatus());
     }
@@ -140,31 +172,31 @@ bool Channels::TakeReplies(int to) {
   }
 }
 
-// The next chunks of the message that has the pipe.
-bool Channels::Feed() {
-  if (feeding_.empty()) return false;
-  Message* const message = feeding_.front();
-  Pipe& pipe = block_.pipe(rank_);
-  uint64_t filled = pipe.filled.load(std::memory_order_relaxed);
-  if (const uint64_t id = Pipe::Make(message->peer, message->number);
-      pipe.message.load(std::memory_order_relaxed) != id) {
-    if (pipe.emptied.load(std::memory_order_acquire) != filled) return false;  // the one before is not through
-    pipe.first = filled;
-    pipe.message.store(id, std::memory_order_release);
+// Puts the next chunks of a message into the bounce ring.
+bool Channels::FillRing() {
+  if (requested_.empty()) return false;
+  Message* const message = requested_.front();
+  BounceRing& ring = block_.bounce_ring(rank_);
+  uint64_t filled = ring.filled.load(std::memory_order_relaxed);
+  if (const uint64_t id = BounceRing::Make(message->peer, message->number);
+      ring.message.load(std::memory_order_relaxed) != id) {
+    if (ring.emptied.load(std::memory_order_acquire) != filled) return false;  // still the message before
+    ring.first = filled;
+    ring.message.store(id, std::memory_order_release);
   }
   const size_t bytes = message->data.bytes();
-  size_t at = message->fed * kPipeBytes;
+  size_t at = message->chunks_sent * kBounceBytes;
   bool progressed = false;
-  while (at < bytes && filled - pipe.emptied.load(std::memory_order_acquire) < kPipeChunks) {
-    const size_t n = std::min(kPipeBytes, bytes - at);
-    pipe_writer_.Copy(message->data, at, block_.chunk(rank_, filled), n);
-    pipe.filled.store(++filled, std::memory_order_release);
-    ++message->fed;
+  while (at < bytes && filled - ring.emptied.load(std::memory_order_acquire) < kBounceChunks) {
+    const size_t n = std::min(kBounceBytes, bytes - at);
+    bounce_writer_.Copy(message->data, at, block_.chunk(rank_, filled), n);
+    ring.filled.store(++filled, std::memory_order_release);
+    ++message->chunks_sent;
     at += n;
     progressed = true;
   }
   if (at >= bytes) {
-    feeding_.pop_front();
+    requested_.pop_front();
     Finish(message, absl::OkStatus());
   }
   return progressed;
@@ -182,14 +214,145 @@ bool Channels::Poll(Lock& lock, const Pass&) {
   bool progressed = false;
   for (int r = 0; r < size_ && failure_.ok(); ++r) {
     Peer& p = peer(r);
-    if (!p.expected.empty()) progressed |= Drain(r);
-    if (!p.sent_large.empty()) progressed |= TakeReplies(r);
+    if (!p.expected.empty()) progressed |= ReadEnvelopes(r);
+    if (!p.sent_large.empty()) progressed |= ReadReplies(r);
     if (!p.unsent.empty()) progressed |= SendWaiting(r);
-    if (!p.replies.empty()) progressed |= GiveReplies(r);
+    if (!p.replies.empty()) progressed |= WriteReplies(r);
   }
-  if (failure_.ok()) progressed |= Feed();
+  if (failure_.ok()) progressed |= FillRing();
   if (failure_.ok()) progressed |= FetchAll(lock);
   return progressed;
+}
+
+// --- failures -------------------------------------------------------------------------------------------------------
+
+std::vector<Message*> Channels::Pending() const {
+  std::vector<Message*> all(requested_.begin(), requested_.end());
+  for (const Peer& p : peers_) {
+    for (const auto* list : {&p.unsent, &p.expected}) all.insert(all.end(), list->begin(), list->end());
+    all.insert(all.end(), p.sent_large.begin(), p.sent_large.end());
+  }
+  for (const IncomingPtr& incoming : fetching_) {
+    if (incoming->receiver != nullptr && !incoming->receiver->busy) all.push_back(incoming->receiver);
+  }
+  return all;
+}
+
+// A thread that works on a message without the mutex finishes it when it comes back.
+void Channels::FailLocked(const absl::Status& why) {
+  if (!failure_.ok()) return;
+  engine_.Fail(why);
+  failure_ = engine_.status();
+  for (const IncomingPtr& incoming : fetching_) {
+    if (incoming->receiver == nullptr || incoming->receiver->busy) continue;
+    Finish(incoming->receiver, failure_);
+    incoming->receiver = nullptr;
+  }
+  for (Message* message : Pending()) Finish(message, failure_);
+  requested_.clear();
+  for (Peer& p : peers_) {
+    p.unsent.clear();
+    p.expected.clear();
+    p.sent_large.clear();
+    pending_.fetch_sub(static_cast<int>(p.replies.size()), std::memory_order_relaxed);
+    p.replies.clear();
+  }
+  const std::vector<IncomingPtr> all = fetching_;
+  for (const IncomingPtr& incoming : all) {
+    if (!incoming->busy) StopFetch(incoming);
+  }
+}
+
+// Whether the group has failed, perhaps at a peer.
+bool Channels::FailedElsewhere() {
+  if (failure_.ok() && control_.failure().happened()) FailLocked(absl::AbortedError("the group has failed"));
+  return !failure_.ok();
+}
+
+void Channels::CheckHealth(Lock&, bool) {
+  if (FailedElsewhere()) return;
+  const int64_t now = NowNs();
+  if (now < next_look_ns_) return;
+  next_look_ns_ = now + kLookEveryNs;
+  control_.peer(rank_).seen_ns.store(now, std::memory_order_relaxed);
+  for (int r = 0; r < size_ && failure_.ok(); ++r) ReadEnvelopes(r);
+  if (!failure_.ok()) return;
+  RelieveSenders(now);
+  Message* oldest = nullptr;
+  for (Message* message : OldestOfEach(Pending(), size_)) {
+    if (message->noticed_ns == 0) message->noticed_ns = now;
+    if (oldest == nullptr || message->noticed_ns < oldest->noticed_ns) oldest = message;
+  }
+  if (oldest == nullptr) return;
+  const int64_t waited = now - oldest->noticed_ns;
+  if (waited > absl::ToInt64Nanoseconds(engine_.options().timeout)) {
+    FailLocked(TimedOut(*oldest));
+  } else {
+    CheckPeers(waited);
+  }
+}
+
+void Channels::RelieveSenders(int64_t now) {
+  for (Peer& p : peers_) {
+    for (const IncomingPtr& incoming : p.unexpected) {
+      if (incoming->complete || incoming->fetching) continue;
+      if (incoming->noticed_ns == 0) incoming->noticed_ns = now;
+      if (now - incoming->noticed_ns < kReliefNs) continue;
+      incoming->data.reset(new (std::nothrow) char[incoming->bytes()]);
+      if (incoming->data != nullptr) StartFetch(incoming);
+    }
+  }
+}
+
+// A peer that is gone may have completed what this rank waits for: first find out whether it is gone, then whether this
+// rank still waits.
+void Channels::CheckPeers(int64_t waited_ns) {
+  const std::vector<int> dead = engine_.options().peers.Dead();
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const bool left = control_.peer(r).departed.load(std::memory_order_acquire) != 0;
+    const bool died = !left && std::find(dead.begin(), dead.end(), r) != dead.end();
+    if (!left && !died) continue;
+    ReadEnvelopes(r);
+    ReadReplies(r);
+    const std::vector<IncomingPtr> all = fetching_;
+    for (const IncomingPtr& incoming : all) {
+      if (incoming->from == r && incoming->requested) FetchFromRing(incoming);
+    }
+    if (!failure_.ok()) return;
+    const std::vector<Message*> pending = Pending();
+    const auto waiting = std::find_if(pending.begin(), pending.end(), [&](const Message* m) { return m->peer == r; });
+    if (waiting == pending.end() && (left || waited_ns < kDeathGraceNs)) continue;
+    FailLocked(WithFailedRanks(
+        absl::UnavailableError(
+            died ? absl::StrCat("rank ", r, " (process ", engine_.options().peers.pid(r),
+                                ") has died; see its own output for the reason, and start the job again")
+                 : absl::StrCat("rank ", r, " has left the group without its part in rank ", rank_, "'s ",
+                                (*waiting)->Describe(), "; both ranks must make matching calls")),
+        {r}));
+    return;
+  }
+}
+
+absl::Status Channels::TimedOut(const Message& message) const {
+  std::string why;
+  if (message.kind == Message::Kind::kSend) {
+    why = absl::StrCat("rank ", message.peer, " has not received it");
+  } else {
+    std::set<std::string> others;
+    for (const IncomingPtr& incoming : peers_[static_cast<size_t>(message.peer)].unexpected) {
+      if (others.size() < 8) others.insert(absl::StrCat("tag ", incoming->tag, " (", incoming->bytes(), " bytes)"));
+    }
+    why = absl::StrCat(
+        "rank ", message.peer, " has sent nothing with this tag",
+        others.empty() ? "" : absl::StrCat("; waiting to be received from it: ", absl::StrJoin(others, ", ")));
+  }
+  return WithFailedRanks(
+      absl::DeadlineExceededError(
+          absl::StrCat("rank ", rank_, ": ", message.Describe(), " timed out after ",
+                       absl::FormatDuration(engine_.options().timeout), ": ", why,
+                       "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
+      {message.peer});
 }
 
 }  // namespace ddp

@@ -1,12 +1,12 @@
-// Messages between two ranks of a hierarchical group.
+// Messages between two ranks of a host.
 //
-// The sender writes an envelope into the channel of the pair. A small message goes along, and is sent. Of a larger
-// one the envelope says where the data lie: the receiver, once it knows where they shall go, copies them from there
-// (out of shared memory, or by process_vm_readv out of the sender's process) and replies that it has. Where neither can
-// be, it asks for them, and the sender puts them, chunk by chunk, into its pipe, while the receiver takes them out.
+// The sender writes an envelope into the channel of the pair. Small messages are eager: their data is in the envelope,
+// and Send completes at once. For a larger one the envelope says where the data lies. Once the receiver knows where it
+// belongs, it copies it from there (out of shared memory, or with process_vm_readv out of the sender's process) and
+// replies. Where it can do neither, it requests the data, and the sender puts it chunk by chunk into its bounce ring.
 //
-// The receiver empties channels in order, so that a message nobody has asked for yet holds up no other: it becomes a
-// parcel, which waits. After a while its data are fetched too, and the sender may go on.
+// The receiver empties channels in order, so a message that has no Recv yet holds up no other. After a while the
+// library fetches its data too, and the sender can go on.
 #ifndef LIBDDP_COMM_MESSAGES_CHANNELS_H_
 #define LIBDDP_COMM_MESSAGES_CHANNELS_H_
 
@@ -42,7 +42,7 @@ struct MessageSpec {
   DType dtype;
   size_t count;
   RangeList data;
-  bool along = false;  // the data go with the envelope
+  bool eager = false;  // the data is in the envelope
 };
 
 // One Send or Recv that was not done at once. The mutex of its Channels guards everything but the atomics.
@@ -53,11 +53,11 @@ class Message final : public CountedWork, public MessageSpec {
   absl::Status Wait(absl::Time deadline) override;
   std::string Describe() const;  // "send(to rank 1, tag 3, float32, 100 elements, 400 bytes)"
 
-  uint64_t number = 0;     // kSend: in its channel
-  uint64_t fed = 0;        // kSend: chunks put into the pipe
-  bool busy = false;       // a thread reads or writes `data` without the mutex
-  uint64_t posted = 0;     // in the order of the calls
-  int64_t noticed_ns = 0;  // when it was first seen to be the oldest of its peer and direction
+  uint64_t number = 0;       // kSend: in its channel
+  uint64_t chunks_sent = 0;  // kSend: chunks put into the bounce ring
+  bool busy = false;         // a thread reads or writes `data` without the mutex
+  uint64_t posted = 0;       // in the order of the calls
+  int64_t noticed_ns = 0;    // when it was first seen to be the oldest of its peer and direction
   bool is_send() const { return kind == Kind::kSend; }
 
  private:
@@ -66,7 +66,7 @@ class Message final : public CountedWork, public MessageSpec {
   Channels* const channels_;
 };
 
-// Thread-safe.
+// Thread-safe. `pending_` counts messages that are not done, fetches, and replies that are not yet written.
 class Channels final : public Driver {
  public:
   // `engine`, of the same group, outlives this.
@@ -78,75 +78,75 @@ class Channels final : public Driver {
   absl::StatusOr<Work> Recv(MessageSpec spec);
 
  private:
-  // A message that has come, and whose data are on their way or not asked for.
-  struct Parcel {
+  // A message that has come, but whose data has not reached a receiver.
+  struct Incoming {
     int from = 0;
     int tag = 0;
     DType dtype{};
     size_t count = 0;
     uint64_t number = 0;
     Envelope::Contents contents{};
-    std::vector<ListedRange> ranges;  // where the data lie
-    Message* receiver = nullptr;      // who has asked for it; owns a reference
-    std::unique_ptr<char[]> data;     // of a message that nobody had asked for
-    bool in_hand = false;             // the data are here
+    std::vector<ListedRange> ranges;  // where the data lies
+    Message* receiver = nullptr;      // null: there is no Recv yet. Owns a reference
+    std::unique_ptr<char[]> data;     // of a message that was fetched before there was a Recv
+    bool complete = false;            // `data` is here
     bool fetching = false;            // it is in `fetching_`
-    bool asked = false;               // for the pipe
+    bool requested = false;           // the sender has to put it into the bounce ring
     bool busy = false;                // a thread fetches it without the mutex
-    uint64_t got = 0;                 // chunks taken out of the pipe
+    uint64_t chunks_received = 0;     // chunks taken out of the bounce ring
     int64_t noticed_ns = 0;
 
     size_t bytes() const { return count * SizeOf(dtype); }
   };
-  using ParcelPtr = std::shared_ptr<Parcel>;
+  using IncomingPtr = std::shared_ptr<Incoming>;
 
   // This rank's ends of the two channels to a peer.
   struct Peer {
     uint64_t sent = 0, taken = 0;  // envelopes written, and known to be free again
-    size_t ring_end = 0;           // where the next data begin, see ChannelBlock::Place
+    size_t ring_end = 0;           // where the next data begins, see ChannelBlock::Place
     SharedWriter writer;
-    std::deque<Message*> unsent;       // for want of an envelope
+    std::deque<Message*> unsent;       // no envelope was free
     std::vector<Message*> sent_large;  // not yet replied to
     uint64_t replies_seen = 0;
     uint64_t received = 0;                    // envelopes read
     std::deque<Message*> expected;            // receives without a message
-    std::deque<ParcelPtr> unexpected;         // messages without a receive
-    std::deque<uint64_t> replies;             // not yet given, for want of a place
-    uint64_t replied = 0, replies_taken = 0;  // given, and known to have been read
-    bool no_reading = false;                  // process_vm_readv is not permitted
+    std::deque<IncomingPtr> unexpected;       // messages without a receive
+    std::deque<uint64_t> replies;             // not yet written: the ring was full
+    uint64_t replied = 0, replies_taken = 0;  // written, and known to have been read
+    bool cannot_read = false;                 // process_vm_readv is not permitted
   };
 
   // Called with the mutex held. Those given the lock may release it for a while.
   bool Poll(Lock& lock, const Pass& pass) override;
   void CheckHealth(Lock& lock, bool background) override;
-  bool InExchange() const override { return !feeding_.empty() || !fetching_.empty(); }
-  bool GoAlong(const RangeList& data) const;
+  bool InExchange() const override { return !requested_.empty() || !fetching_.empty(); }
+  bool IsEager(const RangeList& data) const;
   bool WriteEnvelope(const MessageSpec& message);
   bool SendWaiting(int to);
-  bool Drain(int from);
-  ParcelPtr Open(int from, Envelope& envelope);
+  bool ReadEnvelopes(int from);
+  IncomingPtr ReadEnvelope(int from, Envelope& envelope);
   bool Agrees(int from, size_t count, DType dtype, Message* receiver);
-  void Deliver(const ParcelPtr& parcel, Message* receiver);
-  void Want(const ParcelPtr& parcel);
+  void Deliver(const IncomingPtr& incoming, Message* receiver);
+  void StartFetch(const IncomingPtr& incoming);
   bool FetchAll(Lock& lock);
-  bool Fetch(Lock& lock, const ParcelPtr& parcel);
-  bool FetchFromPipe(const ParcelPtr& parcel);
-  absl::Status Copy(const Parcel& parcel, const RangeList& to);
-  static RangeList Target(const Parcel& parcel);
-  void AskForPipe(const ParcelPtr& parcel);
-  void Fetched(const ParcelPtr& parcel);
-  void Forget(const ParcelPtr& parcel);
-  void Answer(const Parcel& parcel, uint64_t kind);
-  bool GiveReplies(int from);
-  bool TakeReplies(int to);
-  bool Feed();
+  bool Fetch(Lock& lock, const IncomingPtr& incoming);
+  bool FetchFromRing(const IncomingPtr& incoming);
+  absl::Status Copy(const Incoming& incoming, const RangeList& to);
+  static RangeList Target(const Incoming& incoming);
+  void RequestData(const IncomingPtr& incoming);
+  void EndFetch(const IncomingPtr& incoming);
+  void StopFetch(const IncomingPtr& incoming);
+  void QueueReply(const Incoming& incoming, uint64_t kind);
+  bool WriteReplies(int from);
+  bool ReadReplies(int to);
+  bool FillRing();
   void Finish(Message* message, absl::Status status);
   void FailLocked(const absl::Status& why);
   bool FailedElsewhere();
   void RelieveSenders(int64_t now);
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Message& message) const;
-  std::vector<Message*> Pending() const;  // messages that are not done, and that no thread is at
+  std::vector<Message*> Pending() const;  // not done, and no thread works on them
   Peer& peer(int r) { return peers_[static_cast<size_t>(r)]; }
 
   const ChannelBlock block_;
@@ -157,11 +157,11 @@ class Channels final : public Driver {
 
   const OwnerProcess owner_;
   std::vector<Peer> peers_;
-  std::vector<ParcelPtr> fetching_;
-  std::deque<Message*> feeding_;  // the first one has the pipe
-  SharedWriter pipe_writer_;
+  std::vector<IncomingPtr> fetching_;
+  std::deque<Message*> requested_;  // by receivers; the first one uses the bounce ring
+  SharedWriter bounce_writer_;
   absl::Status failure_;
-  uint64_t next_posted_ = 0;  // `pending_`: messages not done, parcels being fetched, replies not yet given
+  uint64_t next_posted_ = 0;
   int64_t next_look_ns_ = 0;
 };
 

@@ -8,11 +8,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/base/waiting.h"
 #include "libddp/comm/memory/read_process.h"
 #include "libddp/comm/messages/channels.h"
 
 namespace ddp {
+namespace {
+
+// Data of at most so many bytes is copied in less time than it takes to release the mutex and lock it again.
+constexpr size_t kBriefBytes = size_t{64} << 10;
+
+}  // namespace
 
 absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
   Work work;
@@ -24,23 +29,23 @@ absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
     work = Work(message);
     pending_.fetch_add(1, std::memory_order_relaxed);
     Peer& p = peer(message->peer);
-    const auto parcel = std::find_if(p.unexpected.begin(), p.unexpected.end(),
-                                     [&](const ParcelPtr& x) { return x->tag == message->tag; });
-    if (parcel != p.unexpected.end()) {
-      const ParcelPtr found = *parcel;
-      p.unexpected.erase(parcel);
+    const auto incoming = std::find_if(p.unexpected.begin(), p.unexpected.end(),
+                                       [&](const IncomingPtr& x) { return x->tag == message->tag; });
+    if (incoming != p.unexpected.end()) {
+      const IncomingPtr found = *incoming;
+      p.unexpected.erase(incoming);
       Deliver(found, message);
     } else {
       p.expected.push_back(message);
-      Drain(message->peer);
+      ReadEnvelopes(message->peer);
     }
   }
   if (!work.Done()) progress()->Notify();
   return work;
 }
 
-// Reads the envelopes that have come from a rank. What a small message holds goes straight to where it belongs.
-bool Channels::Drain(int from) {
+// Reads the envelopes that have come from a rank. An eager message with a Recv is copied straight to where it belongs.
+bool Channels::ReadEnvelopes(int from) {
   Peer& p = peer(from);
   bool progressed = false;
   while (failure_.ok()) {
@@ -49,12 +54,12 @@ bool Channels::Drain(int from) {
     const auto receiver =
         std::find_if(p.expected.begin(), p.expected.end(), [&](const Message* m) { return m->tag == e.tag; });
     if (receiver == p.expected.end()) {
-      p.unexpected.push_back(Open(from, e));
+      p.unexpected.push_back(ReadEnvelope(from, e));
     } else {
       Message* const message = *receiver;
       p.expected.erase(receiver);
       if (e.contents != Envelope::Contents::kData) {
-        Deliver(Open(from, e), message);
+        Deliver(ReadEnvelope(from, e), message);
       } else if (Agrees(from, e.count, e.dtype, message)) {
         const size_t bytes = message->data.bytes();
         message->data.CopyIn(0, block_.payload(from, rank_, e, bytes), bytes);
@@ -67,27 +72,27 @@ bool Channels::Drain(int from) {
   return progressed;
 }
 
-Channels::ParcelPtr Channels::Open(int from, Envelope& e) {
-  auto parcel = std::make_shared<Parcel>();
-  parcel->from = from;
-  parcel->tag = e.tag;
-  parcel->dtype = e.dtype;
-  parcel->count = e.count;
-  parcel->number = peer(from).received;
-  parcel->contents = e.contents;
-  parcel->in_hand = e.contents == Envelope::Contents::kData;
-  if (parcel->in_hand) {
-    parcel->data = std::make_unique<char[]>(parcel->bytes());
-    std::memcpy(parcel->data.get(), block_.payload(from, rank_, e, parcel->bytes()), parcel->bytes());
+Channels::IncomingPtr Channels::ReadEnvelope(int from, Envelope& e) {
+  auto incoming = std::make_shared<Incoming>();
+  incoming->from = from;
+  incoming->tag = e.tag;
+  incoming->dtype = e.dtype;
+  incoming->count = e.count;
+  incoming->number = peer(from).received;
+  incoming->contents = e.contents;
+  incoming->complete = e.contents == Envelope::Contents::kData;
+  if (incoming->complete) {
+    incoming->data = std::make_unique<char[]>(incoming->bytes());
+    std::memcpy(incoming->data.get(), block_.payload(from, rank_, e, incoming->bytes()), incoming->bytes());
   } else {
     const size_t bytes = e.ranges * sizeof(ListedRange);
     const auto* const list = reinterpret_cast<const ListedRange*>(block_.payload(from, rank_, e, bytes));
-    parcel->ranges.assign(list, list + e.ranges);
+    incoming->ranges.assign(list, list + e.ranges);
   }
-  return parcel;
+  return incoming;
 }
 
-// Otherwise fails the group, and the receive with it.
+// False: fails the group, and the receive with it.
 bool Channels::Agrees(int from, size_t count, DType dtype, Message* receiver) {
   if (count == receiver->count && dtype == receiver->dtype) return true;
   const auto what = [](size_t n, DType type) {
@@ -101,40 +106,40 @@ bool Channels::Agrees(int from, size_t count, DType dtype, Message* receiver) {
   return false;
 }
 
-void Channels::Deliver(const ParcelPtr& parcel, Message* receiver) {
-  if (!Agrees(parcel->from, parcel->count, parcel->dtype, receiver)) return;
-  if (parcel->in_hand) {
-    receiver->data.CopyIn(0, parcel->data.get(), parcel->bytes());
+void Channels::Deliver(const IncomingPtr& incoming, Message* receiver) {
+  if (!Agrees(incoming->from, incoming->count, incoming->dtype, receiver)) return;
+  if (incoming->complete) {
+    receiver->data.CopyIn(0, incoming->data.get(), incoming->bytes());
     Finish(receiver, absl::OkStatus());
     return;
   }
-  parcel->receiver = receiver;
-  if (!parcel->fetching) Want(parcel);
+  incoming->receiver = receiver;
+  if (!incoming->fetching) StartFetch(incoming);
 }
 
-void Channels::Want(const ParcelPtr& parcel) {
-  parcel->fetching = true;
-  parcel->asked = false;
-  fetching_.push_back(parcel);
+void Channels::StartFetch(const IncomingPtr& incoming) {
+  incoming->fetching = true;
+  incoming->requested = false;
+  fetching_.push_back(incoming);
   pending_.fetch_add(1, std::memory_order_relaxed);
-  if (parcel->contents == Envelope::Contents::kNothing ||
-      (parcel->contents == Envelope::Contents::kPrivateRanges && peer(parcel->from).no_reading)) {
-    AskForPipe(parcel);
+  if (incoming->contents == Envelope::Contents::kNothing ||
+      (incoming->contents == Envelope::Contents::kPrivateRanges && peer(incoming->from).cannot_read)) {
+    RequestData(incoming);
   }
 }
 
-void Channels::AskForPipe(const ParcelPtr& parcel) {
-  parcel->asked = true;
-  Answer(*parcel, Reply::kFeed);
+void Channels::RequestData(const IncomingPtr& incoming) {
+  incoming->requested = true;
+  QueueReply(*incoming, Reply::kRequestData);
 }
 
-void Channels::Answer(const Parcel& parcel, uint64_t kind) {
-  peer(parcel.from).replies.push_back(Reply::Make(parcel.number, kind));
+void Channels::QueueReply(const Incoming& incoming, uint64_t kind) {
+  peer(incoming.from).replies.push_back(Reply::Make(incoming.number, kind));
   pending_.fetch_add(1, std::memory_order_relaxed);
-  GiveReplies(parcel.from);
+  WriteReplies(incoming.from);
 }
 
-bool Channels::GiveReplies(int from) {
+bool Channels::WriteReplies(int from) {
   Peer& p = peer(from);
   Channel& channel = block_.channel(from, rank_);
   bool progressed = false;
@@ -152,108 +157,108 @@ bool Channels::GiveReplies(int from) {
 bool Channels::FetchAll(Lock& lock) {
   if (fetching_.empty()) return false;
   bool progressed = false;
-  const std::vector<ParcelPtr> all = fetching_;  // which may change meanwhile
-  for (const ParcelPtr& parcel : all) {
-    if (!parcel->fetching || parcel->busy) continue;
-    progressed |= parcel->asked ? FetchFromPipe(parcel) : Fetch(lock, parcel);
+  const std::vector<IncomingPtr> all = fetching_;  // which may change meanwhile
+  for (const IncomingPtr& incoming : all) {
+    if (!incoming->fetching || incoming->busy) continue;
+    progressed |= incoming->requested ? FetchFromRing(incoming) : Fetch(lock, incoming);
   }
   return progressed;
 }
 
-// Where the data go: to the receiver, unless the library took them over before there was one.
-RangeList Channels::Target(const Parcel& parcel) {
-  if (parcel.data == nullptr) return parcel.receiver->data;
+// Where the data goes: to the receiver, unless the library fetches it before there is one.
+RangeList Channels::Target(const Incoming& incoming) {
+  if (incoming.data == nullptr) return incoming.receiver->data;
   RangeList list;
-  list.Add(parcel.data.get(), parcel.bytes());
+  list.Add(incoming.data.get(), incoming.bytes());
   return list;
 }
 
-bool Channels::Fetch(Lock& lock, const ParcelPtr& parcel) {
-  const RangeList to = Target(*parcel);
-  Message* const receiver = parcel->data == nullptr ? parcel->receiver : nullptr;
-  const bool brief = parcel->bytes() <= kBriefBytes;
-  parcel->busy = true;
+bool Channels::Fetch(Lock& lock, const IncomingPtr& incoming) {
+  const RangeList to = Target(*incoming);
+  Message* const receiver = incoming->data == nullptr ? incoming->receiver : nullptr;
+  const bool brief = incoming->bytes() <= kBriefBytes;
+  incoming->busy = true;
   if (receiver != nullptr) receiver->busy = true;
   if (!brief) lock.unlock();
-  const absl::Status status = Copy(*parcel, to);
+  const absl::Status status = Copy(*incoming, to);
   if (!brief) lock.lock();
-  // The sender, once told of a failure, may have written there again.
+  // A sender that knows of a failure may have written there again.
   std::atomic_thread_fence(std::memory_order_acquire);
   FailedElsewhere();
-  parcel->busy = false;
+  incoming->busy = false;
   if (receiver != nullptr) receiver->busy = false;
   if (!failure_.ok()) {
-    if (parcel->receiver != nullptr) Finish(parcel->receiver, failure_);
-    Forget(parcel);
+    if (incoming->receiver != nullptr) Finish(incoming->receiver, failure_);
+    StopFetch(incoming);
   } else if (status.ok()) {
-    Answer(*parcel, Reply::kReceived);
-    Fetched(parcel);
+    QueueReply(*incoming, Reply::kReceived);
+    EndFetch(incoming);
   } else if (absl::IsPermissionDenied(status) || absl::IsNotFound(status)) {
-    peer(parcel->from).no_reading |= absl::IsPermissionDenied(status);
-    AskForPipe(parcel);
+    peer(incoming->from).cannot_read |= absl::IsPermissionDenied(status);
+    RequestData(incoming);
   } else {
     FailLocked(status);
   }
   return true;
 }
 
-// NotFound: this process does not know the shared memory any more.
-absl::Status Channels::Copy(const Parcel& parcel, const RangeList& to) {
+// NotFound: this process no longer knows the shared memory.
+absl::Status Channels::Copy(const Incoming& incoming, const RangeList& to) {
   RangeList from;
   std::vector<std::shared_ptr<SharedSegment>> keep;
-  const bool shared = parcel.contents == Envelope::Contents::kSharedRanges;
-  for (const ListedRange& range : parcel.ranges) {
+  const bool shared = incoming.contents == Envelope::Contents::kSharedRanges;
+  for (const ListedRange& range : incoming.ranges) {
     char* data = reinterpret_cast<char*>(static_cast<uintptr_t>(range.address));
-    if (shared) data = allocations_.Resolve(parcel.from, range.address, range.bytes, &keep);
+    if (shared) data = allocations_.Resolve(incoming.from, range.address, range.bytes, &keep);
     if (data == nullptr) return absl::NotFoundError("");
     from.Add(data, range.bytes);
   }
   const PeerWatch& peers = engine_.options().peers;
-  if (!peers.InThisProcess(parcel.from)) {
-    if (!shared) return ReadProcess(parcel.from, peers.pid(parcel.from), from, to);
-    from.CopyTo(0, to, 0, parcel.bytes());
+  if (!peers.InThisProcess(incoming.from)) {
+    if (!shared) return ReadProcess(incoming.from, peers.pid(incoming.from), from, to);
+    from.CopyTo(0, to, 0, incoming.bytes());
     return absl::OkStatus();
   }
-  // A thread: its memory is ours, and free again once its group has failed. See DirectRun::Advance.
+  // The sender is a thread of this process, and may free its memory once the group has failed. See DirectRun::Advance.
   std::atomic<uint32_t>& working = control_.peer(rank_).working;
   working.fetch_add(1);
   const bool failed = control_.failure().happened();
-  if (!failed) from.CopyTo(0, to, 0, parcel.bytes());
+  if (!failed) from.CopyTo(0, to, 0, incoming.bytes());
   working.fetch_sub(1);
   return failed ? absl::AbortedError("a peer has failed") : absl::OkStatus();
 }
 
-bool Channels::FetchFromPipe(const ParcelPtr& parcel) {
-  Pipe& pipe = block_.pipe(parcel->from);
-  if (pipe.message.load(std::memory_order_acquire) != Pipe::Make(rank_, parcel->number)) return false;
-  const RangeList to = Target(*parcel);
+bool Channels::FetchFromRing(const IncomingPtr& incoming) {
+  BounceRing& ring = block_.bounce_ring(incoming->from);
+  if (ring.message.load(std::memory_order_acquire) != BounceRing::Make(rank_, incoming->number)) return false;
+  const RangeList to = Target(*incoming);
   bool progressed = false;
-  size_t at = parcel->got * kPipeBytes;
-  while (at < parcel->bytes()) {
-    const uint64_t chunk = pipe.first + parcel->got;
-    if (pipe.filled.load(std::memory_order_acquire) <= chunk) return progressed;
-    const size_t n = std::min(kPipeBytes, parcel->bytes() - at);
-    to.CopyIn(at, block_.chunk(parcel->from, chunk), n);
-    pipe.emptied.store(chunk + 1, std::memory_order_release);
-    ++parcel->got;
+  size_t at = incoming->chunks_received * kBounceBytes;
+  while (at < incoming->bytes()) {
+    const uint64_t chunk = ring.first + incoming->chunks_received;
+    if (ring.filled.load(std::memory_order_acquire) <= chunk) return progressed;
+    const size_t n = std::min(kBounceBytes, incoming->bytes() - at);
+    to.CopyIn(at, block_.chunk(incoming->from, chunk), n);
+    ring.emptied.store(chunk + 1, std::memory_order_release);
+    ++incoming->chunks_received;
     at += n;
     progressed = true;
   }
-  Fetched(parcel);
+  EndFetch(incoming);
   return true;
 }
 
-void Channels::Fetched(const ParcelPtr& parcel) {
-  Forget(parcel);
-  parcel->in_hand = true;
-  if (parcel->receiver == nullptr) return;
-  if (parcel->data != nullptr) parcel->receiver->data.CopyIn(0, parcel->data.get(), parcel->bytes());
-  Finish(parcel->receiver, absl::OkStatus());
+void Channels::EndFetch(const IncomingPtr& incoming) {
+  StopFetch(incoming);
+  incoming->complete = true;
+  if (incoming->receiver == nullptr) return;
+  if (incoming->data != nullptr) incoming->receiver->data.CopyIn(0, incoming->data.get(), incoming->bytes());
+  Finish(incoming->receiver, absl::OkStatus());
 }
 
-void Channels::Forget(const ParcelPtr& parcel) {
-  parcel->fetching = false;
-  fetching_.erase(std::remove(fetching_.begin(), fetching_.end(), parcel), fetching_.end());
+void Channels::StopFetch(const IncomingPtr& incoming) {
+  incoming->fetching = false;
+  fetching_.erase(std::remove(fetching_.begin(), fetching_.end(), incoming), fetching_.end());
   pending_.fetch_sub(1, std::memory_order_relaxed);
 }
 

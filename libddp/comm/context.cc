@@ -63,6 +63,10 @@ class ContextImpl final : public Context {
   absl::Status AgreeOnBackend(Rendezvous& rendezvous) const;
   absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
   absl::Status CheckMembers(absl::Span<const int> ranks) const;
+  template <typename... Parts>
+  absl::Status Invalid(const Parts&... what) const {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": ", what...));
+  }
   GroupOptions GroupBy(absl::Time deadline) {
     return {.timeout = timeout_,
             .deadline = deadline,
@@ -158,8 +162,7 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     double seconds = 0;
     // The limit keeps sums of times in range; written so that a NaN fails, too.
     if (!absl::SimpleAtod(*text, &seconds) || !(std::abs(seconds) <= 1e9)) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": ", name, " is '", *text,
-                                                     "'; it must be a number of seconds, at most 1e9"));
+      return Invalid(name, " is '", *text, "'; it must be a number of seconds, at most 1e9");
     }
     *result = absl::Seconds(seconds);
     return absl::OkStatus();
@@ -168,8 +171,7 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     return s;
   }
   if (timeout_ <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", info_.rank, ": the time-out (DDP_TIMEOUT) must be above 0 s, not ", absl::FormatDuration(timeout_)));
+    return Invalid("the time-out (DDP_TIMEOUT) must be above 0 s, not ", absl::FormatDuration(timeout_));
   }
   if (absl::Status s =
           read(options.stall_warning, Env::kStallWarning, "DDP_STALL_WARNING", absl::Seconds(30), &stall_warning_);
@@ -177,9 +179,8 @@ absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
     return s;
   }
   if (stall_warning_ >= absl::ZeroDuration()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", info_.rank, ": the stall warning (DDP_STALL_WARNING) must be 0 s (never) or more, not ",
-                   absl::FormatDuration(stall_warning_)));
+  return Invalid("the stall warning (DDP_STALL_WARNING) must be 0 s (never) or more, not ",
+                 absl::FormatDuration(stall_warning_));
 }
 
 // Decides between the backends that this build has.
@@ -198,19 +199,15 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   }
   if (backend_ == "nccl") {
     if (gpu) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", info_.rank,
-                     ": the nccl backend works on GPUs, but ContextOptions::device is the CPU; set it to a GPU, or use "
-                     "auto or hierarchical"));
+    return Invalid(
+        "the nccl backend works on GPUs, but ContextOptions::device is the CPU; set it to a GPU, or use auto or "
+        "hierarchical");
   }
   if (backend_ != "local") {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": no backend is called '", backend_,
-                                                   "'; there are auto, nccl, hierarchical and local"));
+    return Invalid("no backend is called '", backend_, "'; there are auto, nccl, hierarchical and local");
   }
   if (info_.world_size == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank,
-                                                 ": the local backend is for a world of 1, not of ", info_.world_size,
-                                                 "; use auto or hierarchical"));
+  return Invalid("the local backend is for a world of 1, not of ", info_.world_size, "; use auto or hierarchical");
 }
 
 absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
@@ -235,8 +232,7 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
 
 absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
   const auto error = [&](auto&&... what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", info_.rank, ": NewGroup of ranks ", absl::StrJoin(ranks, ", "), ": ", what...));
+    return Invalid("NewGroup of ranks ", absl::StrJoin(ranks, ", "), ": ", what...);
   };
   std::set<int> seen;
   for (const int r : ranks) {

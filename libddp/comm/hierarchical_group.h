@@ -63,7 +63,9 @@ class HierarchicalGroup : public CheckedGroup {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
     return memory_.Register(memory);
   }
-  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const final { return memory_.Find(data, bytes); }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const final {
+    return allocations_.Find(data, bytes);
+  }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) final;
 
  protected:

@@ -8,7 +8,7 @@
 #include "libddp/base/memory_room.h"
 #include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/range_list.h"
-#include "libddp/comm/memory/allocation_list.h"
+#include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/memory/backing.h"
 #include "libddp/device/host_memory.h"
 
@@ -36,10 +36,12 @@ class LocalGroup final : public CheckedGroup {
     if (absl::Status s = (*segment)->Reserve(0, memory.bytes()); !s.ok()) return s;
     (*segment)->Seal();
     if (absl::Status s = backing->MoveTo(*std::move(segment), 0); !s.ok()) return s;
-    list_.Add(memory);
+    allocations_.Add(memory);
     return absl::OkStatus();
   }
-  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override { return list_.Find(data, bytes); }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    return allocations_.Find(data, bytes);
+  }
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
     if (absl::Status s = status(); !s.ok()) return s;
@@ -79,7 +81,7 @@ class LocalGroup final : public CheckedGroup {
     if (!data.ok()) return data.status();
     char* const begin = static_cast<char*>(data->get());
     Allocation memory = Backing::Make(begin, bytes, *std::move(data), nullptr);
-    list_.Add(memory);
+    allocations_.Add(memory);
     return memory;
   }
 
@@ -102,7 +104,7 @@ class LocalGroup final : public CheckedGroup {
   }
 
   Observer* const observer_;
-  AllocationList list_;
+  AllocationTable allocations_{0};
   mutable std::mutex mutex_;
   absl::Status failure_;
 };

@@ -19,9 +19,29 @@ uint64_t AllocationTable::ToFree(uint64_t from) const {
 
 void AllocationTable::Add(SharedAllocation allocation) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  live_.erase(std::remove_if(live_.begin(), live_.end(), [](const SharedAllocation& a) { return a.gone(); }),
-              live_.end());
+  std::erase_if(live_, [](const SharedAllocation& a) { return a.owner.expired(); });
   live_.push_back(std::move(allocation));
+  live_.back().number = next_number_++;
+}
+
+void AllocationTable::Add(const Allocation& memory) {
+  Add({.parts = {static_cast<char*>(memory.data())},
+       .bytes = memory.bytes(),
+       .owner = memory.owner(),
+       .device = memory.device()});
+}
+
+std::optional<AllocatedRange> AllocationTable::Find(const void* data, size_t bytes) const {
+  const char* const begin = static_cast<const char*>(data);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const SharedAllocation& a : live_) {
+    const char* const part = a.part(rank_);
+    if (begin < part || begin + bytes > part + a.bytes) continue;
+    std::shared_ptr<void> owner = a.owner.lock();
+    if (owner == nullptr) continue;
+    return AllocatedRange{Allocation(std::move(owner), a.bytes, a.device), a.number, static_cast<size_t>(begin - part)};
+  }
+  return std::nullopt;
 }
 
 const SharedAllocation* AllocationTable::Holding(const char* data, size_t bytes) const {
@@ -57,9 +77,9 @@ bool AllocationTable::IsShared(const RangeList& list) const {
 char* AllocationTable::Resolve(int rank, uint64_t address, size_t bytes,
                                std::vector<std::shared_ptr<SharedSegment>>* keep) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto is_it = [&](const SharedAllocation& a) { return a.id == Address::Allocation(address); };
+  const auto is_it = [&](const SharedAllocation& a) { return a.id == Address::Allocation(address) && !a.gone(); };
   const auto a = std::find_if(live_.begin(), live_.end(), is_it);
-  if (a == live_.end() || Address::Offset(address) + bytes > a->bytes || a->gone()) return nullptr;
+  if (a == live_.end() || Address::Offset(address) + bytes > a->bytes) return nullptr;
   if (keep != nullptr) {
     keep->push_back(a->segment.lock());
     if (keep->back() == nullptr) return nullptr;

@@ -1,4 +1,4 @@
-// Which memory all ranks of a group can reach, and where this process sees each rank's part of it.
+// What a group has allocated or registered, and where this process sees each rank's part of it.
 #ifndef LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_
 #define LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_
 
@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "ddp/process_group.h"
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/memory/shared_segment.h"
 
@@ -34,15 +36,18 @@ struct ListedRange {
 // One call of Allocate or Register: a segment with one part per rank. Speaks of the memory but does not own it.
 struct SharedAllocation {
   uint64_t id = 0;
-  absl::InlinedVector<char*, 4> parts;  // by rank, where this process sees them
-  size_t bytes = 0;                     // of one part
-  size_t own_offset = 0;                // of this rank's part in the segment
-  std::weak_ptr<SharedSegment> segment;
-  std::shared_ptr<const std::atomic<bool>> freed;  // by this rank's user: the addresses may mean something else by now
-  std::weak_ptr<char> view;                        // of this rank's part, see SharedSegment::ViewAgain; may be none
+  absl::InlinedVector<char*, 4> parts = {};  // by rank, where this process sees them
+  size_t bytes = 0;                          // of one part
+  std::weak_ptr<void> owner;  // of this rank's part: without one, the addresses may mean something else by now
+  Device device = {};
+  size_t own_offset = 0;  // of this rank's part in the segment
+  std::weak_ptr<SharedSegment> segment = {};
+  std::shared_ptr<const std::atomic<bool>> moved = {};  // another group has registered this rank's part; may be null
+  std::weak_ptr<char> view = {};  // of this rank's part, see SharedSegment::ViewAgain; may be none
+  uint64_t number = 0;            // set by the table: the same on all ranks, never used again
 
   char* part(int rank) const { return parts[static_cast<size_t>(rank)]; }
-  bool gone() const { return freed->load(std::memory_order_acquire); }
+  bool gone() const { return owner.expired() || (moved != nullptr && moved->load(std::memory_order_acquire)); }
 };
 
 // Thread-safe.
@@ -56,7 +61,13 @@ class AllocationTable {
   // How far after `from`, wrapping around, the first number lies that no allocation in use here has; numbers() if there
   // is none.
   uint64_t ToFree(uint64_t from) const;
+  // All ranks add their allocations in the same order.
   void Add(SharedAllocation allocation);
+  // Memory that only this rank reaches, in a table of rank 0.
+  void Add(const Allocation& memory);
+
+  // See InternalGroup::Find.
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const;
 
   // Writes the Address of each range of this rank's memory; false if one lies elsewhere.
   bool Locate(const RangeList& list, ListedRange* entries) const;
@@ -84,6 +95,7 @@ class AllocationTable {
   const uint64_t numbers_;
   mutable std::mutex mutex_;
   std::vector<SharedAllocation> live_;
+  uint64_t next_number_ = 0;
 };
 
 }  // namespace ddp

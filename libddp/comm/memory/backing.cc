@@ -8,7 +8,7 @@ namespace ddp {
 // The deleter of an Allocation's memory: how an Allocation leads back to its Backing.
 struct BackingOwner {
   std::shared_ptr<Backing> backing;
-  void operator()(void*) const { backing->freed_->store(true); }
+  void operator()(void*) const {}
 };
 
 Allocation Backing::Make(char* data, size_t bytes, std::shared_ptr<void> addresses,
@@ -29,9 +29,9 @@ Backing* Backing::Of(const Allocation& allocation) {
 absl::Status Backing::MoveTo(std::shared_ptr<SharedSegment> segment, size_t offset) {
   std::memcpy(segment->data() + offset, data_, bytes_);
   if (absl::Status s = segment->MapAt(data_, offset, bytes_); !s.ok()) return s;
-  freed_->store(true);
+  moved_->store(true);
   view_.reset();
-  freed_ = std::make_shared<std::atomic<bool>>(false);
+  moved_ = std::make_shared<std::atomic<bool>>(false);
   // Two owners: both are ours. Otherwise a thread is still fetching a message that nobody has asked for.
   if (segment_ != nullptr && addresses_ == segment_ && segment_.use_count() == 2) segment_->Forget(data_, bytes_);
   segment_ = std::move(segment);

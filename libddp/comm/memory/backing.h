@@ -33,8 +33,8 @@ class Backing {
 
   char* data() const { return data_; }
 
-  // Set when the group that has it now can no longer use it.
-  std::shared_ptr<const std::atomic<bool>> freed() const { return freed_; }
+  // Set when it moves away from the group that has it now.
+  std::shared_ptr<const std::atomic<bool>> moved() const { return moved_; }
 
  private:
   friend struct BackingOwner;
@@ -44,7 +44,7 @@ class Backing {
   std::shared_ptr<void> addresses_;
   std::shared_ptr<SharedSegment> segment_;
   std::shared_ptr<char> view_;
-  std::shared_ptr<std::atomic<bool>> freed_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> moved_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace ddp

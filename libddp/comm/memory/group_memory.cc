@@ -9,6 +9,7 @@
 #include "libddp/comm/memory/share_segment.h"
 
 namespace ddp {
+
 // Allocation numbers are reused in turn. All ranks skip a number that is still in use on one of them: each proposes its
 // next free number, and while the proposals differ, all search again from the farthest one. Usually one exchange.
 absl::StatusOr<std::vector<GroupMemory::Wish>> GroupMemory::AgreeOnNumber(Wish mine, uint64_t* number) {
@@ -68,17 +69,24 @@ absl::StatusOr<GroupMemory::Parts> GroupMemory::MakeParts(size_t bytes, uint64_t
   return parts;
 }
 
-void GroupMemory::Add(const Parts& parts, Backing* backing, size_t bytes) {
+void GroupMemory::Add(const Parts& parts, const Allocation& memory) {
+  Backing* const backing = Backing::Of(memory);
   const size_t place = OwnPlace(), own = parts.offsets[place];
-  SharedAllocation allocation{parts.id, {}, bytes, own, parts.segment, backing->freed(), {}};
+  SharedAllocation allocation{.id = parts.id,
+                              .bytes = memory.bytes(),
+                              .owner = memory.owner(),
+                              .own_offset = own,
+                              .segment = parts.segment,
+                              .moved = backing->moved()};
   for (const size_t offset : parts.offsets) allocation.parts.push_back(parts.segment->data() + offset);
   allocation.parts[place] = backing->data();
   // Where there is none the memory is as good, but slower.
-  if (absl::StatusOr<std::shared_ptr<char>> view; viewed_ && (view = parts.segment->ViewAgain(own, bytes)).ok()) {
+  if (absl::StatusOr<std::shared_ptr<char>> view;
+      viewed_ && (view = parts.segment->ViewAgain(own, memory.bytes())).ok()) {
     allocation.view = *view;
     backing->KeepView(*std::move(view));
   }
-  table_.Add(allocation);
+  table_.Add(std::move(allocation));
 }
 
 size_t GroupMemory::OwnPlace() const {
@@ -93,8 +101,7 @@ absl::StatusOr<Allocation> GroupMemory::Allocate(size_t bytes) {
   segment->Prepare(0, segment->bytes());  // page tables for the peers' parts
   char* const own = segment->data() + parts->offsets[OwnPlace()];
   Allocation allocation = Backing::Make(own, bytes, segment, segment);
-  Add(*parts, Backing::Of(allocation), bytes);
-  list_.Add(allocation);
+  Add(*parts, allocation);
   return allocation;
 }
 
@@ -109,8 +116,7 @@ absl::Status GroupMemory::Register(const Allocation& memory) {
   const absl::Status moved = backing->MoveTo(parts->segment, parts->offsets[OwnPlace()]);
   if (absl::Status s = Agree(group_, moved); !s.ok()) return s;
   parts->segment->Prepare(0, parts->segment->bytes());
-  Add(*parts, backing, memory.bytes());
-  list_.Add(memory);
+  Add(*parts, memory);
   return absl::OkStatus();
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "ddp/process_group.h"
 #include "libddp/base/memory_room.h"
 #include "libddp/base/page.h"
-#include "libddp/comm/memory/allocation_list.h"
 #include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/memory/backing.h"
 #include "libddp/comm/memory/shared_segment.h"
@@ -40,8 +38,6 @@ class GroupMemory {
 
   absl::StatusOr<Allocation> Allocate(size_t bytes);
   absl::Status Register(const Allocation& memory);
-  // Any thread.
-  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const { return list_.Find(data, bytes); }
 
  private:
   // One segment with a part for every rank of the node.
@@ -60,7 +56,7 @@ class GroupMemory {
   // Collective. Where `address` is not 0, this rank's part begins as far into a huge page as `address` does.
   absl::StatusOr<Parts> MakeParts(size_t bytes, uint64_t address);
   absl::StatusOr<std::vector<Wish>> AgreeOnNumber(Wish mine, uint64_t* number);
-  void Add(const Parts& parts, Backing* backing, size_t bytes);
+  void Add(const Parts& parts, const Allocation& memory);
 
   size_t OwnPlace() const;
 
@@ -69,7 +65,6 @@ class GroupMemory {
   AllocationTable& table_;
   const bool viewed_;
   uint64_t next_id_ = 0;
-  AllocationList list_;
 };
 
 }  // namespace ddp

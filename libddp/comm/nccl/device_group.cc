@@ -16,7 +16,7 @@
 #include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/health/peer_board.h"
-#include "libddp/comm/memory/allocation_list.h"
+#include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/nccl/communicator.h"
 #include "libddp/comm/nccl/device_engine.h"
 #include "libddp/comm/nccl/device_moves.h"
@@ -87,11 +87,11 @@ class DeviceGroup final : public CheckedGroup {
     if (memory_ != nullptr) {
       if (absl::Status s = memory_->Adopt(memory); !s.ok()) return s;
     }
-    list_.Add(memory);
+    allocations_.Add(memory);
     return absl::OkStatus();
   }
   std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
-    std::optional<AllocatedRange> found = list_.Find(data, bytes);
+    std::optional<AllocatedRange> found = allocations_.Find(data, bytes);
     return found.has_value() ? found : control_->Find(data, bytes);
   }
   void Fail(const absl::Status& why) override {
@@ -151,7 +151,7 @@ class DeviceGroup final : public CheckedGroup {
   const std::shared_ptr<DeviceEngine> engine_;
   DeviceMoves moves_;
   std::mutex allocate_mutex_;
-  AllocationList list_;  // of the GPU's memory
+  AllocationTable allocations_{0};  // of the GPU's memory
 };
 
 absl::StatusOr<Work> DeviceGroup::Start(const Call& call) {
@@ -222,11 +222,11 @@ absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
     absl::StatusOr<std::shared_ptr<void>> data = options_.runtime->Allocate(device, bytes);
     if (!data.ok()) return data.status();
     const Allocation allocation(*std::move(data), bytes, device);
-    list_.Add(allocation);
+    allocations_.Add(allocation);
     return allocation;
   }
   absl::StatusOr<Allocation> allocation = memory_->Allocate(bytes);
-  if (allocation.ok()) list_.Add(*allocation);
+  if (allocation.ok()) allocations_.Add(*allocation);
   const absl::StatusCode code = allocation.status().code();
   // All ranks were told of these; anything else leaves them apart.
   if (!allocation.ok() && code != absl::StatusCode::kResourceExhausted &&

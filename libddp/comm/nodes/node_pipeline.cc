@@ -29,13 +29,11 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       control_messages_(in_flight_->control),
       messages_(in_flight_->messages) {
   const size_t stride = kChunksInFlight * kScratchBytes;
-  SharedAllocation scratch{kScratchId,
-                           {},
-                           stride,
-                           options_.scratch_offset + stride * static_cast<size_t>(local()),
-                           options_.segment,
-                           std::make_shared<std::atomic<bool>>(false),
-                           {}};
+  SharedAllocation scratch{.id = kScratchId,
+                           .bytes = stride,
+                           .owner = options_.segment,
+                           .own_offset = options_.scratch_offset + stride * static_cast<size_t>(local()),
+                           .segment = options_.segment};
   for (int l = 0; l < options_.layout.width(node()); ++l) {
     scratch.parts.push_back(options_.segment->data() + options_.scratch_offset + stride * static_cast<size_t>(l));
   }

@@ -7,7 +7,8 @@
 #include "examples/nn/cnn.h"
 #include "examples/train/train_main.h"
 
-ABSL_FLAG(std::string, model, "lenet", "lenet (two convolutions, made for MNIST), resnet20 (made for CIFAR-10)");
+ABSL_FLAG(std::string, model, "lenet",
+          "lenet (two convolutions, made for MNIST), resnet20 (made for CIFAR-10), resnet50 (made for ImageNet)");
 
 namespace {
 
@@ -21,6 +22,8 @@ samples, and the gradients are averaged while the backward pass is still running
       --weight-decay=1e-4 --batch=64            ResNet-20 on CIFAR-10: its six binary files in FOLDER
   train_cnn --model=resnet20 --synthetic --steps=100
                                                 measures speed, without data
+  mpirun -n 2 train_cnn --model=resnet50 --synthetic --batch=8 --steps=20
+                                                the same for 224 x 224 pixels and 1000 classes
   mpirun -n 2 train_cnn --data=FOLDER --device=cuda --amp=fp16
                                                 on GPUs, one per rank, in mixed precision
   train_cnn --batch=32 --accumulate=4           trains like train_cnn --batch=128, with less memory (LeNet)
@@ -53,8 +56,16 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
     choice.make = [](const examples::Dataset& data, int max_batch, nn::Device& device) {
       return nn::MakeResnet20(ShapeOf(data), data.classes, max_batch, device);
     };
+  } else if (name == "resnet50") {
+    choice.channels = 3;
+    choice.height = choice.width = 224;
+    choice.classes = 1000;
+    choice.make = [](const examples::Dataset& data, int max_batch, nn::Device& device) {
+      return nn::MakeResnet50(ShapeOf(data), data.classes, max_batch, device);
+    };
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("--model=", name, " is not known: it may be lenet, resnet20"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model=", name, " is not known: it may be lenet, resnet20, resnet50"));
   }
   return choice;
 }

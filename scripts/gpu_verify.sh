@@ -224,6 +224,8 @@ part_cnn() {
       peer_train "$model-fp16-$n" "$n" --model "$model" --amp fp16
       peer_train "$model-fp16-$n-last" "$n" --model "$model" --amp fp16 --channels-last
     done
+    trainer train_cnn 120 "resnet50-fp16-$n" "$n" --model=resnet50 "${speed[@]}" --steps=200 --warmup=50 --amp=fp16
+    peer_train "resnet50-fp16-$n" "$n" --model resnet50 --amp fp16 --channels-last
     train 60 "mlp-fp16-$n" "$n" "${speed[@]}" --amp=fp16
     peer_train "mlp-fp16-$n" "$n" --amp fp16
     [[ -z $data ]] || cnn_accuracy "$n"
@@ -232,6 +234,7 @@ part_cnn() {
     step 60 cnn-parity-mlp python3 "$here/torch_parity_test.py" mlp "$here/bin/train_mlp" --device=cuda
     step 60 cnn-parity-lenet python3 "$here/torch_parity_test.py" lenet "$here/bin/train_cnn" --device=cuda
     step 60 cnn-parity-resnet20 python3 "$here/torch_parity_test.py" resnet20 "$here/bin/train_cnn" --device=cuda
+    step 120 cnn-parity-resnet50 python3 "$here/torch_parity_test.py" resnet50 "$here/bin/train_cnn" --device=cuda
   else
     skip cnn-parity "PyTorch is not installed"
   fi

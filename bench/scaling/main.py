@@ -98,9 +98,9 @@ def measure_parser():
         default=["overlap"],
         help=f"how gradients are reduced, of {', '.join(plan.REDUCTIONS)} (default: overlap; none is always measured)",
     )
-    p.add_argument("--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: 64)")
+    p.add_argument("--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: see docs/scaling.md)")
     p.add_argument(
-        "--global-batch", type=positive(int), help="strong scaling: samples per step on all ranks (default: 256)"
+        "--global-batch", type=positive(int), help="strong scaling: samples per step on all ranks (default: see docs/scaling.md)"
     )
     p.add_argument("--rounds", type=positive(int), help="how often everything is measured, in turn (default: 5)")
     p.add_argument("--seconds", type=positive(float), help="how long a run should take on one rank (default: 4)")

@@ -6,11 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from scaling import UserError
 
 MODELS = {
-    # model: program, its own flags, samples per step on each rank (weak) and on all ranks together (strong)
-    "mlp": ("train_mlp", ["--hidden=1024,1024"], 64, 256),
-    "lenet": ("train_cnn", ["--model=lenet"], 64, 256),
-    "resnet20": ("train_cnn", ["--model=resnet20"], 64, 256),
+    # model: program and its own flags
+    "mlp": ("train_mlp", ["--hidden=1024,1024"]),
+    "lenet": ("train_cnn", ["--model=lenet"]),
+    "resnet20": ("train_cnn", ["--model=resnet20"]),
+    "resnet50": ("train_cnn", ["--model=resnet50"]),
 }
+# Samples per step, on each rank (weak) and on all ranks together (strong).
+BATCHES = (64, 256)
+BATCHES_OF = {("resnet50", "cpu"): (8, 32), ("resnet50", "cuda"): (128, 512)}
 PRECISIONS = {
     "cpu": {"fp32": [], "bf16": ["--amp=bf16"]},
     "cuda": {"fp32": [], "tf32": ["--tf32"], "bf16": ["--amp=bf16"], "fp16": ["--amp=fp16"]},
@@ -163,12 +167,13 @@ def make_jobs(cases, settings):
 
 def batches(model, settings):
     """Samples per step: of a rank with weak, of all ranks with strong scaling."""
-    return settings["batch"] or MODELS[model][2], settings["global_batch"] or MODELS[model][3]
+    weak, strong = BATCHES_OF.get((model, settings["device"]), BATCHES)
+    return settings["batch"] or weak, settings["global_batch"] or strong
 
 
 def trainer_flags(job, settings, steps, warmup):
     """The program of a job, and its flags."""
-    program, own, _, _ = MODELS[job.case.model]
+    program, own = MODELS[job.case.model]
     flags = [
         *own,
         f"--batch={job.batch}",

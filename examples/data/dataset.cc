@@ -62,19 +62,23 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& source) {
   return LoadIdxFolder(source);
 }
 
-Dataset SyntheticImages(int channels, int height, int width) {
+Dataset SyntheticImages(int channels, int height, int width, int classes) {
   Dataset dataset;
   dataset.name = "synthetic";
   dataset.channels = channels;
   dataset.height = height;
   dataset.width = width;
-  dataset.classes = 10;
+  dataset.classes = classes;
   Random random(1, 0);
-  for (const auto& [images, count] : {std::pair(&dataset.train, 4096), std::pair(&dataset.test, 512)}) {
+  const bool large = dataset.features() > 1 << 16;
+  for (const auto& [images, count] :
+       {std::pair(&dataset.train, large ? 1024 : 4096), std::pair(&dataset.test, large ? 32 : 512)}) {
     images->pixels.resize(static_cast<size_t>(count) * static_cast<size_t>(dataset.features()));
     images->labels.resize(static_cast<size_t>(count));
     for (uint8_t& pixel : images->pixels) pixel = static_cast<uint8_t>(random.Next() >> 56);
-    for (uint8_t& label : images->labels) label = static_cast<uint8_t>(random.Below(10));
+    for (uint16_t& label : images->labels) {
+      label = static_cast<uint16_t>(random.Below(static_cast<uint32_t>(classes)));
+    }
   }
   Normalize(dataset);
   return dataset;

@@ -15,8 +15,8 @@ namespace examples {
 // Images with one byte per pixel and channel, as in the file. This takes a quarter of the memory of floats; each batch
 // is converted when it is gathered.
 struct Images {
-  std::vector<uint8_t> pixels;  // count() images of channels * height * width, row-major: one channel after the other
-  std::vector<uint8_t> labels;  // below Dataset::classes
+  std::vector<uint8_t> pixels;   // count() images of channels * height * width, row-major: one channel after the other
+  std::vector<uint16_t> labels;  // below Dataset::classes
 
   size_t count() const { return labels.size(); }
 };
@@ -49,8 +49,9 @@ Dataset EmbeddedDigits();
 // t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. MNIST, Fashion-MNIST and similar sets use this format.
 absl::StatusOr<Dataset> LoadIdxFolder(const std::string& folder);
 
-// Returns images of random pixels with random labels of 10 classes: 4,096 for training, 512 for testing.
-Dataset SyntheticImages(int channels, int height, int width);
+// Returns images of random pixels with random labels of so many classes: 4,096 for training and 512 for testing, or, if
+// an image takes more than 64 KiB, 1,024 and 32.
+Dataset SyntheticImages(int channels, int height, int width, int classes = 10);
 
 // Computes mean and deviation.
 void Normalize(Dataset& dataset);

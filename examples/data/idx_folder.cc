@@ -40,7 +40,8 @@ absl::StatusOr<Part> ReadPart(const std::string& folder, const std::string& pref
     return refuse(labels_name, " has the label ", int{*largest}, " at position ", largest - labels->bytes.begin(),
                   " where 0 to ", kClasses - 1, " are expected");
   }
-  return Part{{std::move(images->bytes), std::move(labels->bytes)}, images->dims[1], images->dims[2]};
+  return Part{
+      {std::move(images->bytes), {labels->bytes.begin(), labels->bytes.end()}}, images->dims[1], images->dims[2]};
 }
 
 }  // namespace

@@ -33,6 +33,20 @@ std::unique_ptr<Model> MakeLenet(const ImageShape& images, int classes, int max_
   return std::make_unique<Model>(std::move(layers), max_batch, device);
 }
 
+namespace {
+
+// The mean of each channel, and the linear layer. `first`: the number of this part's first layer.
+void AddClassifier(ImageLayers& make, Device& device, const ImageShape& shape, int classes, int max_batch, int first,
+                   std::vector<NamedLayer>& layers) {
+  const Pool2dOptions pool = {.kind = PoolKind::kAverage, .in = shape, .height = shape.height, .width = shape.width};
+  layers.push_back({absl::StrCat(first), make.MakePool2d(pool)});
+  layers.push_back({absl::StrCat(first + 1), make.MakeFlatten(pool.out())});
+  layers.push_back({absl::StrCat(first + 2), device.MakeLinear(shape.channels, classes, Activation::kNone, max_batch,
+                                                               layers.back().layer.get())});
+}
+
+}  // namespace
+
 std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int max_batch, Device& device) {
   const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(max_batch);
   const Conv2dOptions stem = {.in = images, .outputs = 16, .padding = 1, .bias = false, .in_layout = Layout::kPlain};
@@ -47,11 +61,32 @@ std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int m
       shape = options.out();
     }
   }
-  const Pool2dOptions pool = {.kind = PoolKind::kAverage, .in = shape, .height = shape.height, .width = shape.width};
-  layers.push_back({"12", make->MakePool2d(pool)});
-  layers.push_back({"13", make->MakeFlatten(pool.out())});
-  layers.push_back(
-      {"14", device.MakeLinear(shape.channels, classes, Activation::kNone, max_batch, layers.back().layer.get())});
+  AddClassifier(*make, device, shape, classes, max_batch, 12, layers);
+  return std::make_unique<Model>(std::move(layers), max_batch, device);
+}
+
+std::unique_ptr<Model> MakeResnet50(const ImageShape& images, int classes, int max_batch, Device& device) {
+  const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(max_batch);
+  const Conv2dOptions stem = {
+      .in = images, .outputs = 64, .kernel = 7, .stride = 2, .padding = 3, .bias = false, .in_layout = Layout::kPlain};
+  const Pool2dOptions pool = {.in = stem.out(), .height = 3, .width = 3, .stride = 2, .padding = 1};
+  std::vector<NamedLayer> layers;
+  layers.push_back({"0", make->MakeConv2d(stem)});
+  layers.push_back({"1", make->MakeBatchNorm2d(stem.out(), Activation::kRelu)});
+  layers.push_back({"3", make->MakePool2d(pool)});
+  ImageShape shape = pool.out();
+  struct Stage {
+    int width, blocks;
+  };
+  for (const Stage& stage : {Stage{64, 3}, Stage{128, 4}, Stage{256, 6}, Stage{512, 3}}) {
+    for (int block = 0; block < stage.blocks; ++block) {
+      const BottleneckOptions options = {
+          .in = shape, .width = stage.width, .stride = stage.width > 64 && block == 0 ? 2 : 1};
+      layers.push_back({absl::StrCat(layers.size() + 1), make->MakeBottleneck(options)});
+      shape = options.out();
+    }
+  }
+  AddClassifier(*make, device, shape, classes, max_batch, 20, layers);
   return std::make_unique<Model>(std::move(layers), max_batch, device);
 }
 

@@ -19,6 +19,12 @@ inline constexpr int kLenetSmallestImage = 6;
 // channels, AdaptiveAvgPool2d(1), Flatten, Linear(64, classes)). Images of any size.
 std::unique_ptr<Model> MakeResnet20(const ImageShape& images, int classes, int max_batch, Device& device = Cpu());
 
+// The network with 50 layers for ImageNet from the same paper, with the stride in the 3x3 convolutions:
+// nn.Sequential(Conv2d(c, 64, 7, stride=2, padding=3, bias=False), BatchNorm2d(64), ReLU, MaxPool2d(3, 2, 1), sixteen
+// bottlenecks of 64, 128, 256 and 512 channels, AdaptiveAvgPool2d(1), Flatten, Linear(2048, classes)). Images of any
+// size.
+std::unique_ptr<Model> MakeResnet50(const ImageShape& images, int classes, int max_batch, Device& device = Cpu());
+
 // True if this processor has the instructions for ddp::Autocast with bfloat16.
 bool HasBfloat16();
 

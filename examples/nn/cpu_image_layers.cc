@@ -21,6 +21,9 @@ class CpuImageLayers final : public ImageLayers {
   std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) override {
     return std::make_unique<BasicBlock>(session_, options.in, options.outputs, options.stride, max_batch_);
   }
+  std::unique_ptr<Layer> MakeBottleneck(const BottleneckOptions& options) override {
+    return std::make_unique<Bottleneck>(session_, options, max_batch_);
+  }
   std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) override {
     return std::make_unique<Pool2d>(session_, options, max_batch_);
   }

@@ -1,5 +1,7 @@
 #include "examples/nn/cuda_image_kernels.h"
 
+#include <type_traits>
+
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_element.cuh"
 
@@ -92,18 +94,27 @@ cudaError_t Transpose(Element element, const void* x, int count, int lines, int 
   });
 }
 
-// fn(index of a vector within x) for each of a window's pixels, whose first is (line, column) of an image.
+// fn(index of a vector within x, number of the pixel in the window) for each pixel of window (line, column) that is
+// within the image.
 template <class T, class Fn>
 __device__ void ForEachInWindow(const PoolShape& s, size_t image, int line, int column, int vector, const Fn& fn) {
   const int vectors = s.in.channels / kVector<T>;
+  const int top = line * s.step_height - s.padding, left = column * s.step_width - s.padding;
   for (int h = 0; h < s.height; ++h) {
-    const size_t first = (image * s.in.height + line * s.height + h) * s.in.width + column * s.width;
-    for (int w = 0; w < s.width; ++w) fn((first + w) * vectors + vector);
+    if (top + h < 0 || top + h >= s.in.height) continue;
+    const size_t first = (image * s.in.height + top + h) * s.in.width;
+    for (int w = 0; w < s.width; ++w) {
+      if (left + w >= 0 && left + w < s.in.width) fn((first + left + w) * vectors + vector, h * s.width + w);
+    }
   }
 }
 
+// One byte for each element of a vector.
 template <class T>
-__global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count, PoolShape s, T* y) {
+using Bytes = std::conditional_t<kVector<T> == 8, unsigned long long, unsigned>;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count, PoolShape s, T* y, Bytes<T>* which) {
   constexpr int V = kVector<T>;
   const size_t at = ThreadIndex();
   if (at >= count) return;
@@ -112,24 +123,72 @@ __global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count,
             line = Take(&image, s.out.height);
   const bool max = s.kind == PoolKind::kMax;
   float result[V];
+  unsigned char chosen[V];
   for (int i = 0; i < V; ++i) result[i] = max ? -INFINITY : 0;
-  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from) {
+  bool first = true;
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from, int pixel) {
     const Vector<T> v = Load(x, from);
     for (int i = 0; i < V; ++i) {
       if (!max) {
         result[i] += v[i];
-      } else if (v[i] > result[i] || v[i] != v[i]) {  // a NaN wins
+      } else if (first || v[i] > result[i] || v[i] != v[i]) {  // a NaN wins
         result[i] = v[i];
+        chosen[i] = static_cast<unsigned char>(pixel);
       }
     }
+    first = false;
   });
+  if (which != nullptr) {
+    Bytes<T> bytes = 0;
+    for (int i = 0; i < V; ++i) bytes |= static_cast<Bytes<T>>(chosen[i]) << (8 * i);
+    which[at] = bytes;
+  }
   const float scale = max ? 1 : 1 / static_cast<float>(s.height * s.width);
   Vector<T> out;
   for (int i = 0; i < V; ++i) out.Set(i, s.relu ? Rectified(result[i] * scale) : result[i] * scale);
   Store(y, at, out);
 }
 
-// A thread for a window and a vector of channels; the first of equals gets the gradient.
+// A thread for a pixel and a vector of channels: the sum of the gradients of all windows that have chosen the pixel.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    MaxPoolBackwardKernel(const T* y, const Bytes<T>* which, const T* dy, size_t count, PoolShape s, T* dx) {
+  constexpr int V = kVector<T>;
+  const size_t at = ThreadIndex();
+  if (at >= count) return;
+  size_t image = at;
+  const int vectors = s.in.channels / V;
+  const int vector = Take(&image, vectors), column = Take(&image, s.in.width) + s.padding,
+            line = Take(&image, s.in.height) + s.padding;
+  const auto first = [](int pixel, int size, int step) { return pixel < size ? 0 : (pixel - size) / step + 1; };
+  float sum[V] = {};
+  for (int l = first(line, s.height, s.step_height); l < s.out.height && l * s.step_height <= line; ++l) {
+    for (int c = first(column, s.width, s.step_width); c < s.out.width && c * s.step_width <= column; ++c) {
+      const size_t from = ((image * s.out.height + l) * s.out.width + c) * vectors + vector;
+      const unsigned here = (line - l * s.step_height) * s.width + column - c * s.step_width;
+      const Bytes<T> chosen = which[from];
+      const Vector<T> d = Load(dy, from), out = s.relu ? Load(y, from) : Vector<T>();
+      for (int i = 0; i < V; ++i) {
+        if ((chosen >> (8 * i) & 0xff) == here && !(s.relu && out[i] <= 0)) sum[i] += d[i];
+      }
+    }
+  }
+  Vector<T> result;
+  for (int i = 0; i < V; ++i) result.Set(i, sum[i]);
+  Store(dx, at, result);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) AddKernel(const T* x, size_t vectors, T* y) {
+  const size_t i = ThreadIndex();
+  if (i >= vectors) return;
+  const Vector<T> a = Load(x, i);
+  Vector<T> sum = Load(y, i);
+  for (int k = 0; k < kVector<T>; ++k) sum.Set(k, sum[k] + a[k]);
+  Store(y, i, sum);
+}
+
+// Of adjacent windows. A thread for a window and a vector of channels; the first of equals gets the gradient.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     PoolBackwardKernel(const T* x, const T* y, const T* dy, size_t count, PoolShape s, T* dx) {
@@ -145,13 +204,13 @@ __global__ void __launch_bounds__(kThreads)
   if (s.kind == PoolKind::kAverage) {
     Vector<T> share;
     for (int i = 0; i < V; ++i) share.Set(i, grad[i] / static_cast<float>(s.height * s.width));
-    ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) { Store(dx, to, share); });
+    ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to, int) { Store(dx, to, share); });
     return;
   }
   float largest[V] = {};
   size_t where[V] = {};
   bool first = true;
-  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from) {
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t from, int) {
     const Vector<T> v = Load(x, from);
     for (int i = 0; i < V; ++i) {
       if (!first && !(v[i] > largest[i]) && v[i] == v[i]) continue;
@@ -160,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     first = false;
   });
-  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to) {
+  ForEachInWindow<T>(s, image, line, column, vector, [&](size_t to, int) {
     Vector<T> v;
     for (int i = 0; i < V; ++i) v.Set(i, where[i] == to ? grad[i] : 0);
     Store(dx, to, v);
@@ -231,17 +290,27 @@ cudaError_t Unflatten(Element element, const void* x, int rows, const ImageShape
   return Transpose(element, x, rows, shape.channels, shape.height * shape.width, y, stream);
 }
 
-cudaError_t Pool(Element element, const void* x, int rows, const PoolShape& shape, void* y, cudaStream_t stream) {
+cudaError_t Pool(Element element, const void* x, int rows, const PoolShape& shape, void* y, uint8_t* which,
+                 cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const size_t count = VectorsOf<T>(rows, shape.out);
-    PoolKernel<T>
-        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), count, shape, static_cast<T*>(y));
+    PoolKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), count, shape, static_cast<T*>(y), reinterpret_cast<Bytes<T>*>(which));
   });
 }
 
-cudaError_t PoolBackward(Element element, const void* x, const void* y, const void* dy, int rows,
+cudaError_t PoolBackward(Element element, const void* x, const void* y, const uint8_t* which, const void* dy, int rows,
                          const PoolShape& shape, void* dx, cudaStream_t stream) {
+  if (which != nullptr) {
+    return Dispatch(element, [&](auto type) {
+      using T = decltype(type);
+      const size_t count = VectorsOf<T>(rows, shape.in);
+      MaxPoolBackwardKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(
+          static_cast<const T*>(y), reinterpret_cast<const Bytes<T>*>(which), static_cast<const T*>(dy), count, shape,
+          static_cast<T*>(dx));
+    });
+  }
   // Pixels that fill no window.
   if (shape.in.height % shape.height != 0 || shape.in.width % shape.width != 0) {
     const size_t count = Pixels(rows, shape.in) * static_cast<size_t>(shape.in.channels);
@@ -255,6 +324,16 @@ cudaError_t PoolBackward(Element element, const void* x, const void* y, const vo
     PoolBackwardKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(
         static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), count, shape,
         static_cast<T*>(dx));
+  });
+}
+
+cudaError_t Add(Element element, const void* x, size_t count, void* y, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    NN_CHECK(count % kVector<T> == 0);
+    const size_t vectors = count / kVector<T>;
+    AddKernel<T>
+        <<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), vectors, static_cast<T*>(y));
   });
 }
 

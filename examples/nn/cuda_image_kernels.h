@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "examples/nn/dropout_hash.h"
 #include "examples/nn/element.h"
@@ -40,16 +41,24 @@ cudaError_t AddBias(Element element, void* y, size_t pixels, int channels, const
 cudaError_t Flatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);
 cudaError_t Unflatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);
 
-// Adjacent windows; see nn::Pool2d.
+// See nn::Pool2d.
 struct PoolShape {
   ImageShape in, out;
-  int height, width;  // size of a window
+  int height, width;            // size of a window
+  int step_height, step_width;  // distance between windows
+  int padding;
   PoolKind kind;
   bool relu;
 };
-cudaError_t Pool(Element element, const void* x, int rows, const PoolShape& shape, void* y, cudaStream_t stream);
-cudaError_t PoolBackward(Element element, const void* x, const void* y, const void* dy, int rows,
+// `which`: for maximum pooling of windows that are not adjacent, one byte for each number of y, which tells the
+// backward pass the pixel of the window that was chosen. Null for adjacent windows.
+cudaError_t Pool(Element element, const void* x, int rows, const PoolShape& shape, void* y, uint8_t* which,
+                 cudaStream_t stream);
+cudaError_t PoolBackward(Element element, const void* x, const void* y, const uint8_t* which, const void* dy, int rows,
                          const PoolShape& shape, void* dx, cudaStream_t stream);
+
+// y += x, for a multiple of 16 bytes.
+cudaError_t Add(Element element, const void* x, size_t count, void* y, cudaStream_t stream);
 
 // The shortcut of nn::BasicBlock: every stride-th pixel of an image of the shape `in`, followed by zeros for its
 // missing channels.

@@ -1,311 +1,13 @@
 #include "examples/nn/cuda_image_layers.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
-#include <vector>
 
-#include "examples/nn/check.h"
-#include "examples/nn/cuda_image_kernels.h"
-#include "examples/nn/cuda_kernels.h"
-#include "examples/nn/cuda_memory.h"
-#include "examples/nn/device.h"
-#include "examples/nn/layer_parts.h"
-#include "examples/nn/per_rows.h"
-#include "examples/nn/weighted_layer.h"
+#include "examples/nn/cuda_image_parts.h"
 
 namespace nn::cuda {
 namespace {
-
-void Launched(cudaError_t error) { Check(error, "a kernel"); }
-
-// What the layers of one model share, since they run one after the other.
-class Session {
- public:
-  explicit Session(cudnn::Context& context) : cudnn(context), stream(context.stream), element(context.options.element) {
-    tickets_ = AllocateBytes<unsigned>(kColumnTickets * sizeof(unsigned), stream);
-  }
-
-  // Of one image's numbers.
-  size_t Elements(const ImageShape& shape) const {
-    return static_cast<size_t>(shape.channels) * static_cast<size_t>(shape.height * shape.width);
-  }
-  int Floats(size_t elements) const { return static_cast<int>((elements * SizeOf(element) + 3) / 4); }
-  std::shared_ptr<void> Allocate(size_t elements) const { return AllocateBytes(elements * SizeOf(element), stream); }
-  // The number of channels that fills vectors of 16 bytes.
-  int Padded(int channels) const {
-    const int vector = 16 / static_cast<int>(SizeOf(element));
-    return (channels + vector - 1) / vector * vector;
-  }
-
-  // Before the first step, by every layer that needs them: what Scratch and Temporary hand out.
-  void ReserveScratch(int channels) {
-    if (channels <= scratch_channels_) return;
-    scratch_channels_ = channels;
-    sums_ = AllocateFloats(ColumnScratchFloats(channels), stream);
-  }
-  ColumnScratch Scratch() const { return {sums_.get(), tickets_.get()}; }
-  static constexpr int kTemporaries = 3;
-  void ReserveTemporary(int which, size_t elements) {
-    if (elements <= temporary_elements_[which]) return;
-    temporary_elements_[which] = elements;
-    temporaries_[which] = Allocate(elements);
-  }
-  void* Temporary(int which) const { return temporaries_[which].get(); }
-
-  cudnn::Context& cudnn;
-  const cudaStream_t stream;
-  const Element element;
-
- private:
-  std::shared_ptr<unsigned> tickets_;
-  std::shared_ptr<float> sums_;
-  int scratch_channels_ = 0;
-  std::shared_ptr<void> temporaries_[kTemporaries];
-  size_t temporary_elements_[kTemporaries] = {};
-};
-
-using SessionPtr = std::shared_ptr<Session>;
-
-// Not every plan of cuDNN's serves every shape and demand.
-void Planned(bool has_plan) {
-  if (has_plan) return;
-  throw DeviceError(
-      "cuDNN has no plan for a convolution of this model; give a smaller --batch, leave out --deterministic, or give "
-      "--tf32");
-}
-
-constexpr int kBlockTemporary = 0;  // and the next one
-constexpr int kWeightGradTemporary = 2;
-
-class GpuConv2d final : public WeightedLayer {
- public:
-  GpuConv2d(SessionPtr session, const Conv2dOptions& o, int max_batch)
-      : WeightedLayer({o.outputs, o.in.channels, o.kernel, o.kernel}, int64_t{o.in.channels} * o.kernel * o.kernel,
-                      o.bias),
-        session_(std::move(session)),
-        options_(o),
-        max_batch_(max_batch),
-        weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)} {
-    NN_CHECK(o.in_layout == Layout::kPlain || weight_shape_.padded == o.in.channels);
-    NN_CHECK(session_->Padded(o.outputs) == o.outputs);
-    packed_weight_ = session_->Allocate(weight_shape_.packed_count());
-    session_->ReserveTemporary(kWeightGradTemporary, weight_shape_.packed_count());
-    session_->ReserveScratch(o.outputs);
-    if (o.in_layout == Layout::kPlain) {
-      packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
-    }
-  }
-
-  int input_size() const override {
-    const size_t elements = session_->Elements(options_.in);
-    return options_.in_layout == Layout::kPlain ? static_cast<int>(elements) : session_->Floats(elements);
-  }
-  int output_size() const override { return session_->Floats(session_->Elements(options_.out())); }
-
-  void Forward(const float* x, float* y, int rows) override {
-    NN_CHECK(weight_ != nullptr);
-    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
-    if (packed_x_ != nullptr) {
-      Launched(
-          PackImages(session_->element, x, rows, options_.in, weight_shape_.padded, packed_x_.get(), session_->stream));
-    }
-    Passes& passes = PassesFor(rows);
-    const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
-    if (!options_.bias) {
-      Planned(passes.forward.Run(tensors));
-    } else if (cudnn::Tensors with_bias = tensors; with_bias.bias = bias_, !passes.fused.Run(with_bias)) {
-      Planned(passes.forward.Run(tensors));
-      Launched(AddBias(session_->element, y, Pixels(rows, options_.out()), options_.outputs, bias_,
-                       options_.activation == Activation::kRelu, session_->stream));
-    }
-  }
-
-  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
-                GradReadyFn grad_ready) override {
-    Passes& passes = PassesFor(rows);
-    if (options_.bias) {
-      Launched(BiasGrad(session_->element, options_.activation == Activation::kRelu ? y : nullptr, dy,
-                        Pixels(rows, options_.out()), options_.outputs, accumulate, bias_grad_, session_->Scratch(),
-                        session_->stream));
-      grad_ready(1);
-    }
-    void* const packed_grad = session_->Temporary(kWeightGradTemporary);
-    Planned(passes.weight_grad.Run({Input(x), packed_grad, dy}));
-    Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
-    grad_ready(0);
-    if (dx != nullptr) Planned(passes.input_grad.Run({dx, packed_weight_.get(), dy}));
-  }
-
- private:
-  struct Passes {
-    Passes(cudnn::Context& context, const cudnn::ConvolutionShape& shape, bool relu)
-        : forward(context, cudnn::Pass::kForward, shape),
-          fused(context, relu ? cudnn::Pass::kForwardBiasRelu : cudnn::Pass::kForwardBias, shape),
-          input_grad(context, cudnn::Pass::kInputGrad, shape),
-          weight_grad(context, cudnn::Pass::kWeightGrad, shape) {}
-
-    cudnn::Convolution forward, fused, input_grad, weight_grad;
-  };
-
-  Passes& PassesFor(int rows) {
-    NN_CHECK(rows > 0 && rows <= max_batch_);
-    return passes_.Get(rows, [&] {
-      const Conv2dOptions& o = options_;
-      // A ReLU without a bias is none of these layers'.
-      NN_CHECK(o.bias || o.activation == Activation::kNone);
-      const cudnn::ConvolutionShape shape = {
-          rows, weight_shape_.padded, o.in.height, o.in.width, o.outputs, o.kernel, o.stride, o.padding};
-      return std::make_unique<Passes>(session_->cudnn, shape, o.activation == Activation::kRelu);
-    });
-  }
-  const void* Input(const float* x) const { return packed_x_ != nullptr ? packed_x_.get() : x; }
-
-  SessionPtr session_;
-  const Conv2dOptions options_;
-  const int max_batch_;
-  const WeightShape weight_shape_;
-  std::shared_ptr<void> packed_weight_;
-  std::shared_ptr<void> packed_x_;  // of a plain input
-  PerRows<Passes> passes_;
-};
-
-class GpuBatchNorm2d final : public WeightedLayer {
- public:
-  GpuBatchNorm2d(SessionPtr session, const ImageShape& shape, Activation activation)
-      : WeightedLayer(shape.channels),
-        session_(std::move(session)),
-        shape_(shape),
-        relu_(activation == Activation::kRelu) {
-    NN_CHECK(session_->Padded(shape.channels) == shape.channels);
-    session_->ReserveScratch(shape.channels);
-    numbers_ = AllocateFloats(6 * channels(), session_->stream);
-    const std::vector<float> ones(channels(), 1.0f);
-    Check(cudaMemcpyAsync(running_var(), ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice,
-                          session_->stream),
-          "cudaMemcpyAsync");
-    Check(cudaStreamSynchronize(session_->stream), "cudaStreamSynchronize");
-  }
-
-  int input_size() const override { return session_->Floats(session_->Elements(shape_)); }
-  int output_size() const override { return input_size(); }
-  std::vector<LayerBuffer> buffers() override {
-    return {{"running_mean", {shape_.channels}, {running_mean(), channels()}},
-            {"running_var", {shape_.channels}, {running_var(), channels()}}};
-  }
-  void SetTraining(bool training) override { training_ = training; }
-
-  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, relu_, y, rows); }
-  // With a shortcut added before the ReLU, unless that is null.
-  void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
-    NN_CHECK(weight_ != nullptr);
-    if (training_) {
-      CheckBatchNormCanTrain(rows, shape_);
-      Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
-                                kBatchNormMomentum, moments(), running_mean(), running_var(), session_->Scratch(),
-                                session_->stream));
-    }
-    const BatchNormApply apply = {.mean = training_ ? moments().mean : running_mean(),
-                                  .rstd = training_ ? moments().rstd : running_var(),
-                                  .eps = training_ ? 0 : kBatchNormEpsilon,
-                                  .weight = weight_,
-                                  .bias = bias_,
-                                  .relu = relu};
-    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, apply, shortcut, y,
-                              session_->stream));
-  }
-
-  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
-                GradReadyFn grad_ready) override {
-    BackwardFrom(x, relu_ ? y : nullptr, dy, dx, rows, accumulate, grad_ready);
-  }
-  // dy counts where y is above 0; everywhere if y is null.
-  void BackwardFrom(const void* x, const void* y, const void* dy, void* dx, int rows, bool accumulate,
-                    GradReadyFn grad_ready) {
-    NN_CHECK(training_);
-    const size_t pixels = Pixels(rows, shape_);
-    Launched(BatchNormGrads(session_->element, x, y, dy, pixels, shape_.channels, moments(), accumulate, weight_grad_,
-                            bias_grad_, sums(), session_->Scratch(), session_->stream));
-    grad_ready(1);
-    grad_ready(0);
-    if (dx == nullptr) return;
-    Launched(BatchNormBackward(session_->element, x, y, dy, pixels, shape_.channels, moments(), weight_, sums(), dx,
-                               session_->stream));
-  }
-
- private:
-  size_t channels() const { return static_cast<size_t>(shape_.channels); }
-  float* running_mean() const { return numbers_.get(); }
-  float* running_var() const { return numbers_.get() + channels(); }
-  BatchMoments moments() const { return {numbers_.get() + 2 * channels(), numbers_.get() + 3 * channels()}; }
-  float* sums() const { return numbers_.get() + 4 * channels(); }
-
-  SessionPtr session_;
-  const ImageShape shape_;
-  const bool relu_;
-  bool training_ = true;
-  std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of its backward pass
-};
-
-// The ReLUs and the shortcut ride on the normalisations.
-class GpuBasicBlock final : public Layer {
- public:
-  GpuBasicBlock(SessionPtr session, const BasicBlockOptions& o, int max_batch)
-      : session_(std::move(session)),
-        options_(o),
-        conv1_(session_, {.in = o.in, .outputs = o.outputs, .stride = o.stride, .padding = 1, .bias = false},
-               max_batch),
-        bn1_(session_, o.out(), Activation::kRelu),
-        conv2_(session_, {.in = o.out(), .outputs = o.outputs, .padding = 1, .bias = false}, max_batch),
-        bn2_(session_, o.out(), Activation::kNone),
-        parts_({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
-    NN_CHECK(o.outputs >= o.in.channels);
-    const size_t elements = static_cast<size_t>(max_batch) * session_->Elements(o.out());
-    for (std::shared_ptr<void>& output : outputs_) output = session_->Allocate(elements);
-    for (const int which : {kBlockTemporary, kBlockTemporary + 1}) session_->ReserveTemporary(which, elements);
-  }
-
-  int input_size() const override { return conv1_.input_size(); }
-  int output_size() const override { return conv1_.output_size(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
-  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
-  void SetTraining(bool training) override { parts_.SetTraining(training); }
-
-  void Forward(const float* x, float* y, int rows) override {
-    conv1_.Forward(x, output(0), rows);
-    bn1_.Forward(output(0), output(1), rows);
-    conv2_.Forward(output(1), output(2), rows);
-    const Shortcut shortcut = ShortcutFrom(x);
-    bn2_.Forward(output(2), &shortcut, true, y, rows);
-  }
-
-  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
-                GradReadyFn grad_ready) override {
-    auto* const d1 = static_cast<float*>(session_->Temporary(kBlockTemporary));
-    auto* const d2 = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
-    const auto ready = [&](size_t part) {
-      return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
-    };
-    bn2_.BackwardFrom(output(2), y, dy, d1, rows, accumulate, ready(3));
-    conv2_.Backward(output(1), nullptr, d1, d2, rows, accumulate, ready(2));
-    bn1_.Backward(output(0), output(1), d2, d1, rows, accumulate, ready(1));
-    conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(0));
-    if (dx == nullptr) return;
-    Launched(AddToShortcut(session_->element, y, dy, rows, ShortcutFrom(nullptr), dx, session_->stream));
-  }
-
- private:
-  float* output(int i) const { return static_cast<float*>(outputs_[i].get()); }
-  Shortcut ShortcutFrom(const float* x) const { return {x, options_.in, options_.out(), options_.stride}; }
-
-  SessionPtr session_;
-  const BasicBlockOptions options_;
-  GpuConv2d conv1_;
-  GpuBatchNorm2d bn1_;
-  GpuConv2d conv2_;
-  GpuBatchNorm2d bn2_;
-  LayerParts parts_;
-  std::shared_ptr<void> outputs_[3];  // of all but bn2
-};
 
 // A layer that learns nothing.
 class Unlearned : public Layer {
@@ -325,22 +27,34 @@ class Unlearned : public Layer {
 
 class GpuPool2d final : public Unlearned {
  public:
-  GpuPool2d(const SessionPtr& session, const Pool2dOptions& o)
+  GpuPool2d(const SessionPtr& session, const Pool2dOptions& o, int max_batch)
       : Unlearned(session, session->Elements(o.in), session->Elements(o.out())),
-        shape_{o.in, o.out(), o.height, o.width, o.kind, o.activation == Activation::kRelu} {
-    NN_CHECK(shape_.out.height > 0 && shape_.out.width > 0);
+        shape_{.in = o.in,
+               .out = o.out(),
+               .height = o.height,
+               .width = o.width,
+               .step_height = o.stride == 0 ? o.height : o.stride,
+               .step_width = o.stride == 0 ? o.width : o.stride,
+               .padding = o.padding,
+               .kind = o.kind,
+               .relu = o.activation == Activation::kRelu} {
+    NN_CHECK(shape_.out.height > 0 && shape_.out.width > 0 && 2 * o.padding <= std::min(o.height, o.width));
+    if (o.stride == 0 && o.padding == 0) return;
+    NN_CHECK(o.kind == PoolKind::kMax && o.height * o.width <= UINT8_MAX);
+    which_ = AllocateBytes<uint8_t>(static_cast<size_t>(max_batch) * session->Elements(o.out()), session->stream);
   }
 
   void Forward(const float* x, float* y, int rows) override {
-    Launched(Pool(session_->element, x, rows, shape_, y, session_->stream));
+    Launched(Pool(session_->element, x, rows, shape_, y, which_.get(), session_->stream));
   }
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool, GradReadyFn) override {
     if (dx == nullptr) return;
-    Launched(PoolBackward(session_->element, x, y, dy, rows, shape_, dx, session_->stream));
+    Launched(PoolBackward(session_->element, x, y, which_.get(), dy, rows, shape_, dx, session_->stream));
   }
 
  private:
   const PoolShape shape_;
+  std::shared_ptr<uint8_t> which_;  // the pixels that the last Forward chose; null if windows are adjacent
 };
 
 class GpuFlatten final : public Unlearned {
@@ -407,10 +121,13 @@ class GpuImageLayers final : public ImageLayers {
     return std::make_unique<GpuBatchNorm2d>(session_, shape, activation);
   }
   std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) override {
-    return std::make_unique<GpuBasicBlock>(session_, options, max_batch_);
+    return cuda::MakeBasicBlock(session_, options, max_batch_);
+  }
+  std::unique_ptr<Layer> MakeBottleneck(const BottleneckOptions& options) override {
+    return cuda::MakeBottleneck(session_, options, max_batch_);
   }
   std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) override {
-    return std::make_unique<GpuPool2d>(session_, options);
+    return std::make_unique<GpuPool2d>(session_, options, max_batch_);
   }
   std::unique_ptr<Layer> MakeFlatten(const ImageShape& shape) override {
     return std::make_unique<GpuFlatten>(session_, shape);

@@ -32,8 +32,17 @@ struct Pool2dOptions {
   ImageShape in;
   int height = 2, width = 2;  // size of a window
   Activation activation = Activation::kNone;
+  // For maximum pooling: distance between windows (0: they are adjacent), and pixels outside of the image on each side,
+  // at most half a window. They never are the maximum.
+  int stride = 0;
+  int padding = 0;
 
-  ImageShape out() const { return {in.channels, in.height / height, in.width / width}; }
+  ImageShape out() const {
+    const auto count = [this](int size, int window) {
+      return (size + 2 * padding - window) / (stride == 0 ? window : stride) + 1;
+    };
+    return {in.channels, count(in.height, height), count(in.width, width)};
+  }
 };
 
 // Constants of batch normalisation, as in PyTorch: added to the variance; share by which running statistics move.
@@ -56,6 +65,16 @@ struct BasicBlockOptions {
   ImageShape out() const { return {outputs, (in.height - 1) / stride + 1, (in.width - 1) / stride + 1}; }
 };
 
+struct BottleneckOptions {
+  ImageShape in;
+  int width = 1;  // channels of the inner convolutions; the output has four times as many
+  int stride = 1;
+
+  ImageShape out() const { return {4 * width, (in.height - 1) / stride + 1, (in.width - 1) / stride + 1}; }
+  // Whether the shortcut is a convolution, because x does not have the shape of y.
+  bool projected() const { return !(in == out()); }
+};
+
 // Creates the layers of one model for batches of one size. The comments of the CPU classes with the same names say what
 // each layer computes. Between layers, images have the device's native layout. The object may be destroyed when the
 // model has been created.
@@ -66,6 +85,7 @@ class ImageLayers {
   virtual std::unique_ptr<Layer> MakeConv2d(const Conv2dOptions& options) = 0;
   virtual std::unique_ptr<Layer> MakeBatchNorm2d(const ImageShape& shape, Activation activation) = 0;
   virtual std::unique_ptr<Layer> MakeBasicBlock(const BasicBlockOptions& options) = 0;
+  virtual std::unique_ptr<Layer> MakeBottleneck(const BottleneckOptions& options) = 0;
   virtual std::unique_ptr<Layer> MakePool2d(const Pool2dOptions& options) = 0;
   virtual std::unique_ptr<Layer> MakeFlatten(const ImageShape& shape) = 0;
   // `size`: elements per sample.

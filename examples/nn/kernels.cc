@@ -1,6 +1,7 @@
 #include "examples/nn/kernels.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "examples/nn/kernels.cc"  // this file, once per instruction set
@@ -138,8 +139,8 @@ HWY_INLINE void ForEachInBlock(size_t block, const Body& body) {
   }
 }
 
-// The kernels of max pooling, for blocks of kBlock channels and windows of kSide x kSide pixels; 0: known at run time
-// only. Windows of 2 x 2 in known blocks are several times as fast.
+// The kernels of max pooling, for blocks of kBlock channels and adjacent windows of kSide x kSide pixels; 0: known at
+// run time only, and any windows. Adjacent windows of 2 x 2 in known blocks are several times as fast.
 template <size_t kBlock, size_t kSide>
 struct MaxPooling {
   explicit MaxPooling(const Windows& windows)
@@ -149,17 +150,45 @@ struct MaxPooling {
         width(kSide == 0 ? w.width : kSide),
         line(w.in_width * block) {}
 
-  // fn(first float of the window in the images, float of the result) for each window.
+  // The part of a window that is within the image, in one direction.
+  struct Range {
+    size_t begin, end;
+  };
+  struct Window {
+    std::ptrdiff_t first;  // float of the images at which it begins, in or outside of its image
+    Range lines, columns;
+  };
+
+  // `first`: the window's first pixel, in or outside of an image of `in_size` pixels.
+  static HWY_INLINE Range Within(std::ptrdiff_t first, size_t size, size_t in_size) {
+    if constexpr (kSide != 0) return {0, kSide};
+    const auto begin = std::max<std::ptrdiff_t>(0, -first);
+    const auto end = std::min(static_cast<std::ptrdiff_t>(size), static_cast<std::ptrdiff_t>(in_size) - first);
+    return {static_cast<size_t>(begin), static_cast<size_t>(end)};
+  }
+
+  // fn(window, float of the result) for each window.
   template <class Fn>
   HWY_INLINE void ForEachWindow(const Fn& fn) const {
-    const size_t lines = w.in_height / height, columns = w.in_width / width;
+    const auto padding = static_cast<std::ptrdiff_t>(w.padding);
+    const size_t lines = w.lines(), columns = w.columns();
     size_t result = 0;
     for (size_t plane = 0; plane < w.planes; ++plane) {
+      const auto image = static_cast<std::ptrdiff_t>(plane * w.in_height * line);
       for (size_t l = 0; l < lines; ++l) {
-        size_t first = (plane * w.in_height + l * height) * line;
-        for (size_t c = 0; c < columns; ++c, first += width * block, result += block) fn(first, result);
+        const std::ptrdiff_t first_line = static_cast<std::ptrdiff_t>(l * w.step(height)) - padding;
+        const Range in_lines = Within(first_line, height, w.in_height);
+        for (size_t c = 0; c < columns; ++c, result += block) {
+          const std::ptrdiff_t first_column = static_cast<std::ptrdiff_t>(c * w.step(width)) - padding;
+          const std::ptrdiff_t first = image + first_line * static_cast<std::ptrdiff_t>(line) +
+                                       first_column * static_cast<std::ptrdiff_t>(block);
+          fn(Window{first, in_lines, Within(first_column, width, w.in_width)}, result);
+        }
       }
     }
+  }
+  HWY_INLINE std::ptrdiff_t At(const Window& window, size_t h, size_t k) const {
+    return window.first + static_cast<std::ptrdiff_t>(h * line + k * block);
   }
 
   template <class D>
@@ -174,11 +203,11 @@ struct MaxPooling {
             hn::IfThenElse(hn::RebindMask(hn::RebindToSigned<D>(), second), b.pixel, a.pixel)};
   }
 
-  // Of the window that begins at x: the first of equals, the last NaN.
+  // Of a window in the images x: the first of equals, the last NaN.
   template <class D>
-  HWY_INLINE Chosen<D> Choose(D d, const float* HWY_RESTRICT x) const {
+  HWY_INLINE Chosen<D> Choose(D d, const Window& window, const float* HWY_RESTRICT x) const {
     const auto pixel = [&](size_t h, size_t k) HWY_ATTR {
-      return Chosen<D>{hn::LoadU(d, x + h * line + k * block),
+      return Chosen<D>{hn::LoadU(d, x + At(window, h, k)),
                        hn::Set(hn::RebindToSigned<D>(), static_cast<int32_t>(h * width + k))};
     };
     if constexpr (kSide == 2) {  // three comparisons, of which two do not wait for another
@@ -186,9 +215,9 @@ struct MaxPooling {
       const auto sum = hn::Add(hn::Add(a.value, b.value), hn::Add(c.value, e.value));
       if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(sum)))) return Larger(d, Larger(d, a, b), Larger(d, c, e));
     }
-    Chosen<D> best = pixel(0, 0);
-    for (size_t h = 0; h < height; ++h) {
-      for (size_t k = 0; k < width; ++k) {
+    Chosen<D> best = pixel(window.lines.begin, window.columns.begin);
+    for (size_t h = window.lines.begin; h < window.lines.end; ++h) {
+      for (size_t k = window.columns.begin; k < window.columns.end; ++k) {
         const auto other = pixel(h, k);
         const auto wins = hn::Or(hn::Gt(other.value, best.value), hn::IsNaN(other.value));
         best.value = hn::IfThenElse(wins, other.value, best.value);
@@ -199,10 +228,10 @@ struct MaxPooling {
   }
 
   void Forward(bool relu, const float* HWY_RESTRICT x, float* HWY_RESTRICT y, int32_t* HWY_RESTRICT which) const {
-    ForEachWindow([&](size_t from, size_t to) HWY_ATTR {
+    ForEachWindow([&](const Window& from, size_t to) HWY_ATTR {
       ForEachInBlock<kBlock>(block, [&](auto d, size_t j) HWY_ATTR {
         const hn::RebindToSigned<decltype(d)> di;
-        const Chosen<decltype(d)> chosen = Choose(d, x + from + j);
+        const Chosen<decltype(d)> chosen = Choose(d, from, x + j);
         hn::StoreU(relu ? Rectified(d, chosen.value) : chosen.value, d, y + to + j);
         hn::StoreU(chosen.pixel, di, which + to + j);
       });
@@ -211,19 +240,24 @@ struct MaxPooling {
 
   void Backward(bool relu, const float* HWY_RESTRICT y, const int32_t* HWY_RESTRICT which, const float* HWY_RESTRICT dy,
                 float* HWY_RESTRICT dx) const {
-    if (w.in_height % height != 0 || w.in_width % width != 0) {  // pixels of no window
+    // Pixels may be in no window, or in several.
+    const bool add = kSide == 0;
+    if (add || w.in_height % height != 0 || w.in_width % width != 0) {
       std::fill_n(dx, w.planes * w.in_height * line, 0.0f);
     }
-    ForEachWindow([&](size_t to, size_t from) HWY_ATTR {
+    ForEachWindow([&](const Window& to, size_t from) HWY_ATTR {
       ForEachInBlock<kBlock>(block, [&](auto d, size_t j) HWY_ATTR {
         const hn::RebindToSigned<decltype(d)> di;
         auto grad = hn::LoadU(d, dy + from + j);
         if (relu) grad = Masked(d, hn::LoadU(d, y + from + j), grad);
         const auto chosen = hn::LoadU(di, which + from + j);
-        for (size_t h = 0; h < height; ++h) {
-          for (size_t k = 0; k < width; ++k) {
+        for (size_t h = to.lines.begin; h < to.lines.end; ++h) {
+          for (size_t k = to.columns.begin; k < to.columns.end; ++k) {
             const auto here = hn::Eq(chosen, hn::Set(di, static_cast<int32_t>(h * width + k)));
-            hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, here), grad), d, dx + to + h * line + k * block + j);
+            auto share = hn::IfThenElseZero(hn::RebindMask(d, here), grad);
+            float* const pixel = dx + At(to, h, k) + static_cast<std::ptrdiff_t>(j);
+            if (add) share = hn::Add(share, hn::LoadU(d, pixel));
+            hn::StoreU(share, d, pixel);
           }
         }
       });
@@ -237,7 +271,7 @@ struct MaxPooling {
 // fn(kernels) with those that know most about the windows.
 template <class Fn>
 HWY_INLINE void WithMaxPooling(const Windows& w, const Fn& fn) {
-  const bool two = w.height == 2 && w.width == 2;
+  const bool two = w.height == 2 && w.width == 2 && w.adjacent();
   if (w.block == 16 && two) return fn(MaxPooling<16, 2>(w));
   if (w.block == 8 && two) return fn(MaxPooling<8, 2>(w));
   fn(MaxPooling<0, 0>(w));

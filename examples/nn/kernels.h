@@ -28,17 +28,25 @@ void MaskPositive(const float* y, float* dy, size_t count);
 // y += x.
 void Add(const float* x, float* y, size_t count);
 
-// Adjacent windows of height x width pixels in images stored as [planes][in_height][in_width][block]. Pixels at the
-// right and the bottom that do not fill a window are ignored.
+// Windows of height x width pixels in images stored as [planes][in_height][in_width][block], every `stride` pixels (0:
+// adjacent), the first one `padding` pixels outside of the image on each side. Windows consist of the pixels that are
+// within the image. Pixels at the right and the bottom that do not fill a window are ignored.
 struct Windows {
   size_t planes, in_height, in_width, height, width, block;
+  size_t stride = 0;
+  size_t padding = 0;  // at most half of a window
+
+  bool adjacent() const { return stride == 0 && padding == 0; }
+  size_t step(size_t size) const { return stride == 0 ? size : stride; }
+  size_t lines() const { return (in_height + 2 * padding - height) / step(height) + 1; }
+  size_t columns() const { return (in_width + 2 * padding - width) / step(width) + 1; }
 };
 
 // y = the largest number of each window, or NaN if the window has one; with `relu`, max(0, .) of that. `which` has y's
 // size. It receives the index of the chosen pixel within the window, for the backward pass.
 void MaxPool(const Windows& windows, bool relu, const float* x, float* y, int32_t* which);
 
-// dx = the gradient dy of each window at its chosen pixel, and 0 elsewhere.
+// dx = the sum of the gradients dy of all windows that have chosen the pixel.
 void MaxPoolBackward(const Windows& windows, bool relu, const float* y, const int32_t* which, const float* dy,
                      float* dx);
 

@@ -3,7 +3,6 @@
 #define EXAMPLES_NN_LAYER_PARTS_H_
 
 #include <cstddef>
-#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,7 @@ namespace nn {
 // The parameters and buffers of several layers, with names "PART.NAME". The layers must outlive it.
 class LayerParts {
  public:
-  LayerParts(std::initializer_list<std::pair<const char*, Layer*>> parts) {
+  explicit LayerParts(const std::vector<std::pair<const char*, Layer*>>& parts) {
     for (const auto& [name, layer] : parts) {
       parts_.push_back({name, layer, parameters_.size()});
       for (ParameterSpec spec : layer->parameters()) {

@@ -18,6 +18,8 @@ size_t Count(int rows, int size) { return static_cast<size_t>(rows) * static_cas
 Pool2d::Pool2d(onednn::SessionPtr session, const Pool2dOptions& options, int max_batch)
     : session_(std::move(session)), options_(options), max_batch_(max_batch) {
   NN_CHECK(options.out().height > 0 && options.out().width > 0 && max_batch > 0);
+  NN_CHECK(options.kind == PoolKind::kMax || (options.stride == 0 && options.padding == 0));
+  NN_CHECK(2 * options.padding <= std::min(options.height, options.width));
   if (options.kind == PoolKind::kMax) {
     which_.resize(Count(max_batch, output_size()));
   } else {
@@ -39,7 +41,9 @@ Windows Pool2d::WindowsOf(int rows) const {
           .in_width = size(options_.in.width),
           .height = size(options_.height),
           .width = size(options_.width),
-          .block = block};
+          .block = block,
+          .stride = size(options_.stride),
+          .padding = size(options_.padding)};
 }
 
 void Pool2d::Forward(const float* x, float* y, int rows) {

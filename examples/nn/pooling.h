@@ -13,7 +13,7 @@
 
 namespace nn {
 
-// The maximum or the mean of adjacent windows of pixels: torch.nn.MaxPool2d and AvgPool2d, or, with one window as large
+// The maximum of windows of pixels, or the mean of adjacent ones: torch.nn.MaxPool2d and AvgPool2d, or, with one window as large
 // as the image, AdaptiveAvgPool2d(1). An activation follows the pooling: a ReLU gives the same result after maximum
 // pooling as before it, but from a quarter of the pixels. Native images in and out.
 class Pool2d final : public Layer {

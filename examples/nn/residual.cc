@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
+#include <utility>
+#include <vector>
 
 #include "examples/nn/check.h"
 #include "examples/nn/kernels.h"
@@ -87,6 +90,88 @@ void BasicBlock::Backward(const float* x, const float* y, float* dy, float* dx, 
   ForEachStretch(rows, [&](size_t to, size_t from, size_t floats) {
     for (size_t i = 0; i < floats; ++i) dx[to + i] += dy[from + i];
   });
+}
+
+Bottleneck::Bottleneck(onednn::SessionPtr session, const BottleneckOptions& o, int max_batch)
+    : session_(session),
+      conv1_(session, {.in = o.in, .outputs = o.width, .kernel = 1, .bias = false}, max_batch),
+      bn1_(session, conv1_.output_shape(), Activation::kRelu, max_batch),
+      conv2_(session,
+             {.in = conv1_.output_shape(), .outputs = o.width, .stride = o.stride, .padding = 1, .bias = false},
+             max_batch),
+      bn2_(session, conv2_.output_shape(), Activation::kRelu, max_batch),
+      conv3_(session, {.in = conv2_.output_shape(), .outputs = 4 * o.width, .kernel = 1, .bias = false}, max_batch),
+      bn3_(session, o.out(), Activation::kNone, max_batch),
+      projection_(
+          !o.projected()
+              ? nullptr
+              : new Projection{{session,
+                                {.in = o.in, .outputs = 4 * o.width, .kernel = 1, .stride = o.stride, .bias = false},
+                                max_batch},
+                               {session, o.out(), Activation::kNone, max_batch},
+                               nullptr}),
+      parts_(Parts()) {
+  const auto allocate = [&](const Layer& layer) {
+    auto output =
+        hwy::AllocateAligned<float>(static_cast<size_t>(max_batch) * static_cast<size_t>(layer.output_size()));
+    NN_CHECK(output != nullptr);
+    return output;
+  };
+  const Layer* const layers[] = {&conv1_, &bn1_, &conv2_, &bn2_, &conv3_};
+  for (size_t i = 0; i < std::size(layers); ++i) outputs_[i] = allocate(*layers[i]);
+  if (projection_ != nullptr) projection_->output = allocate(projection_->conv);
+}
+
+LayerParts Bottleneck::Parts() {
+  std::vector<std::pair<const char*, Layer*>> parts = {{"body.0", &conv1_}, {"body.1", &bn1_},   {"body.3", &conv2_},
+                                                       {"body.4", &bn2_},   {"body.6", &conv3_}, {"body.7", &bn3_}};
+  if (projection_ != nullptr) {
+    parts.emplace_back("shortcut.0", &projection_->conv);
+    parts.emplace_back("shortcut.1", &projection_->bn);
+  }
+  return LayerParts(parts);
+}
+
+void Bottleneck::Forward(const float* x, float* y, int rows) {
+  conv1_.Forward(x, outputs_[0].get(), rows);
+  bn1_.Forward(outputs_[0].get(), outputs_[1].get(), rows);
+  conv2_.Forward(outputs_[1].get(), outputs_[2].get(), rows);
+  bn2_.Forward(outputs_[2].get(), outputs_[3].get(), rows);
+  conv3_.Forward(outputs_[3].get(), outputs_[4].get(), rows);
+  bn3_.Forward(outputs_[4].get(), y, rows);
+  const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(output_size());
+  if (projection_ == nullptr) {
+    AddRelu(x, y, count);
+    return;
+  }
+  float* const shortcut = session_->Temporary(0, count);
+  projection_->conv.Forward(x, projection_->output.get(), rows);
+  projection_->bn.Forward(projection_->output.get(), shortcut, rows);
+  AddRelu(shortcut, y, count);
+}
+
+// The shortcut first, so that gradients are announced in the reverse order of the parameters.
+void Bottleneck::Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                          GradReadyFn grad_ready) {
+  const auto floats = [&](int size) { return static_cast<size_t>(rows) * static_cast<size_t>(size); };
+  MaskPositive(y, dy, floats(output_size()));
+  float* const a = session_->Temporary(0, floats(std::max(output_size(), conv1_.output_size())));
+  float* const b = session_->Temporary(1, floats(std::max(conv2_.output_size(), input_size())));
+  const auto ready = [&](size_t part) {
+    return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
+  };
+  if (projection_ != nullptr) {
+    projection_->bn.Backward(projection_->output.get(), nullptr, dy, a, rows, accumulate, ready(7));
+    projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, ready(6));
+  }
+  bn3_.Backward(outputs_[4].get(), nullptr, dy, a, rows, accumulate, ready(5));
+  conv3_.Backward(outputs_[3].get(), nullptr, a, b, rows, accumulate, ready(4));
+  bn2_.Backward(outputs_[2].get(), nullptr, b, b, rows, accumulate, ready(3));
+  conv2_.Backward(outputs_[1].get(), nullptr, b, a, rows, accumulate, ready(2));
+  bn1_.Backward(outputs_[0].get(), nullptr, a, a, rows, accumulate, ready(1));
+  float* const body = projection_ == nullptr ? dx : dx == nullptr ? nullptr : b;
+  conv1_.Backward(x, nullptr, a, body, rows, accumulate, ready(0));
+  if (dx != nullptr) Add(projection_ == nullptr ? dy : b, dx, floats(input_size()));
 }
 
 }  // namespace nn

@@ -1,7 +1,8 @@
-// The basic block of residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015).
+// The blocks of residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015).
 #ifndef EXAMPLES_NN_RESIDUAL_H_
 #define EXAMPLES_NN_RESIDUAL_H_
 
+#include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -46,6 +47,45 @@ class BasicBlock final : public Layer {
   BatchNorm2d bn2_;
   LayerParts parts_;
   hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // outputs of all layers but bn2
+};
+
+// y = relu(bn(conv(relu(bn(conv(relu(bn(conv(x)))))))) + shortcut(x)), with convolutions of 1x1, 3x3 (with the stride)
+// and 1x1 pixels without bias. The shortcut is x, or, where y has another shape, bn(conv(x)) with 1x1 pixels and the
+// stride: the paper's option B. Parameters and buffers are named as in nn.Sequentials "body" (Conv2d, BatchNorm2d,
+// ReLU, Conv2d, ...) and "shortcut" (Conv2d, BatchNorm2d): "body.0.weight", "shortcut.1.running_mean". Native images in
+// and out.
+class Bottleneck final : public Layer {
+ public:
+  Bottleneck(onednn::SessionPtr session, const BottleneckOptions& options, int max_batch);
+
+  int input_size() const override { return conv1_.input_size(); }
+  int output_size() const override { return bn3_.output_size(); }
+  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
+  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
+  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
+  void SetTraining(bool training) override { parts_.SetTraining(training); }
+  void Forward(const float* x, float* y, int rows) override;
+  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) override;
+
+ private:
+  struct Projection {
+    Conv2d conv;
+    BatchNorm2d bn;
+    hwy::AlignedFreeUniquePtr<float[]> output;  // of conv
+  };
+  LayerParts Parts();
+
+  onednn::SessionPtr session_;
+  Conv2d conv1_;
+  BatchNorm2d bn1_;
+  Conv2d conv2_;
+  BatchNorm2d bn2_;
+  Conv2d conv3_;
+  BatchNorm2d bn3_;
+  std::unique_ptr<Projection> projection_;  // null: the shortcut is x
+  LayerParts parts_;
+  hwy::AlignedFreeUniquePtr<float[]> outputs_[5];  // outputs of all layers of the body but bn3
 };
 
 }  // namespace nn

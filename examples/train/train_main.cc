@@ -119,7 +119,8 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   }
   const ModelChoice& choice = settings.model;
   const absl::StatusOr<Dataset> data =
-      flags.synthetic ? SyntheticImages(choice.channels, choice.height, choice.width) : LoadDataset(flags.data);
+      flags.synthetic ? SyntheticImages(choice.channels, choice.height, choice.width, choice.classes)
+                      : LoadDataset(flags.data);
   absl::Status status = data.status();
   if (status.ok() && choice.check != nullptr) status = choice.check(*data);
   if (status.ok() && group.rank() == 0) status = CheckSummaryPath(flags.summary_json);

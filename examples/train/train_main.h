@@ -21,6 +21,7 @@ struct ModelChoice {
   int channels = 1;
   int height = 28;
   int width = 28;
+  int classes = 10;
   // InvalidArgument where the model cannot be made for images of this size. May be null.
   std::function<absl::Status(const Dataset& data)> check;
   std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The first 20 losses of an example model equal PyTorch's, from equal weights and inputs; and each reads the other's weights.
 
-  torch_parity_test.py MODEL TRAINER [FLAG...]     MODEL: mlp, lenet, resnet20; TRAINER: train_mlp or train_cnn
+  torch_parity_test.py MODEL TRAINER [FLAG...]     MODEL: mlp, lenet, resnet20, resnet50; TRAINER: train_mlp or train_cnn
 
 The batch is the whole data set, so that the order of samples does not matter. Exits with 77 where there is no PyTorch.
 """
@@ -29,7 +29,7 @@ except ImportError:
 STEPS = 20
 # Batch normalisation makes what is rounded differently grow from step to step, the faster the larger steps are: at 0.01
 # PyTorch's own losses of resnet20 differ by more than the tolerance between its memory formats or numbers of threads.
-LR = {"mlp": 0.01, "lenet": 0.01, "resnet20": 0.003}
+LR = {"mlp": 0.01, "lenet": 0.01, "resnet20": 0.003, "resnet50": 0.0005}
 TOLERANCE = 1e-3
 
 
@@ -67,6 +67,32 @@ def resnet20():
             layers.append(BasicBlock(inputs, outputs, 2 if outputs > 16 and block == 0 else 1))
             inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs))  # fmt: skip
+        self.shortcut = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        return F.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
+
+
+def resnet50():
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, 2 if width > 64 and block == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 10))
 
 
 def save_safetensors(path, state):
@@ -124,10 +150,10 @@ def write_data(folder, shape):
 
 def main():
     name, command = sys.argv[1], sys.argv[2:]
-    shape = (3, 32, 32) if name == "resnet20" else (1, 28, 28)
+    shape = (3, 32, 32) if name.startswith("resnet") else (1, 28, 28)
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20}[name]()
+    model = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20, "resnet50": resnet50}[name]()
     with tempfile.TemporaryDirectory() as folder:
         x, y = write_data(folder, shape)
         save_safetensors(f"{folder}/initial", model.state_dict())

@@ -290,7 +290,7 @@ case $case_name in
     for flag in model amp data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
-    fails "--model=alexnet is not known: it may be lenet, resnet20" 1 --model=alexnet
+    fails "--model=alexnet is not known: it may be lenet, resnet20, resnet50" 1 --model=alexnet
     fails "unknown flag --hidden" 1 --hidden=3
     ;;
 
@@ -304,6 +304,9 @@ case $case_name in
     grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
     succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1
     grep -q "test images of 32x32 in 3 channels$" out || fail "synthetic images for resnet20"
+    succeeds 1 --model=resnet50 --synthetic --steps=2 --batch=2 --lr=0.001
+    grep -q "1024 training and 32 test images of 224x224 in 3 channels$" out || fail "synthetic images for resnet50"
+    grep -q " 25557032 parameters;" out || fail "parameters of resnet50"
     ;;
 
   cnn_ranks)

@@ -266,10 +266,47 @@ TEST_CASE("pooling and batch normalisation: every layer by itself is the CPU's")
       }
     }
     for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
+      const Pool2dOptions overlapping = {
+          .in = shape, .height = 3, .width = 3, .activation = activation, .stride = 2, .padding = 1};
+      const auto pool = [&](ImageLayers& make) { return NamedLayer{"pool", make.MakePool2d(overlapping)}; };
+      CHECK(Distance(ThroughLayer(*gpu, shape, pool, overlapping.out()),
+                     ThroughLayer(Cpu(), shape, pool, overlapping.out())) <= precision);
+    }
+    for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
       const auto norm = [&](ImageLayers& make) { return NamedLayer{"norm", make.MakeBatchNorm2d(shape, activation)}; };
       CHECK(Distance(ThroughLayer(*gpu, shape, norm, shape), ThroughLayer(Cpu(), shape, norm, shape)) <= precision);
     }
   }
+}
+
+TEST_CASE("bottlenecks with an identity, a projection and a stride are the CPU's") {
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
+  struct Block {
+    ImageShape in;
+    int width, stride;
+  };
+  for (const Block& block : {Block{{64, 7, 5}, 16, 1}, Block{{16, 7, 5}, 16, 1}, Block{{32, 7, 6}, 16, 2}}) {
+    INFO(block.in.channels << " channels, stride " << block.stride);
+    const BottleneckOptions options = {.in = block.in, .width = block.width, .stride = block.stride};
+    const auto layer = [&](ImageLayers& make) { return NamedLayer{"block", make.MakeBottleneck(options)}; };
+    CHECK(Distance(ThroughLayer(*gpu, block.in, layer, options.out()),
+                   ThroughLayer(Cpu(), block.in, layer, options.out())) <= 1e-3);
+  }
+}
+
+TEST_CASE("ResNet-50 evaluates as on the CPU") {
+  const ImageShape images = {3, 40, 33};
+  const auto make = [&](Device& device) { return MakeResnet50(images, 10, 4, device); };
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
+  Placed cpu_model(Cpu(), make), gpu_model(*gpu, make);
+  const std::vector<float> x = Numbers(4 * 3 * 40 * 33, 6);
+  const std::vector<int32_t> labels = {1, 2, 3, 4};
+  std::vector<size_t> order, gpu_order;
+  const double want = cpu_model.Pass(x, labels, false, {}, &order);
+  CHECK(gpu_model.Pass(x, labels, false, {}, &gpu_order) == Approx(want).epsilon(1e-3));
+  CHECK(gpu_order == order);
+  for (Placed* placed : {&cpu_model, &gpu_model}) placed->model->SetTraining(false);
+  CHECK(gpu_model.Loss(x, labels) == Approx(cpu_model.Loss(x, labels)).epsilon(1e-3));
 }
 
 TEST_CASE("dropout leaves out what it does on the CPU, in evaluation nothing") {

@@ -63,7 +63,7 @@ TEST_CASE("Images are added as they are in the file") {
   Images images;
   REQUIRE(DecodeCifar(File(3, 4), images).value() == 3);
   REQUIRE(DecodeCifar(File(1, 9), images).value() == 1);
-  CHECK(images.labels == Bytes{4, 5, 6, 9});
+  CHECK(images.labels == std::vector<uint16_t>{4, 5, 6, 9});
   REQUIRE(images.pixels.size() == 4 * 3072);
   CHECK(images.pixels[3072] == 5);
   CHECK(images.pixels[3072 + 2048] == 7);

@@ -63,6 +63,26 @@ inline Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const 
   return y;
 }
 
+// Windows every `stride` pixels; pixels outside of the image do not count.
+inline Numbers PoolMax(const Numbers& x, int rows, const ImageShape& in, int kernel, int stride, int padding) {
+  const int height = (in.height + 2 * padding - kernel) / stride + 1;
+  const int width = (in.width + 2 * padding - kernel) / stride + 1;
+  Numbers y;
+  for (int p = 0; p < rows * in.channels; ++p) {
+    for (int i = 0; i < height * width; ++i) {
+      double largest = -1e300;
+      for (int k = 0; k < kernel * kernel; ++k) {
+        const int row = i / width * stride + k / kernel - padding, column = i % width * stride + k % kernel - padding;
+        if (row < 0 || row >= in.height || column < 0 || column >= in.width) continue;
+        largest = std::max(largest, x[static_cast<size_t>((p * in.height + row) * in.width + column)]);
+      }
+      y.push_back(largest);
+    }
+  }
+  return y;
+}
+
+// Adjacent windows.
 inline Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int kernel_height, int kernel_width,
                           bool max) {
   const int height = in.height / kernel_height, width = in.width / kernel_width;

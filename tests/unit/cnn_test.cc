@@ -4,23 +4,19 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "ddp/autocast.h"
 #include "examples/nn/batch_norm.h"
 #include "examples/nn/cnn.h"
 #include "examples/nn/conv2d.h"
-#include "examples/nn/loss.h"
 #include "examples/nn/pooling.h"
 #include "examples/nn/residual.h"
 #include "tests/support/catch.h"
-#include "tests/unit/bound_model.h"
 #include "tests/unit/cnn_reference.h"
 
 namespace {
@@ -322,6 +318,26 @@ TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
   }
 }
 
+TEST_CASE("Pooling of windows that overlap and reach over the border") {
+  const auto session = NewSession();
+  for (const ImageShape& in : {ImageShape{16, 7, 6}, ImageShape{3, 4, 5}, ImageShape{32, 1, 2}}) {
+    const nn::Pool2dOptions options = {.in = in, .height = 3, .width = 3, .stride = 2, .padding = 1};
+    CHECK(options.out() == ImageShape{in.channels, (in.height + 1) / 2, (in.width + 1) / 2});
+    nn::Pool2d layer(session, options, 2);
+    const Case c = {session,
+                    &layer,
+                    in,
+                    options.out(),
+                    Layout::kNative,
+                    Layout::kNative,
+                    [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
+                      return nn::testing::PoolMax(x, rows, in, 3, 2, 1);
+                    }};
+    CheckLayer(c, 2);
+    CheckLayer(c, 1);
+  }
+}
+
 TEST_CASE("Flattening yields PyTorch's order") {
   const auto session = NewSession();
   for (const ImageShape& in : {ImageShape{32, 2, 3}, ImageShape{5, 3, 2}}) {
@@ -361,6 +377,47 @@ TEST_CASE("Residual blocks: with an identity, with a stride, with more channels"
   }
 }
 
+TEST_CASE("Bottlenecks: with an identity, with a projection, with a stride, with padding between channels") {
+  const auto session = NewSession();
+  struct Options {
+    ImageShape in;
+    int width, stride;
+  };
+  for (const Options& o : {Options{{16, 4, 3}, 4, 1}, Options{{8, 4, 4}, 4, 1}, Options{{6, 5, 4}, 3, 2},
+                           Options{{64, 3, 3}, 16, 1}, Options{{16, 4, 4}, 16, 2}}) {
+    INFO(o.in.channels << " channels, width " << o.width << ", stride " << o.stride);
+    const nn::BottleneckOptions options = {.in = o.in, .width = o.width, .stride = o.stride};
+    nn::Bottleneck layer(session, options, 3);
+    const ImageShape out = options.out(), narrow = {o.width, out.height, out.width};
+    CHECK(out ==
+          ImageShape{4 * o.width, (o.in.height + o.stride - 1) / o.stride, (o.in.width + o.stride - 1) / o.stride});
+    std::vector<std::string> names;
+    for (const nn::ParameterSpec& spec : layer.parameters()) names.push_back(spec.name);
+    std::vector<std::string> expected = {"body.0.weight", "body.1.weight", "body.1.bias",
+                                         "body.3.weight", "body.4.weight", "body.4.bias",
+                                         "body.6.weight", "body.7.weight", "body.7.bias"};
+    const bool projected = options.projected();
+    CHECK(projected == (o.stride == 2 || o.in.channels == 8));
+    if (projected) expected.insert(expected.end(), {"shortcut.0.weight", "shortcut.1.weight", "shortcut.1.bias"});
+    CHECK(names == expected);
+    CHECK(layer.buffers().size() == (projected ? 8 : 6));
+    const auto reference = [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+      const ImageShape before = {o.width, o.in.height, o.in.width};
+      Numbers y = Rectify(Normalize(Convolve(x, rows, o.in, p[0], {}, o.width, 1, 1, 0), rows, before, p[1], p[2]));
+      y = Rectify(Normalize(Convolve(y, rows, before, p[3], {}, o.width, 3, o.stride, 1), rows, narrow, p[4], p[5]));
+      y = Normalize(Convolve(y, rows, narrow, p[6], {}, out.channels, 1, 1, 0), rows, out, p[7], p[8]);
+      const Numbers shortcut = projected ? Normalize(Convolve(x, rows, o.in, p[9], {}, out.channels, 1, o.stride, 0),
+                                                     rows, out, p[10], p[11])
+                                         : x;
+      for (size_t i = 0; i < y.size(); ++i) y[i] += shortcut[i];
+      return Rectify(y);
+    };
+    const Case c = {session, &layer, o.in, out, Layout::kNative, Layout::kNative, reference};
+    CheckLayer(c, 3, 3e-4);
+    CheckLayer(c, 2, 3e-4);
+  }
+}
+
 TEST_CASE("Dropout drops its share, keeps the mean, and drops the same in backward") {
   nn::Dropout layer(1000, 0.25, 5);
   const std::vector<float> x(20000, 3.0f);
@@ -380,52 +437,6 @@ TEST_CASE("Dropout drops its share, keeps the mean, and drops the same in backwa
   layer.SetTraining(false);
   layer.Forward(x.data(), y.data(), 20);
   CHECK(y == x);
-}
-
-TEST_CASE("Models have the parameters of PyTorch's, and the same number of them") {
-  const auto names = [](const nn::Model& model) {
-    std::map<std::string, std::vector<int64_t>> shapes;
-    for (const nn::ParameterSpec& spec : model.parameters()) shapes[spec.name] = spec.shape;
-    return shapes;
-  };
-  const auto count = [](const nn::Model& model) {
-    size_t sum = 0;
-    for (const nn::ParameterSpec& spec : model.parameters()) sum += spec.count();
-    return sum;
-  };
-  const auto lenet = nn::MakeLenet({1, 28, 28}, 10, 2);
-  CHECK(count(*lenet) == 1199882);
-  CHECK(names(*lenet).at("2.weight") == std::vector<int64_t>{64, 32, 3, 3});
-  CHECK(names(*lenet).at("6.weight") == std::vector<int64_t>{128, 9216});
-  CHECK(names(*lenet).size() == 8);
-  CHECK(lenet->buffers().empty());
-
-  const auto resnet = nn::MakeResnet20({3, 32, 32}, 10, 2);
-  CHECK(count(*resnet) == 269722);
-  CHECK(resnet->parameters().size() == 59);
-  CHECK(names(*resnet).at("6.conv1.weight") == std::vector<int64_t>{32, 16, 3, 3});
-  CHECK(names(*resnet).at("11.bn2.bias") == std::vector<int64_t>{64});
-  CHECK(names(*resnet).at("14.weight") == std::vector<int64_t>{10, 64});
-  REQUIRE(resnet->buffers().size() == 38);
-  CHECK(resnet->buffers()[2].name == "3.bn1.running_mean");
-}
-
-TEST_CASE("Models learn a handful of images, whatever their size, in batches of two sizes") {
-  nn::SetThreads(1);
-  for (const bool residual : {false, true}) {
-    const ImageShape images = residual ? ImageShape{3, 9, 7} : ImageShape{1, 7, 8};
-    nn::testing::BoundModel bound(residual ? nn::MakeResnet20(images, 4, 8) : nn::MakeLenet(images, 4, 8));
-    const std::vector<float> x = RandomFloats(8 * Count(images), 9);
-    const std::vector<int32_t> labels = {0, 1, 2, 3, 3, 2, 1, 0};
-    for (int step = 0; step < 100; ++step) {
-      const int rows = step % 10 == 9 ? 6 : 8;
-      bound.Step(x, absl::MakeSpan(labels).first(static_cast<size_t>(rows)));
-      for (size_t p = 0; p < bound.values.size(); ++p) {
-        for (size_t i = 0; i < bound.values[p].size(); ++i) bound.values[p][i] -= 0.1f * bound.grads[p][i];
-      }
-    }
-    CHECK(nn::CountCorrect(bound.model->Forward(x.data(), 8), labels) == 8);
-  }
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The element-wise passes and the max pooling of the CPU layers, against plain loops.
 #include "examples/nn/kernels.h"
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "hwy/targets.h"
@@ -52,12 +52,14 @@ struct Chosen {
 std::vector<Chosen> ChooseByHand(const nn::Windows& w, const std::vector<float>& x) {
   std::vector<Chosen> all;
   for (size_t plane = 0; plane < w.planes; ++plane) {
-    for (size_t line = 0; line < w.in_height / w.height; ++line) {
-      for (size_t column = 0; column < w.in_width / w.width; ++column) {
+    for (size_t line = 0; line < w.lines(); ++line) {
+      for (size_t column = 0; column < w.columns(); ++column) {
         for (size_t j = 0; j < w.block; ++j) {
           Chosen best = {-INFINITY, x.size()};
           for (size_t k = 0; k < w.height * w.width; ++k) {
-            const size_t h = line * w.height + k / w.width, v = column * w.width + k % w.width;
+            const size_t h = line * w.step(w.height) + k / w.width - w.padding;  // wraps around outside
+            const size_t v = column * w.step(w.width) + k % w.width - w.padding;
+            if (h >= w.in_height || v >= w.in_width) continue;
             const size_t at = ((plane * w.in_height + h) * w.in_width + v) * w.block + j;
             if (best.at == x.size() || x[at] > best.value || std::isnan(x[at])) best = {x[at], at};
           }
@@ -74,10 +76,19 @@ TEST_CASE("The largest of each window and its gradient, for every layout, on eve
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     for (const size_t block : {16, 8, 1, 24}) {
-      for (const auto& [height, width] : {std::pair<size_t, size_t>{2, 2}, {3, 2}, {5, 7}}) {
+      for (const auto& [height, width, stride, padding] : {std::array<size_t, 4>{2, 2, 0, 0},
+                                                           {3, 2, 0, 0},
+                                                           {5, 7, 0, 0},
+                                                           {3, 3, 2, 1},
+                                                           {2, 2, 1, 0},
+                                                           {3, 2, 1, 1},
+                                                           {4, 4, 2, 2},
+                                                           {2, 2, 3, 0},
+                                                           {2, 2, 2, 1}}) {
         for (const bool relu : {false, true}) {
-          INFO(hwy::TargetName(target) << ", block " << block << ", windows of " << height << " x " << width);
-          const nn::Windows w = {3, 5, 7, height, width, block};
+          INFO(hwy::TargetName(target) << ", block " << block << ", windows of " << height << " x " << width
+                                       << ", stride " << stride << ", padding " << padding);
+          const nn::Windows w = {3, 5, 7, height, width, block, stride, padding};
           std::vector<float> x = RandomFloats(3 * 5 * 7 * block, 1);
           for (float& v : x) v = std::round(v * 4);  // many equals
           x[0] = x[7 * block + 1] = NAN;
@@ -91,7 +102,7 @@ TEST_CASE("The largest of each window and its gradient, for every layout, on eve
           size_t wrong = 0;
           for (size_t i = 0; i < want.size(); ++i) {
             wrong += !Same(y[i], relu && want[i].value < 0 ? 0 : want[i].value);
-            if (!relu || !(want[i].value <= 0)) want_dx[want[i].at] = dy[i];
+            if (!relu || !(want[i].value <= 0)) want_dx[want[i].at] += dy[i];
           }
           CHECK(wrong == 0);
           CHECK(dx == want_dx);

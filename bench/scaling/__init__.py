@@ -6,6 +6,7 @@ trainers     finds the trainers and mpirun, starts one run, reads its output
 run          makes all runs, in interleaved rounds
 environment  the machine, the build and the launcher
 result       scaling.json and the CSV file
+model        the model of the machine, and what it predicts: pure functions
 analysis     figures computed from the runs: pure functions over scaling.json
 charts       the pictures (the only user of matplotlib)
 markup       parts of pages

@@ -367,6 +367,24 @@ def reductions(points, name):
     return finish(figure, name, f"What each way to reduce adds to a step, {points[0]['title']}")
 
 
+def predicted(points, rows, name):
+    """Measured efficiency of one training with weak scaling, and, dashed, what the model says of more ranks."""
+    figure, axes = new_figure()
+    points = [p for p in points if not p["oversubscribed"]]
+    axes.set_xscale("log", base=10)
+    axes.axhline(1, color=C["muted"], linewidth=1.3, linestyle=(0, (4, 3)))
+    draw_series(axes, points, "efficiency", "efficiency_min", "efficiency_max", *SCALING_STYLE["weak"], "measured")
+    last = points[-1]
+    x = [last["ranks"], *(row["ranks"] for row in rows if row["ranks"] > last["ranks"])]
+    y = [last["efficiency"], *(row["efficiency"] for row in rows if row["ranks"] > last["ranks"])]
+    axes.plot(x, y, color=C["blue"], linewidth=1.8, linestyle=(0, (5, 3)), marker="", label="predicted")
+    percent_axis(axes, 1.0)
+    axes.set_xlabel("ranks")
+    axes.set_title("Predicted efficiency, weak scaling")
+    axes.legend(loc="lower left")
+    return finish(figure, name, f"Measured and predicted efficiency, {points[0]['title']}")
+
+
 def two_sides(sides, value, title, name, percent=False):
     """`sides`: label A or B to points of one case and kind of scaling."""
     figure, axes = new_figure()

@@ -5,7 +5,18 @@ import os
 import shlex
 import sys
 
-from scaling import UserError, analysis, charts, compare, environment, plan, report, result as result_file, trainers
+from scaling import (
+    UserError,
+    analysis,
+    charts,
+    compare,
+    environment,
+    model,
+    plan,
+    report,
+    result as result_file,
+    trainers,
+)
 from scaling.run import LiveLine, Session
 
 PROGRAM = "ddp-scaling"
@@ -98,9 +109,13 @@ def measure_parser():
         default=["overlap"],
         help=f"how gradients are reduced, of {', '.join(plan.REDUCTIONS)} (default: overlap; none is always measured)",
     )
-    p.add_argument("--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: see docs/scaling.md)")
     p.add_argument(
-        "--global-batch", type=positive(int), help="strong scaling: samples per step on all ranks (default: see docs/scaling.md)"
+        "--batch", type=positive(int), help="weak scaling: samples per step on each rank (default: by model and device)"
+    )
+    p.add_argument(
+        "--global-batch",
+        type=positive(int),
+        help="strong scaling: samples per step on all ranks (default: by model and device)",
     )
     p.add_argument("--rounds", type=positive(int), help="how often everything is measured, in turn (default: 5)")
     p.add_argument("--seconds", type=positive(float), help="how long a run should take on one rank (default: 4)")
@@ -108,6 +123,12 @@ def measure_parser():
     p.add_argument(
         "--timeout", type=positive(float), default=300, help="seconds after which a run has failed (default: 300)"
     )
+    p.add_argument(
+        "--predict",
+        action="store_true",
+        help="also time all-reduces, fit a model of the machine, and predict up to 100,000 ranks (on CPUs)",
+    )
+    add_prediction(p)
     p.add_argument("--threads", type=positive(int), default=1, help="threads of arithmetic on each rank (default: 1)")
     p.add_argument("--data", default="", help="data set folder of the trainers (default: random images)")
     p.add_argument(
@@ -117,6 +138,22 @@ def measure_parser():
     )
     p.add_argument("--mpirun", default="mpirun", help="the launcher, and flags of yours for it")
     return p
+
+
+def add_prediction(p):
+    p.add_argument("--node-size", type=positive(int), help="predict for so many ranks on a node (default: as measured)")
+    p.add_argument("--link-gb-s", type=positive(float), help="and for links between nodes that move so many GB/s ...")
+    p.add_argument("--link-latency-us", type=positive(float), help="... with this latency (default: 5)")
+
+
+def prediction_of(arguments):
+    if arguments.link_latency_us and not arguments.link_gb_s:
+        raise UserError("--link-latency-us says how fast a link begins, but not how fast it is: give --link-gb-s too")
+    return {
+        "node_size": arguments.node_size,
+        "link_gb_s": arguments.link_gb_s,
+        "link_latency_us": arguments.link_latency_us or 5.0,
+    }
 
 
 def check_names(flag, given, known):
@@ -139,6 +176,10 @@ def settings_of(arguments, slots):
     ranks = sorted(arguments.ranks or quick.get("ranks") or plan.default_ranks(slots))
     if ranks[0] < 1 or ranks[-1] > plan.MOST_RANKS:
         raise UserError(f"--ranks={','.join(map(str, ranks))} is out of range: each may be 1 to {plan.MOST_RANKS}")
+    if arguments.predict and arguments.device != "cpu":
+        raise UserError("--predict times all-reduces of CPUs only: leave it out with --device=cuda")
+    if not arguments.predict and (arguments.node_size or arguments.link_gb_s or arguments.link_latency_us):
+        raise UserError("--node-size and --link-... are for predictions: give --predict too")
     if any(not 0 <= size <= 1 << 20 for size in arguments.bucket_mb or []):
         raise UserError("--bucket-mb is out of range: each size may be 0 to 1048576")
     return {
@@ -150,6 +191,7 @@ def settings_of(arguments, slots):
         "backends": arguments.backend,
         "buckets": arguments.bucket_mb or [None],
         "reductions": reductions,
+        "predict": prediction_of(arguments) if arguments.predict else None,
         "batch": arguments.batch,
         "global_batch": arguments.global_batch,
         "rounds": arguments.rounds or quick.get("rounds") or 5,
@@ -214,7 +256,8 @@ def measure(argv):
     charts.require()
     programs = sorted({plan.MODELS[model][0] for model in models_of(arguments)})
     launcher = trainers.Launcher(arguments.mpirun)
-    bin_folder = trainers.find_bin(arguments.bin, programs)
+    bench = [trainers.ALL_REDUCE_BENCH] if arguments.predict else []
+    bin_folder = trainers.find_bin(arguments.bin, programs + bench)
     snapshot = look_around(arguments, launcher, bin_folder, programs[0])
     slots = snapshot["slots"]
     settings = settings_of(arguments, slots)
@@ -237,6 +280,9 @@ def measure(argv):
             print(f"{point['title']}, {point['scaling']}: {analysis.verdict(point)}")
     for group in analysis.reductions(points):
         print(analysis.reductions_line(group))
+    predicted = model.prediction(result, points)
+    if predicted:
+        print(model.line(predicted))
     found = analysis.notices(result, points)
     for kind, text in found:
         print(f"{'error' if kind == 'bad' else 'note'}: {text}")
@@ -249,9 +295,15 @@ def draw_again(argv):
     p = parser(f"{PROGRAM} report", description="Draws the report of a measurement again.")
     p.add_argument("result", help="the folder of a measurement, or its scaling.json")
     p.add_argument("--out", metavar="FOLDER", help="where the report goes (default: beside scaling.json)")
+    add_prediction(p)
     arguments = p.parse_args(argv)
     charts.require()
     result = result_file.read(arguments.result)
+    if result["settings"]["predict"]:
+        given = {name: value for name, value in prediction_of(arguments).items() if value}
+        result["settings"]["predict"].update(given)
+    elif arguments.node_size or arguments.link_gb_s:
+        raise UserError(f"{arguments.result} holds no all-reduces to predict from: measure with --predict")
     print(
         report.write(
             result,

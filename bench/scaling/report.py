@@ -3,7 +3,7 @@
 import os
 import re
 
-from scaling import analysis, charts, markup, plan, result as result_file
+from scaling import analysis, charts, markup, model, plan, result as result_file
 from scaling.markup import bad_badge, escape, number, percent, percent_range, ranks_cell
 
 
@@ -182,8 +182,8 @@ def reduction_pictures(points):
     for group in analysis.reductions(points):
         name = re.sub(r"[^a-z0-9.]+", "-", f"{group[0]['case_without_reduction']}-reductions".lower())
         caption = (
-            f"{group[0]['training']}: the step without reduction, and what each way to reduce adds to it. Bars: range of"
-            " the rounds."
+            f"{group[0]['training']}: the step without reduction, and what each way to reduce adds to it. Bars: range"
+            " of the rounds."
         )
         found.append((group, (name, charts.reductions(group, name), caption)))
     return found
@@ -237,6 +237,62 @@ def reductions_section(drawn):
     )
 
 
+SHOWN_RANKS = (4, 8, 16, 64, 256, 1024, 8192, 65536, model.MOST_RANKS)
+
+
+def prediction_pictures(predicted, points):
+    if not predicted or not predicted["good"]:
+        return []
+    found = []
+    for case, training in predicted["trainings"].items():
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{case}-predicted".lower())
+        of_case = [p for p in points if p["case"] == case and p["scaling"] == "weak"]
+        title = training["point"]["title"]
+        caption = f"{title}. Dashed: what the model of the machine says; nothing was measured there."
+        found.append((name, charts.predicted(of_case, training["rows"], name), caption))
+    return found
+
+
+def prediction_section(predicted, drawn):
+    if not predicted:
+        return ""
+    inside, between = predicted["machine"].inside, predicted["machine"].between
+    text = (
+        "<h2>What more ranks would do</h2><p>The model of the machine was fitted to all-reduces: within a node"
+        f" {inside.latency_us:.3g} µs and {inside.gb_s():.3g} GB/s, between nodes {between.latency_us:.3g} µs and"
+        f" {between.gb_s():.3g} GB/s. {escape(model.verdict(predicted)).capitalize()}.</p>"
+    )
+    if not predicted["good"]:
+        return text
+    links = (
+        "of the given latency and bandwidth"
+        if predicted["links"] == "given"
+        else "as measured between the processes of this host, which no network is: give --link-gb-s"
+    )
+    text += (
+        f"<p>Weak scaling on nodes of {plan.count(predicted['node_size'], 'rank')}, with links {links}. Each rank"
+        " computes as long as in the measured training without reduction on the most ranks; each bucket is ready when"
+        " it was there.</p>"
+    )
+    lines = []
+    for training in predicted["trainings"].values():
+        lines.append(("case", [escape(training["point"]["title"])]))
+        lines += [
+            [
+                f"{row['ranks']:,}",
+                f"{row['nodes']:,}",
+                number(row["step_ms"]),
+                number(row["exposed_ms"]),
+                percent(row["efficiency"]),
+            ]
+            for row in training["rows"]
+            if row["ranks"] in SHOWN_RANKS
+        ]
+    figures = "".join(markup.figure(svg, caption) for _, svg, caption in drawn)
+    head = ["ranks (predicted)", "nodes", "step (ms)", "exposed (ms)", "efficiency"]
+    return text + markup.table(head, lines) + f'<div class="grid">{figures}</div>'
+
+
 def failures_section(result):
     failed = analysis.failures(result)
     if not failed:
@@ -279,6 +335,8 @@ differ a little (5 % are allowed).</li>
 def render(result):
     """The page, and the pictures as {file name: SVG}."""
     points = analysis.points(result)
+    predicted = model.prediction(result, points)
+    forecasts = prediction_pictures(predicted, points)
     drawn, buckets, reductions = pictures(result, points), bucket_pictures(points), reduction_pictures(points)
     environment = result["environment"]
     body = [
@@ -296,12 +354,13 @@ def render(result):
     body += [
         reductions_section(reductions),
         choices_section(points, buckets),
+        prediction_section(predicted, forecasts),
         METHOD,
         "<h2>Machine and programs</h2>",
         markup.definitions([("Command", result["command"]), *markup.environment_pairs(environment)]),
         failures_section(result),
     ]
-    groups = [*drawn.values(), buckets, [picture for _, picture in reductions]]
+    groups = [*drawn.values(), buckets, forecasts, [picture for _, picture in reductions]]
     svgs = {name: svg for group in groups for name, svg, _ in group}
     return markup.page("Scaling of training over ranks", "\n".join(body)), svgs
 

@@ -13,7 +13,8 @@ FILE = "scaling.json"
 RUN_KEYS = """job case scaling ranks batch round oversubscribed status error command wall_s parameters buckets
     summary""".split()
 SUMMARY_KEYS = "samples_per_second final_loss exposed_comm_ms overlap peak_rss_mb".split()
-SETTINGS_KEYS = "device threads models precisions backends buckets reductions".split()
+COLLECTIVE_KEYS = "ranks nodes bytes time_us".split()
+SETTINGS_KEYS = "device threads models precisions backends buckets reductions predict".split()
 ENVIRONMENT_KEYS = """date cpu numa_nodes memory_mib gpus system libraries launcher build python variables
     load_at_start slots""".split()
 CSV_COLUMNS = """case scaling ranks oversubscribed rounds batch samples_per_second speedup efficiency efficiency_min
@@ -31,6 +32,7 @@ def new_result(settings, environment, command):
         "ended": "not yet",
         "pilots": {},
         "runs": [],
+        "collectives": [],
     }
 
 
@@ -56,11 +58,14 @@ def read(path):
             f"{path} has version {result.get('version')}, and this program reads version {VERSION}: "
             "measure again, or use the program of that version"
         )
-    for key, kind in (("settings", dict), ("environment", dict), ("pilots", dict), ("runs", list)):
+    kinds = {"settings": dict, "environment": dict, "pilots": dict, "runs": list, "collectives": list}
+    for key, kind in kinds.items():
         if not isinstance(result.get(key), kind):
             raise UserError(f'{path} is damaged: it has no "{key}"')
     check_keys(path, "settings", result["settings"], SETTINGS_KEYS)
     check_keys(path, "environment", result["environment"], ENVIRONMENT_KEYS)
+    for collective in result["collectives"]:
+        check_keys(path, "all-reduce", collective, COLLECTIVE_KEYS)
     for run in result["runs"]:
         check_keys(path, "run", run, RUN_KEYS)
         if run["status"] == "ok":

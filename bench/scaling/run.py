@@ -2,10 +2,13 @@
 
 import shutil
 import signal
+import statistics
 import sys
 import time
 
-from scaling import analysis, plan, result as result_file, trainers
+from scaling import UserError, analysis, model, plan, result as result_file, trainers
+
+ALL_REDUCE_ROUNDS = 3
 
 
 class Stopped(Exception):
@@ -65,6 +68,8 @@ class Session:
         before = signal.signal(signal.SIGTERM, self._stop), signal.signal(signal.SIGINT, self._stop)
         try:
             ended = self._rounds()
+            if ended == "complete" and self.settings["predict"]:
+                self._time_all_reduces()
         except Stopped:
             ended = "interrupted"
         finally:
@@ -129,6 +134,30 @@ class Session:
                 "steps": steps,
                 "warmup": warmup,
             }
+
+    def _time_all_reduces(self):
+        """For the model of the machine: the median of ROUNDS times of each size and layout, taken in turn."""
+        layouts = model.layouts(self.settings["ranks"], self.slots, self.settings["threads"])
+        times = {}
+        for round_ in range(ALL_REDUCE_ROUNDS):
+            for ranks, nodes in layouts:
+                self.line.show(
+                    f"all-reduces, round {round_ + 1}/{ALL_REDUCE_ROUNDS}  {plan.count(ranks, 'rank')},"
+                    f" {plan.count(nodes, 'node')}"
+                )
+                try:
+                    found = trainers.time_all_reduces(
+                        self.launcher, self.bin_folder, ranks, nodes, model.SIZES, self.settings["timeout"]
+                    )
+                except UserError as error:
+                    self.line.say(f"{error}; nothing is predicted")
+                    return
+                for size, time_us in found.items():
+                    times.setdefault((ranks, nodes, size), []).append(time_us)
+        self.result["collectives"] = [
+            {"ranks": ranks, "nodes": nodes, "bytes": size, "time_us": statistics.median(values)}
+            for (ranks, nodes, size), values in times.items()
+        ]
 
     def _expected(self, job):
         known = self.seconds.get(job.key())

@@ -15,6 +15,7 @@ from scaling import UserError
 from scaling.environment import first_line, read_text
 from scaling.result import SUMMARY_KEYS
 
+ALL_REDUCE_BENCH = "allreduce_bench"
 KILL_AFTER = 10  # seconds that mpirun has to end its ranks
 
 
@@ -154,6 +155,30 @@ def start(command, timeout, environment):
         except BaseException:
             end(process)
             raise
+
+
+def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout):
+    """Times of all-reduces of `sizes` bytes as {bytes: us}, over so many nodes of this host. Raises UserError."""
+    with tempfile.TemporaryDirectory(prefix="ddp-scaling-") as scratch:
+        path = os.path.join(scratch, "rows.json")
+        command = [
+            *launcher.command(ranks, False, 1),
+            os.path.join(bin_folder, ALL_REDUCE_BENCH),
+            "--fresh",
+            "--budget=0.05",
+            f"--sizes={','.join(map(str, sizes))}",
+            f"--json={path}",
+        ]
+        environment = {**launcher.environment(), "DDP_NODE_SIZE": str(ranks // nodes)}
+        try:
+            returncode, _, err = start(command, timeout, environment)
+            if returncode == 0:
+                with open(path, encoding="utf-8") as file:
+                    return {row["bytes"]: row["time_us"] for row in json.load(file)}
+            why = "it took too long" if returncode is None else error_line(ALL_REDUCE_BENCH, returncode, err)
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            why = f"it wrote no times: {error}"
+        raise UserError(f"{ALL_REDUCE_BENCH} on {ranks} ranks failed: {why}")
 
 
 def run(launcher, bin_folder, program, flags, ranks, oversubscribed, threads, timeout):

@@ -1,4 +1,5 @@
 // The convolutional models as a whole: their parameters, and that they learn.
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -78,6 +79,32 @@ TEST_CASE("Models learn a handful of images, whatever their size, in batches of 
     }
     CHECK(nn::CountCorrect(bound.model->Forward(x.data(), 8), labels) == 8);
   }
+}
+
+TEST_CASE("The gradient of ResNet-50 is the slope of its loss") {
+  const ImageShape images = {3, 40, 48};
+  nn::SetThreads(1);
+  nn::testing::BoundModel bound(nn::MakeResnet50(images, 4, 4));
+  const std::vector<float> x = RandomImages(4, images, 9);
+  const std::vector<int32_t> labels = {3, 1, 0, 2};
+  bound.Step(x, labels);
+  double squares = 0;
+  for (const std::vector<float>& grad : bound.grads) {
+    for (const float g : grad) squares += static_cast<double>(g) * static_cast<double>(g);
+  }
+  // Along the gradient, so far that the loss changes by about 2 * kChange.
+  constexpr double kChange = 0.02;
+  const auto step = static_cast<float>(kChange / squares);
+  const std::vector<std::vector<float>> grads = bound.grads;
+  const auto loss_at = [&](float distance) {
+    for (size_t p = 0; p < grads.size(); ++p) {
+      for (size_t i = 0; i < grads[p].size(); ++i) bound.values[p][i] += distance * grads[p][i];
+    }
+    return bound.Step(x, labels);
+  };
+  const double above = loss_at(step), below = loss_at(-2 * step);
+  INFO("the norm of the gradient is " << std::sqrt(squares));
+  CHECK((above - below) / (2 * kChange) == ddp::testing::Approx(1).epsilon(0.05));
 }
 
 TEST_CASE("ResNet-50 learns two images, and announces its gradients from the last to the first") {

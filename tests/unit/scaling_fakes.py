@@ -62,6 +62,26 @@ with open(flags["summary-json"], "w") as file:
     file.write("not JSON" if wrong == "not_json" else json.dumps(summary))
 """
 
+# A machine with 2 us and 2 GB/s within a node, 20 us and 1 GB/s between nodes. FAKE_BEHAVIOUR: "rough" is a machine
+# whose times follow no model, "no_bench" one where the program fails.
+ALL_REDUCE_BENCH = """#!{python} -SE
+import json, math, os, sys
+flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
+ranks = int(os.environ["FAKE_RANKS"])
+local = int(os.environ["DDP_NODE_SIZE"])
+behaviour = os.environ.get("FAKE_BEHAVIOUR", "")
+if behaviour == "no_bench":
+    print("allreduce_bench: no memory", file=sys.stderr)
+    sys.exit(1)
+def level(members, size, latency, cost):
+    return 0 if members == 1 else math.ceil(math.log2(members)) * latency + 2 * (members - 1) / members * size * cost
+def time(size):
+    rough = 2 if behaviour == "rough" and size.bit_length() % 2 == 0 else 1
+    return rough * (level(local, size, 2, 5e-4) + level(ranks // local, size, 20, 1e-3))
+with open(flags["json"], "w") as file:
+    json.dump([{{"bytes": size, "time_us": time(size)}} for size in map(int, flags["sizes"].split(","))], file)
+"""
+
 NVIDIA_SMI = """#!/bin/sh
 case $1 in
   topo) printf '\\t\\033[4mGPU0\\tGPU1\\033[0m\\nGPU0\\t X \\tNV18\\n\\n' ;;
@@ -81,6 +101,7 @@ def make_programs(folder):
     """Puts the programs into `folder`. Returns the flags that make ddp-scaling use them."""
     for trainer in ("train_mlp", "train_cnn"):
         write_program(os.path.join(folder, trainer), TRAINER.format(python=sys.executable))
+    write_program(os.path.join(folder, "allreduce_bench"), ALL_REDUCE_BENCH.format(python=sys.executable))
     return [f"--bin={folder}", f"--mpirun={write_program(os.path.join(folder, 'mpirun'), MPIRUN)}"]
 
 

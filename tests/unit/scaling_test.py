@@ -21,7 +21,17 @@ sys.path.insert(0, BENCH)
 sys.path.insert(0, HERE)
 
 import scaling_fakes as fakes  # noqa: E402
-from scaling import UserError, analysis, charts, environment, main, plan, result as result_file, trainers  # noqa: E402
+from scaling import (  # noqa: E402
+    UserError,
+    analysis,
+    charts,
+    environment,
+    main,
+    model,
+    plan,
+    result as result_file,
+    trainers,
+)
 from scaling.run import LiveLine  # noqa: E402
 
 needs_matplotlib = unittest.skipIf(charts.matplotlib is None, "no matplotlib")
@@ -143,7 +153,7 @@ class Measurement(Scaling):
         self.assertIn("What overlap and buckets are worth", page)
         self.assertRegex(page, r"overlap <span class=range>buckets overlapped</span></td>.*<td>0\.5</td>")
         self.assertEqual(len(re.findall(r"<svg ", page)), 4 + 1)  # the cases' pictures are those of overlap
-        self.assertIn("mlp, CPU, fp32, 2 ranks: reduction adds to a step, in ms: overlap 2, end 4, each 5, gather 6", out)
+        self.assertIn("mlp, CPU, fp32, 2 ranks: reduction adds to a step, in ms: overlap 2, end 4, each 5,", out)
         xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-reductions.svg"))
 
     def test_other_ways_to_reduce_are_measured_with_one_kind_of_scaling(self):
@@ -273,6 +283,77 @@ class Measurement(Scaling):
         code, out, _ = self.call("report", self.out)
         self.assertEqual((code, out.strip()), (0, os.path.join(self.out, "report.html")))
         self.assertEqual(self.read("report.html"), before)
+
+
+@needs_matplotlib
+class Prediction(Scaling):
+    def predict(self, *argv, **options):
+        return self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--predict", *argv, **options)
+
+    def predicted(self):
+        result = self.result()
+        return model.prediction(result, analysis.points(result))
+
+    def test_known_machine(self):
+        code, out, _ = self.predict()
+        self.assertEqual(code, 0)
+        self.assertIn("within a node 2 us and 2 GB/s, between nodes 20 us and 1 GB/s; its median error is 0 %", out)
+        found = self.predicted()
+        self.assertTrue(found["good"])
+        self.assertEqual(len(found["errors"]), 2 * len(model.CHECK_SIZES))
+        (training,) = found["trainings"].values()
+        last = training["rows"][-1]
+        self.assertEqual((last["ranks"], last["nodes"]), (100_000, 50_000))
+        # Two buckets of 1.91 MiB, ready at 0.5 and 4 ms, on 50,000 nodes of two ranks: the first is late already.
+        size = 1.91 * 2**20
+        once = (2 + size * 5e-4 + 16 * 20 + 2 * 49_999 / 50_000 * size * 1e-3) / 1000
+        self.assertAlmostEqual(last["exposed_ms"], 0.5 + 2 * once - 4)
+        self.assertAlmostEqual(last["step_ms"], 11 + last["exposed_ms"])
+        self.assertAlmostEqual(last["efficiency"], 10 / last["step_ms"])
+        page = self.read("report.html")
+        self.assertIn("What more ranks would do", page)
+        self.assertIn(">100,000</td>", page)
+        xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-default-predicted.svg"))
+
+    def test_other_nodes_and_links(self):
+        self.predict()
+        before = self.predicted()["trainings"]
+        code, _, _ = self.call("report", self.out, "--node-size=8", "--link-gb-s=100", "--link-latency-us=1")
+        self.assertEqual(code, 0)
+        self.assertIn("nodes of 8 ranks, with links of the given latency", self.read("report.html"))
+        fakes.edit_result(
+            self.out,
+            lambda result: result["settings"].update(
+                predict={"node_size": 8, "link_gb_s": 100.0, "link_latency_us": 1.0}
+            ),
+        )
+        after = self.predicted()["trainings"]
+        for case, training in after.items():
+            self.assertEqual(training["rows"][0]["ranks"], 16)
+            self.assertLess(training["rows"][-1]["step_ms"], before[case]["rows"][-1]["step_ms"])
+
+    def test_nothing_is_predicted_by_a_model_that_does_not_fit(self):
+        code, out, _ = self.predict(behaviour="rough")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"above 15 %, so nothing is predicted")
+        self.assertFalse(self.predicted()["good"])
+        self.assertNotIn("(predicted)", self.read("report.html"))
+        self.assertFalse([name for name in os.listdir(self.out) if "predicted" in name])
+
+    def test_failing_benchmark_leaves_the_rest(self):
+        code, _, err = self.predict(behaviour="no_bench")
+        self.assertEqual(code, 0)
+        self.assertIn("allreduce_bench: no memory (exit code 1); nothing is predicted", err)
+        self.assertIn("At a glance", self.read("report.html"))
+        self.assertNotIn("What more ranks", self.read("report.html"))
+
+    def test_refused(self):
+        self.assert_refused("give --predict too", *self.measure("--node-size=4"))
+        self.assert_refused("give --link-gb-s too", *self.predict("--link-latency-us=4"))
+        os.remove(os.path.join(self.folder, "allreduce_bench"))
+        self.assert_refused("no allreduce_bench and train_mlp in|no train_mlp and allreduce_bench in", *self.predict())
+        self.measure("--ranks=1", "--scaling=weak", "--rounds=1")
+        self.assert_refused("measure with --predict", *self.call("report", self.out, "--node-size=4"))
 
 
 @needs_matplotlib
@@ -463,6 +544,21 @@ class Parts(unittest.TestCase):
         )
         self.assertEqual(read["parameters"], 1199882)
         self.assertEqual([bucket["done_ms"] for bucket in read["buckets"]], [12.024, 22.223])
+
+    def test_fit_finds_latency_bandwidth_and_caches(self):
+        def time(size):
+            volume = model.moved(4, size)
+            return 2 * 3.0 + volume * 1e-4 + max(0, volume - 1.5 * 2**22) * 2e-4
+
+        level = model.fit([(4, size, time(size)) for size in model.FIT_SIZES])
+        self.assertAlmostEqual(level.latency_us, 3)
+        self.assertAlmostEqual(level.us_per_byte * 1e4, 1)
+        self.assertAlmostEqual(level.extra_us_per_byte * 1e4, 2)
+        self.assertEqual(level.knee, 1.5 * 2**22)
+        # Never a negative latency or cost.
+        level = model.fit([(2, 1 << 20, 100.0), (2, 1 << 22, 500.0)])
+        self.assertGreaterEqual(level.latency_us, 0)
+        self.assertIsNone(model.fit([]))
 
     def test_default_ranks_follow_the_cores(self):
         self.assertEqual(

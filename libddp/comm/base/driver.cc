@@ -11,6 +11,7 @@ namespace {
 
 // How long the progress thread stays after the last progress while the peers work on the same.
 constexpr int64_t kStayNs = 200'000;
+constexpr int64_t kCheckEveryNs = 1'000'000;
 
 }  // namespace
 
@@ -22,7 +23,7 @@ absl::Status Driver::Wait(const CountedWork& work, absl::FunctionRef<std::string
     NoteDriven();
     if (Lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       progressed = Poll(lock, {.awaited = &work, .steal = backoff.PeerHadItsChance()});
-      if (!progressed && backoff.TimeToLook()) CheckHealth(lock, /*background=*/false);
+      if (!progressed && backoff.TimeToLook()) CheckHealthInTime(/*background=*/false);
     }
     if (wanted_.load(std::memory_order_relaxed) > 0) sched_yield();
     if (work.Done()) break;
@@ -39,6 +40,13 @@ absl::Status Driver::Wait(const CountedWork& work, absl::FunctionRef<std::string
     backoff.Pause();
   }
   return work.status();
+}
+
+void Driver::CheckHealthInTime(bool background) {
+  const int64_t now = NowNs();
+  if (now < next_check_ns_) return;
+  next_check_ns_ = now + kCheckEveryNs;
+  CheckHealth(now, background);
 }
 
 void Driver::Progress(bool steal) {
@@ -64,7 +72,7 @@ ProgressThread::Found Driver::Tick() {
   const uint64_t driven = driven_.load(std::memory_order_relaxed);
   const bool left_alone = std::exchange(driven_at_tick_, driven) == driven;
   const bool worked = (left_alone || !pending) && PollAlone(lock, driven);
-  CheckHealth(lock, /*background=*/true);
+  CheckHealthInTime(/*background=*/true);
   if (worked || (pending && left_alone && driver_options_.looks_each_tick)) return ProgressThread::Found::kWork;
   return pending ? ProgressThread::Found::kPending : ProgressThread::Found::kNothing;
 }

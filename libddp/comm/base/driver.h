@@ -57,8 +57,9 @@ class Driver : public ProgressThread::Client {
 
   // Does what can be done without waiting; returns whether anything was.
   virtual bool Poll(Lock& lock, const Pass& pass) = 0;
-  // Called where waiting has become long, and by each Tick: has the group failed, has a peer died, is time up?
-  virtual void CheckHealth(Lock& lock, bool background) = 0;
+  // Called about every millisecond where waiting has become long, and by Tick: has the group failed, has a peer died,
+  // is time up?
+  virtual void CheckHealth(int64_t now_ns, bool background) = 0;
   // Whether the peers are working on the same, so that the next piece comes soon.
   virtual bool InExchange() const = 0;
 
@@ -70,6 +71,7 @@ class Driver : public ProgressThread::Client {
  private:
   void NoteDriven() { driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   bool PollAlone(Lock& lock, uint64_t driven);
+  void CheckHealthInTime(bool background);
 
   const DriverOptions driver_options_;
   ProgressThread* const progress_;
@@ -77,6 +79,7 @@ class Driver : public ProgressThread::Client {
   std::atomic<int> wanted_{0};       // threads in LockToCall
   std::atomic<uint64_t> driven_{0};  // changes whenever a thread of the program drives
   uint64_t driven_at_tick_ = 0;
+  int64_t next_check_ns_ = 0;
 };
 
 }  // namespace ddp

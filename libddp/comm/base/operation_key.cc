@@ -45,4 +45,18 @@ std::string OperationKey::Describe(uint64_t count) const {
   return "an unknown operation";
 }
 
+absl::Status DisagreementError(uint64_t sequence, int rank, const CallSummary& call, int other_rank,
+                               const CallSummary& other_call) {
+  const OperationKey key = OperationKey::Unpack(call.what), other_key = OperationKey::Unpack(other_call.what);
+  const char* with = "";
+  if (call.what == other_call.what && call.count == other_call.count) {
+    with = key.kind == OperationKey::Kind::kAllGatherV ? " with other counts of the single ranks"
+                                                       : " with another prescale or postscale";
+  }
+  return absl::FailedPreconditionError(absl::StrCat("ranks disagree about operation ", sequence, ": rank ", rank,
+                                                    " calls ", key.Describe(call.count), ", rank ", other_rank,
+                                                    " calls ", other_key.Describe(other_call.count), with,
+                                                    "; all ranks must make the same calls in the same order"));
+}
+
 }  // namespace ddp

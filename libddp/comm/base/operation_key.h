@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 
@@ -24,6 +25,19 @@ struct OperationKey {
   static OperationKey Unpack(uint64_t packed);
   std::string Describe(uint64_t count) const;  // "all_reduce(avg, float32, 100 elements)"
 };
+
+// What a rank calls, as others compare it with their own calls.
+struct CallSummary {
+  uint64_t what;  // OperationKey::Pack
+  uint64_t count;
+  uint64_t parameters;  // a hash of what else must be equal: prescale and postscale, or counts
+
+  bool operator==(const CallSummary&) const = default;
+};
+
+// What to say of two ranks whose calls differ.
+absl::Status DisagreementError(uint64_t sequence, int rank, const CallSummary& call, int other_rank,
+                               const CallSummary& other_call);
 
 // What to do if a rank has left the group while others still wait for it.
 inline constexpr char kLeftRemedy[] =

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "libddp/base/page.h"
+#include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/health/flight_ring.h"
 #include "libddp/comm/health/report_election.h"
 #include "libddp/comm/health/shared_failure.h"
@@ -59,10 +60,8 @@ enum class Placement : uint32_t {
 // One rank's part of one operation. Everything but `sequence` is written before it.
 struct alignas(kCacheLine) Announcement {
   std::atomic<uint64_t> sequence;  // the operation's number + 1
-  uint64_t what;                   // see OperationKey
-  uint64_t count;
-  uint64_t parameters;  // a hash of what else must be equal: prescale and postscale, or counts
-  uint64_t in, out;     // Address of the one range, or the rank's own address of it, or the number of ranges
+  CallSummary call;
+  uint64_t in, out;  // Address of the one range, or the rank's own address of it, or the number of ranges
   Placement placement;
 };
 

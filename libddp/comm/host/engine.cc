@@ -85,11 +85,9 @@ bool Engine::FreeSlots() {
 // Operations take effect in the order of the calls. Those that share no memory may overlap in time; one that does is
 // held back until this rank is through with the earlier one, and so, since all must have announced it, until everybody
 // is.
-bool Engine::MustWaitForEarlier(const Operation& operation) {
+bool Engine::MustWaitForEarlier(const Operation& operation) const {
   const bool barrier = operation.key().kind == OperationKey::Kind::kBarrier;  // shares memory with all of them
-  done_until_ = std::max(done_until_, first_sequence_);
-  while (done_until_ < operation.sequence && At(done_until_)->Done()) ++done_until_;
-  for (uint64_t s = done_until_; s < operation.sequence; ++s) {
+  for (uint64_t s = first_sequence_; s < operation.sequence; ++s) {
     const Operation& earlier = *At(s);
     if (earlier.Done()) continue;
     if (barrier || operation.out.Overlaps(earlier.out) || operation.out.Overlaps(earlier.in) ||
@@ -101,12 +99,13 @@ bool Engine::MustWaitForEarlier(const Operation& operation) {
 }
 
 void Engine::AnnounceOne(Operation* operation) {
-  ClearSlots(operation->sequence + 1);
   Slot& slot = control_.slot(operation->sequence, options_.rank);
+  slot.claimed.store(0, std::memory_order_relaxed);
+  slot.done.store(0, std::memory_order_relaxed);
+  slot.done_ns.store(0, std::memory_order_relaxed);
+  slot.nonfinite.store(0, std::memory_order_relaxed);
   Announcement& a = slot.announcement;
-  a.what = operation->called().Pack();
-  a.count = operation->called_count();
-  a.parameters = operation->parameters;
+  a.call = {operation->called().Pack(), operation->called_count(), operation->parameters};
   Place(operation, &a);
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   notes_.Entered(*operation, FlightState::kAnnounced);
@@ -156,17 +155,6 @@ bool Engine::HasLargeRow(uint64_t sequence) {
   return has() || (FreeSlots() && has());
 }
 
-// Nobody looks at these before everybody has announced the operation.
-void Engine::ClearSlots(uint64_t end) {
-  for (; cleared_ < end; ++cleared_) {
-    Slot& slot = control_.slot(cleared_, options_.rank);
-    slot.claimed.store(0, std::memory_order_relaxed);
-    slot.done.store(0, std::memory_order_relaxed);
-    slot.done_ns.store(0, std::memory_order_relaxed);
-    slot.nonfinite.store(0, std::memory_order_relaxed);
-  }
-}
-
 // --- driving --------------------------------------------------------------------------------------------------------
 
 bool Engine::InExchange() const {
@@ -207,9 +195,14 @@ bool Engine::HasArrived(Operation* operation) const {
 // All ranks have announced it: do they agree, and how is it executed?
 void Engine::StartRun(Operation* operation) {
   absl::InlinedVector<Placement, 16> placements;
+  const CallSummary& first = control_.slot(operation->sequence, 0).announcement.call;
   for (int r = 0; r < options_.size; ++r) {
-    if (r > 0 && !Agrees(*operation, 0, r)) return;
-    placements.push_back(control_.slot(operation->sequence, r).announcement.placement);
+    const Announcement& a = control_.slot(operation->sequence, r).announcement;
+    if (a.call != first) {
+      return FailAndReport(
+          DisagreementError(operation->sequence, options_.NameOf(0), first, options_.NameOf(r), a.call));
+    }
+    placements.push_back(a.placement);
   }
   notes_.Entered(*operation, FlightState::kReady);
   const Route route = ChooseRoute(placements, operation->IsBroadcast() ? operation->key().root : -1);
@@ -217,23 +210,6 @@ void Engine::StartRun(Operation* operation) {
   if (!run.ok()) return FailAndReport(run.status());
   operation->run = *std::move(run);
   staged_rounds_ += operation->run->Rounds();
-}
-
-// Whether `peer` calls what `rank` calls.
-bool Engine::Agrees(const Operation& operation, int rank, int peer) {
-  const Announcement& first = control_.slot(operation.sequence, rank).announcement;
-  const Announcement& a = control_.slot(operation.sequence, peer).announcement;
-  if (a.what == first.what && a.count == first.count && a.parameters == first.parameters) return true;
-  const auto describe = [](const Announcement& x) { return OperationKey::Unpack(x.what).Describe(x.count); };
-  const bool only_parameters = a.what == first.what && a.count == first.count;
-  const char* const with = operation.called().kind == OperationKey::Kind::kAllGatherV
-                               ? " with other counts of the single ranks"
-                               : " with another prescale or postscale";
-  FailAndReport(absl::FailedPreconditionError(
-      absl::StrCat("ranks disagree about operation ", operation.sequence, ": rank ", options_.NameOf(rank), " calls ",
-                   describe(first), ", rank ", options_.NameOf(peer), " calls ", describe(a),
-                   only_parameters ? with : "", "; all ranks must make the same calls in the same order")));
-  return false;
 }
 
 // Whether every peer is another process whose memory this one may read, which it tries once it is asked.
@@ -292,7 +268,7 @@ void Engine::FinishOk(Operation* operation) {
     }
     if (found) *operation->nonfinite = 1;
   }
-  int64_t ended_ns = operation->run->EndedNs();
+  int64_t ended_ns = operation->bucket < 0 ? 0 : operation->run->EndedNs();
   if (ended_ns == 0 && operation->bucket >= 0) ended_ns = NowNs();
   notes_.Entered(*operation, FlightState::kDone, ended_ns);
   operation->Finish(absl::OkStatus(), ended_ns);

@@ -60,6 +60,14 @@ class Engine final : public Driver {
   // Finds out whether the group has failed or a peer has died; returns status().
   absl::Status CheckHealth();
 
+  // A peer that has left the group or died, and what to say of that: what it has left without, if it has not died.
+  struct GonePeer {
+    int rank;
+    bool died;
+  };
+  std::vector<GonePeer> GonePeers() const;
+  absl::Status GoneError(const GonePeer& peer, absl::string_view left_without) const;
+
   // Fails the group, here and at the peers, unless it has failed already.
   void Fail(const absl::Status& why);
   absl::Status status() const;
@@ -70,7 +78,7 @@ class Engine final : public Driver {
  private:
   // The following are called with the mutex held. Those given the lock may release it for a while.
   bool Poll(Lock& lock, const Pass& pass) override;
-  void CheckHealth(Lock& lock, bool background) override;
+  void CheckHealth(int64_t now, bool background) override;
   bool InExchange() const override;
   void Announce();
   bool FreeSlots();
@@ -78,11 +86,9 @@ class Engine final : public Driver {
   void Place(Operation* operation, Announcement* a);
   bool Locate(const Operation& operation, Announcement* a);
   bool HasLargeRow(uint64_t sequence);
-  void ClearSlots(uint64_t end);
-  bool MustWaitForEarlier(const Operation& operation);
+  bool MustWaitForEarlier(const Operation& operation) const;
   bool Step(Lock& lock, Operation* operation, bool steal, int limit);
   bool HasArrived(Operation* operation) const;
-  bool Agrees(const Operation& operation, int rank, int peer);
   void StartRun(Operation* operation);
   bool CanReadPeers();
   void Worked(Operation* operation);
@@ -91,7 +97,6 @@ class Engine final : public Driver {
   void FailLocked(const absl::Status& why);
   bool FailedElsewhere();
   absl::Status DetachOutputs();
-  void LookAround();
   void CheckPeers(int64_t waited_ns);
   absl::Status TimedOut(const Operation& operation) const;
   struct Laggards {
@@ -135,12 +140,9 @@ class Engine final : public Driver {
   uint64_t first_sequence_ = 0;                   // of queue_.front()
   std::atomic<uint64_t> announced_{0};            // operations with a smaller number are known to the peers
   uint64_t slots_free_until_ = control_.slots();  // operations with a smaller number have a slot
-  uint64_t done_until_ = 0;                       // operations with a smaller number are done
-  uint64_t cleared_ = 0;        // operations with a smaller number have a slot without traces of an earlier one
-  uint64_t staged_rounds_ = 0;  // of all operations so far
+  uint64_t staged_rounds_ = 0;                    // of all operations so far
   absl::Status failure_;
   std::optional<bool> can_read_peers_;  // once it has been tried
-  int64_t next_look_ns_ = 0;
 };
 
 }  // namespace ddp

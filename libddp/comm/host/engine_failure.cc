@@ -21,12 +21,8 @@ void Engine::Fail(const absl::Status& why) {
 
 absl::Status Engine::CheckHealth() {
   Lock lock(mutex_);
-  LookAround();
+  CheckHealth(NowNs(), /*background=*/false);
   return failure_;
-}
-
-void Engine::CheckHealth(Lock&, bool) {
-  if (!queue_.empty()) LookAround();
 }
 
 absl::Status Engine::status() const {
@@ -79,11 +75,8 @@ absl::Status Engine::DetachOutputs() {
   return status;
 }
 
-void Engine::LookAround() {
+void Engine::CheckHealth(int64_t now, bool) {
   if (FailedElsewhere()) return;
-  const int64_t now = NowNs();
-  if (now < next_look_ns_) return;
-  next_look_ns_ = now + kLookEveryNs;
   control_.peer(options_.rank).seen_ns.store(now, std::memory_order_relaxed);
   Operation* const oldest = OldestPending();
   if (oldest == nullptr) return;
@@ -99,27 +92,34 @@ void Engine::LookAround() {
   }
 }
 
-void Engine::CheckPeers(int64_t waited_ns) {
+std::vector<Engine::GonePeer> Engine::GonePeers() const {
+  std::vector<GonePeer> gone;
   const std::vector<int> dead = options_.peers.Dead();
   for (int r = 0; r < options_.size; ++r) {
     if (r == options_.rank) continue;
     const bool left = control_.peer(r).departed.load(std::memory_order_acquire) != 0;
-    const bool died = !left && std::find(dead.begin(), dead.end(), r) != dead.end();
-    if (!left && !died) continue;
-    const auto needs = [&](const Operation* operation) { return !operation->Done() && Needs(*operation, r); };
+    if (left || std::find(dead.begin(), dead.end(), r) != dead.end()) gone.push_back({r, !left});
+  }
+  return gone;
+}
+
+absl::Status Engine::GoneError(const GonePeer& peer, absl::string_view left_without) const {
+  const int name = options_.NameOf(peer.rank);
+  const std::string text = peer.died
+                               ? absl::StrCat("rank ", name, " (process ", options_.peers.pid(peer.rank),
+                                              ") has died; see its own output for the reason, and start the job again")
+                               : absl::StrCat("rank ", name, " has left the group without ", left_without);
+  return WithFailedRanks(absl::UnavailableError(text), {name});
+}
+
+void Engine::CheckPeers(int64_t waited_ns) {
+  for (const GonePeer& peer : GonePeers()) {
+    const auto needs = [&](const Operation* operation) { return !operation->Done() && Needs(*operation, peer.rank); };
     const auto waiting = std::find_if(queue_.begin(), queue_.end(), needs);
-    if (left && waiting == queue_.end()) continue;
-    // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in
-    // time.
-    if (died && waiting == queue_.end() && waited_ns < kDeathGraceNs) continue;
-    FailAndReport(WithFailedRanks(
-        absl::UnavailableError(
-            died ? absl::StrCat("rank ", options_.NameOf(r), " (process ", options_.peers.pid(r),
-                                ") has died; see its own output for the reason, and start the job again")
-                 : absl::StrCat("rank ", options_.NameOf(r), " has left the group without taking part in ",
-                                (*waiting)->Describe(), kLeftRemedy)),
-        {options_.NameOf(r)}));
-    return;
+    // What a dead rank has announced can still be done without it, unless it took a chunk with it: that shows in time.
+    if (waiting == queue_.end() && (!peer.died || waited_ns < kDeathGraceNs)) continue;
+    const std::string call = waiting == queue_.end() ? "" : (*waiting)->Describe();
+    return FailAndReport(GoneError(peer, absl::StrCat("taking part in ", call, kLeftRemedy)));
   }
 }
 

@@ -269,11 +269,8 @@ bool Channels::FailedElsewhere() {
   return !failure_.ok();
 }
 
-void Channels::CheckHealth(Lock&, bool) {
+void Channels::CheckHealth(int64_t now, bool) {
   if (FailedElsewhere()) return;
-  const int64_t now = NowNs();
-  if (now < next_look_ns_) return;
-  next_look_ns_ = now + kLookEveryNs;
   control_.peer(rank_).seen_ns.store(now, std::memory_order_relaxed);
   for (int r = 0; r < size_ && failure_.ok(); ++r) ReadEnvelopes(r);
   if (!failure_.ok()) return;
@@ -295,7 +292,7 @@ void Channels::CheckHealth(Lock&, bool) {
 void Channels::RelieveSenders(int64_t now) {
   for (Peer& p : peers_) {
     for (const IncomingPtr& incoming : p.unexpected) {
-      if (incoming->complete || incoming->fetching) continue;
+      if (incoming->state != Incoming::State::kWaiting) continue;
       if (incoming->noticed_ns == 0) incoming->noticed_ns = now;
       if (now - incoming->noticed_ns < kReliefNs) continue;
       incoming->data.reset(new (std::nothrow) char[incoming->bytes()]);
@@ -307,30 +304,21 @@ void Channels::RelieveSenders(int64_t now) {
 // A peer that is gone may have completed what this rank waits for: first find out whether it is gone, then whether this
 // rank still waits.
 void Channels::CheckPeers(int64_t waited_ns) {
-  const std::vector<int> dead = engine_.options().peers.Dead();
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    const bool left = control_.peer(r).departed.load(std::memory_order_acquire) != 0;
-    const bool died = !left && std::find(dead.begin(), dead.end(), r) != dead.end();
-    if (!left && !died) continue;
-    ReadEnvelopes(r);
-    ReadReplies(r);
+  for (const Engine::GonePeer& peer : engine_.GonePeers()) {
+    ReadEnvelopes(peer.rank);
+    ReadReplies(peer.rank);
     const std::vector<IncomingPtr> all = fetching_;
     for (const IncomingPtr& incoming : all) {
-      if (incoming->from == r && incoming->requested) FetchFromRing(incoming);
+      if (incoming->from == peer.rank && incoming->state == Incoming::State::kBouncing) FetchFromRing(incoming);
     }
     if (!failure_.ok()) return;
     const std::vector<Message*> pending = Pending();
-    const auto waiting = std::find_if(pending.begin(), pending.end(), [&](const Message* m) { return m->peer == r; });
-    if (waiting == pending.end() && (left || waited_ns < kDeathGraceNs)) continue;
-    FailLocked(WithFailedRanks(
-        absl::UnavailableError(
-            died ? absl::StrCat("rank ", r, " (process ", engine_.options().peers.pid(r),
-                                ") has died; see its own output for the reason, and start the job again")
-                 : absl::StrCat("rank ", r, " has left the group without its part in rank ", rank_, "'s ",
-                                (*waiting)->Describe(), "; both ranks must make matching calls")),
-        {r}));
-    return;
+    const auto waiting =
+        std::find_if(pending.begin(), pending.end(), [&](const Message* m) { return m->peer == peer.rank; });
+    if (waiting == pending.end() && (!peer.died || waited_ns < kDeathGraceNs)) continue;
+    const std::string message = waiting == pending.end() ? "" : (*waiting)->Describe();
+    return FailLocked(engine_.GoneError(
+        peer, absl::StrCat("its part in rank ", rank_, "'s ", message, "; both ranks must make matching calls")));
   }
 }
 

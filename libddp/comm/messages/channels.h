@@ -89,11 +89,14 @@ class Channels final : public Driver {
     std::vector<ListedRange> ranges;  // where the data lies
     Message* receiver = nullptr;      // null: there is no Recv yet. Owns a reference
     std::unique_ptr<char[]> data;     // of a message that was fetched before there was a Recv
-    bool complete = false;            // `data` is here
-    bool fetching = false;            // it is in `fetching_`
-    bool requested = false;           // the sender has to put it into the bounce ring
-    bool busy = false;                // a thread fetches it without the mutex
-    uint64_t chunks_received = 0;     // chunks taken out of the bounce ring
+    enum class State {
+      kWaiting,   // for a receiver
+      kReading,   // in `fetching_`, to be copied or read
+      kBouncing,  // in `fetching_`, requested from the sender
+      kComplete,  // `data` holds it, or the receiver's memory does
+    } state = State::kWaiting;
+    bool busy = false;             // a thread fetches it without the mutex
+    uint64_t chunks_received = 0;  // chunks taken out of the bounce ring
     int64_t noticed_ns = 0;
 
     size_t bytes() const { return count * SizeOf(dtype); }
@@ -118,7 +121,7 @@ class Channels final : public Driver {
 
   // Called with the mutex held. Those given the lock may release it for a while.
   bool Poll(Lock& lock, const Pass& pass) override;
-  void CheckHealth(Lock& lock, bool background) override;
+  void CheckHealth(int64_t now, bool background) override;
   bool InExchange() const override { return !requested_.empty() || !fetching_.empty(); }
   bool IsEager(const RangeList& data) const;
   bool WriteEnvelope(const MessageSpec& message);
@@ -162,7 +165,6 @@ class Channels final : public Driver {
   SharedWriter bounce_writer_;
   absl::Status failure_;
   uint64_t next_posted_ = 0;
-  int64_t next_look_ns_ = 0;
 };
 
 }  // namespace ddp

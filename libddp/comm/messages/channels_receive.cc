@@ -80,8 +80,8 @@ Channels::IncomingPtr Channels::ReadEnvelope(int from, Envelope& e) {
   incoming->count = e.count;
   incoming->number = peer(from).received;
   incoming->contents = e.contents;
-  incoming->complete = e.contents == Envelope::Contents::kData;
-  if (incoming->complete) {
+  if (e.contents == Envelope::Contents::kData) {
+    incoming->state = Incoming::State::kComplete;
     incoming->data = std::make_unique<char[]>(incoming->bytes());
     std::memcpy(incoming->data.get(), block_.payload(from, rank_, e, incoming->bytes()), incoming->bytes());
   } else {
@@ -108,18 +108,17 @@ bool Channels::Agrees(int from, size_t count, DType dtype, Message* receiver) {
 
 void Channels::Deliver(const IncomingPtr& incoming, Message* receiver) {
   if (!Agrees(incoming->from, incoming->count, incoming->dtype, receiver)) return;
-  if (incoming->complete) {
+  if (incoming->state == Incoming::State::kComplete) {
     receiver->data.CopyIn(0, incoming->data.get(), incoming->bytes());
     Finish(receiver, absl::OkStatus());
     return;
   }
   incoming->receiver = receiver;
-  if (!incoming->fetching) StartFetch(incoming);
+  if (incoming->state == Incoming::State::kWaiting) StartFetch(incoming);
 }
 
 void Channels::StartFetch(const IncomingPtr& incoming) {
-  incoming->fetching = true;
-  incoming->requested = false;
+  incoming->state = Incoming::State::kReading;
   fetching_.push_back(incoming);
   pending_.fetch_add(1, std::memory_order_relaxed);
   if (incoming->contents == Envelope::Contents::kNothing ||
@@ -129,7 +128,7 @@ void Channels::StartFetch(const IncomingPtr& incoming) {
 }
 
 void Channels::RequestData(const IncomingPtr& incoming) {
-  incoming->requested = true;
+  incoming->state = Incoming::State::kBouncing;
   QueueReply(*incoming, Reply::kRequestData);
 }
 
@@ -159,8 +158,9 @@ bool Channels::FetchAll(Lock& lock) {
   bool progressed = false;
   const std::vector<IncomingPtr> all = fetching_;  // which may change meanwhile
   for (const IncomingPtr& incoming : all) {
-    if (!incoming->fetching || incoming->busy) continue;
-    progressed |= incoming->requested ? FetchFromRing(incoming) : Fetch(lock, incoming);
+    if (incoming->busy) continue;
+    if (incoming->state == Incoming::State::kBouncing) progressed |= FetchFromRing(incoming);
+    if (incoming->state == Incoming::State::kReading) progressed |= Fetch(lock, incoming);
   }
   return progressed;
 }
@@ -250,14 +250,14 @@ bool Channels::FetchFromRing(const IncomingPtr& incoming) {
 
 void Channels::EndFetch(const IncomingPtr& incoming) {
   StopFetch(incoming);
-  incoming->complete = true;
+  incoming->state = Incoming::State::kComplete;
   if (incoming->receiver == nullptr) return;
   if (incoming->data != nullptr) incoming->receiver->data.CopyIn(0, incoming->data.get(), incoming->bytes());
   Finish(incoming->receiver, absl::OkStatus());
 }
 
 void Channels::StopFetch(const IncomingPtr& incoming) {
-  incoming->fetching = false;
+  incoming->state = Incoming::State::kWaiting;
   fetching_.erase(std::remove(fetching_.begin(), fetching_.end(), incoming), fetching_.end());
   pending_.fetch_sub(1, std::memory_order_relaxed);
 }

@@ -89,11 +89,8 @@ void NodePipeline::EndPending() {
   NotePending();
 }
 
-void NodePipeline::CheckHealth(Lock&, bool background) {
-  if (pending_.load(std::memory_order_relaxed) == 0) return;
-  const int64_t now = NowNs();
-  if (!failure_.ok() || now < next_check_ns_) return;
-  next_check_ns_ = now + kLookEveryNs;
+void NodePipeline::CheckHealth(int64_t now, bool background) {
+  if (pending_.load(std::memory_order_relaxed) == 0 || !failure_.ok()) return;
   absl::Status s = reducing_.CheckHealth();
   if (s.ok()) s = spreading_.CheckHealth();
   const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });

@@ -33,16 +33,10 @@ bool NodeOperation::spreads() const {
 absl::Status NodeOperation::Compare(const NodeHeader& theirs, int their_rank) const {
   const NodeHeader mine = header();
   if (theirs == mine) return absl::OkStatus();
-  const bool only_parameters = theirs.what == mine.what && theirs.count == mine.count;
-  const auto describe = [](const NodeHeader& h) { return OperationKey::Unpack(h.what).Describe(h.count); };
-  return absl::FailedPreconditionError(
-      absl::StrCat("ranks disagree about operation ", sequence, ": rank ", std::min(rank_, their_rank), " calls ",
-                   describe(rank_ < their_rank ? mine : theirs), ", rank ", std::max(rank_, their_rank), " calls ",
-                   describe(rank_ < their_rank ? theirs : mine),
-                   !only_parameters        ? ""
-                   : Is(Kind::kAllGatherV) ? " with other counts of the single ranks"
-                                           : " with another prescale or postscale",
-                   "; all ranks must make the same calls in the same order"));
+  const CallSummary my_call{mine.what, mine.count, mine.parameters};
+  const CallSummary their_call{theirs.what, theirs.count, theirs.parameters};
+  if (rank_ < their_rank) return DisagreementError(sequence, rank_, my_call, their_rank, their_call);
+  return DisagreementError(sequence, their_rank, their_call, rank_, my_call);
 }
 
 // Elements of the largest block.

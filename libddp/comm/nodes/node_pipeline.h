@@ -73,7 +73,7 @@ class NodePipeline final : public Driver {
 
   // The following are called with mutex_ held. `background`: by a thread of the library's own.
   bool Poll(Lock&, const Pass& pass) override { return Drive(pass.background, pass.steal); }
-  void CheckHealth(Lock& lock, bool background) override;
+  void CheckHealth(int64_t now, bool background) override;
   bool InExchange() const override { return !flight_.empty() || messages_.Pending(); }
   bool Drive(bool background, bool steal);
   void TakeLaunched();
@@ -129,7 +129,6 @@ class NodePipeline final : public Driver {
 
   bool told_ = true;               // this rank's failure is on its way to the other nodes
   bool observer_flushed_ = false;  // what it had only in memory is written, as the group has failed
-  int64_t next_check_ns_ = 0;
 
   mutable std::mutex launch_mutex_;  // taken after mutex_
   std::vector<NodeOperation*> launched_;

@@ -100,12 +100,12 @@ class Bench {
         meeting_(std::move(meeting)),
         bound_(std::move(bound)) {}
 
-  absl::StatusOr<ddp::Work> Start() { return group_.AllReduce({&in_, 1}, {&out_, 1}, reduce_); }
+  ddp::Work Start() { return group_.AllReduce(in_, out_, reduce_); }
 
   // The blocking call.
   absl::Status Call() {
-    absl::StatusOr<ddp::Work> work = Start();
-    return work.ok() ? work->Wait() : work.status();
+    ddp::Work work = Start();
+    return work.Wait();
   }
 
   absl::Status Check(const Pattern& pattern, uint32_t salt, Row& row) {
@@ -151,10 +151,9 @@ class Bench {
     std::vector<double> times;
     for (int i = 0; i < calls; ++i) {
       const int64_t begin = NowNs();
-      absl::StatusOr<ddp::Work> work = Start();
+      ddp::Work work = Start();
       times.push_back(static_cast<double>(NowNs() - begin) * 1e-3);
-      if (!work.ok()) return work.status();
-      if (absl::Status s = work->Wait(); !s.ok()) return s;
+      if (absl::Status s = work.Wait(); !s.ok()) return s;
     }
     row.enqueue_us = Median(std::move(times));
     return absl::OkStatus();

@@ -42,8 +42,6 @@ constexpr Name kNames[] = {{"all_gather", Collective::kAllGather}, {"reduce_scat
                            {"broadcast", Collective::kBroadcast},  {"all_to_all", Collective::kAllToAll},
                            {"sendrecv", Collective::kSendRecv},    {"pingpong", Collective::kPingPong}};
 
-absl::Status Finish(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 float Value(int rank, size_t i) { return static_cast<float>((i % 1021 + 7 * static_cast<size_t>(rank)) % 251); }
 
 // One contender's two buffers.
@@ -139,29 +137,28 @@ class Bench {
     const ddp::Buffer out = buffer(ours_.out, collective_ == Collective::kReduceScatter ? part() : count_);
     switch (collective_) {
       case Collective::kAllGather:
-        return Finish(group_.AllGather({&in, 1}, {&out, 1}));
+        return group_.AllGather(in, out).Wait();
       case Collective::kReduceScatter:
-        return Finish(group_.ReduceScatter({&in, 1}, {&out, 1}));
+        return group_.ReduceScatter(in, out).Wait();
       case Collective::kBroadcast:
-        return Finish(group_.Broadcast({&out, 1}, 0));
+        return group_.Broadcast(out, 0).Wait();
       case Collective::kAllToAll:
-        return Finish(group_.AllToAll({&in, 1}, {&out, 1}));
+        return group_.AllToAll(in, out).Wait();
       case Collective::kSendRecv: {
-        absl::StatusOr<ddp::Work> send = group_.Send({&in, 1}, next(), 0);
-        if (absl::Status s = Finish(group_.Recv({&out, 1}, last(), 0)); !s.ok()) return s;
-        return Finish(std::move(send));
+        ddp::Work send = group_.Send(in, next(), 0);
+        if (absl::Status s = group_.Recv(out, last(), 0).Wait(); !s.ok()) return s;
+        return std::move(send).Wait();
       }
       case Collective::kPingPong:
         break;
     }
     if (partner() >= group_.size()) return absl::OkStatus();
     const bool first = group_.rank() < partner();
-    if (absl::Status s =
-            first ? Finish(group_.Send({&in, 1}, partner(), 0)) : Finish(group_.Recv({&out, 1}, partner(), 0));
+    if (absl::Status s = first ? group_.Send(in, partner(), 0).Wait() : group_.Recv(out, partner(), 0).Wait();
         !s.ok()) {
       return s;
     }
-    return first ? Finish(group_.Recv({&out, 1}, partner(), 0)) : Finish(group_.Send({&in, 1}, partner(), 0));
+    return first ? group_.Recv(out, partner(), 0).Wait() : group_.Send(in, partner(), 0).Wait();
   }
 
   void Fill(const Pair& pair) const {

@@ -69,41 +69,17 @@ class DelayedGroup final : public ddp::ProcessGroup {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   absl::string_view backend() const override { return group_.backend(); }
-  absl::StatusOr<ddp::Work> AllReduce(ddp::Buffers in, ddp::Buffers out, const ddp::ReduceOptions& options,
-                                      ddp::Stream after) override {
-    absl::StatusOr<ddp::Work> work = group_.AllReduce(in, out, options, after);
+  ddp::Work Start(const ddp::Call& call) override {
+    ddp::Work work = group_.Start(call);
+    if (call.kind != ddp::Call::Kind::kAllReduce || !work.call_status().ok()) return work;
     size_t bytes = 0;
-    for (const ddp::Buffer& buffer : in) bytes += buffer.count * ddp::SizeOf(buffer.dtype);
+    for (const ddp::Buffer& buffer : call.in) bytes += buffer.count * ddp::SizeOf(buffer.dtype);
     const auto delay = static_cast<int64_t>(delay_ns_ + delay_ns_per_byte_ * static_cast<double>(bytes));
-    if (!work.ok() || delay == 0) return work;
+    if (delay == 0) return work;
     delays_.push_back(delay);
     link_free_ = std::max(Now(), link_free_) + delay;
-    return ddp::Work(new Delayed(*std::move(work), link_free_));
+    return ddp::Work(new Delayed(std::move(work), link_free_));
   }
-  absl::StatusOr<ddp::Work> Broadcast(ddp::Buffers buffers, int root, ddp::Stream after) override {
-    return group_.Broadcast(buffers, root, after);
-  }
-  absl::StatusOr<ddp::Work> AllGather(ddp::Buffers in, ddp::Buffers out, ddp::Stream after) override {
-    return group_.AllGather(in, out, after);
-  }
-  absl::StatusOr<ddp::Work> AllGatherV(ddp::Buffers in, ddp::Buffers out, absl::Span<const size_t> counts,
-                                       ddp::Stream after) override {
-    return group_.AllGatherV(in, out, counts, after);
-  }
-  absl::StatusOr<ddp::Work> AllToAll(ddp::Buffers in, ddp::Buffers out, ddp::Stream after) override {
-    return group_.AllToAll(in, out, after);
-  }
-  absl::StatusOr<ddp::Work> ReduceScatter(ddp::Buffers in, ddp::Buffers out, const ddp::ReduceOptions& options,
-                                          ddp::Stream after) override {
-    return group_.ReduceScatter(in, out, options, after);
-  }
-  absl::StatusOr<ddp::Work> Send(ddp::Buffers buffers, int to, int tag, ddp::Stream after) override {
-    return group_.Send(buffers, to, tag, after);
-  }
-  absl::StatusOr<ddp::Work> Recv(ddp::Buffers buffers, int from, int tag, ddp::Stream after) override {
-    return group_.Recv(buffers, from, tag, after);
-  }
-  absl::StatusOr<ddp::Work> Barrier() override { return group_.Barrier(); }
   absl::StatusOr<ddp::Allocation> Allocate(size_t bytes, ddp::Device device) override {
     return group_.Allocate(bytes, device);
   }
@@ -111,13 +87,9 @@ class DelayedGroup final : public ddp::ProcessGroup {
     return group_.Split(color, key);
   }
   absl::Status Register(const ddp::Allocation& memory) override { return group_.Register(memory); }
-  std::optional<ddp::AllocatedRange> Find(const void* data, size_t bytes) const override {
-    return group_.Find(data, bytes);
-  }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }
-  ddp::Observer* observer() const override { return group_.observer(); }
 
  private:
   class Delayed final : public ddp::internal::WorkState {
@@ -250,8 +222,8 @@ class Bench {
 
   absl::Status TimeStep(Variant& variant, bool delayed, std::vector<double> Times::*times) {
     SetDelay(false);
-    absl::StatusOr<ddp::Work> meet = group_.Barrier();
-    if (absl::Status s = meet.ok() ? meet->Wait() : meet.status(); !s.ok()) return s;
+    ddp::Work meet = group_.Barrier();
+    if (absl::Status s = meet.Wait(); !s.ok()) return s;
     SetDelay(delayed);
     ddp::DistributedDataParallel& model = *variant.model;
     const int64_t begin = Now();

@@ -102,8 +102,8 @@ int Run(size_t most) {
     const ddp::Buffer buffer = memory->View(ddp::DType::kFloat32, 0, bytes / sizeof(float));
     absl::Status status;
     const auto ours = [&] {
-      auto work = group.AllReduce({&buffer, 1}, {&buffer, 1}, {.op = ddp::ReduceOp::kAvg});
-      status.Update(work.ok() ? work->Wait() : work.status());
+      auto work = group.AllReduce(buffer, buffer, {.op = ddp::ReduceOp::kAvg});
+      status.Update(work.Wait());
     };
     const auto mpi = [&] {
       MPI_Allreduce(MPI_IN_PLACE, theirs.data(), static_cast<int>(bytes / sizeof(float)), MPI_FLOAT, MPI_SUM,

@@ -146,12 +146,8 @@ class Bench {
     const ddp::Stream caller{context_.device(), stream_};
     absl::Status failure;
     const auto call = [&](bool after, bool before) {
-      absl::StatusOr<ddp::Work> work = Start(op, row.bytes, after ? caller : ddp::Stream{});
-      if (work.ok() && before) {
-        failure.Update(work->BlockStream(caller));
-      } else {
-        failure.Update(work.status());
-      }
+      ddp::Work work = Start(op, row.bytes, after ? caller : ddp::kNoStream);
+      failure.Update(before ? work.BlockStream(caller) : work.call_status());
     };
     if (absl::Status s = Verify(op, row, [&] { call(true, true); }); !s.ok()) return s;
     const int calls = CallsFor(row.bytes);
@@ -177,18 +173,18 @@ class Bench {
  private:
   static int CallsFor(size_t bytes) { return static_cast<int>(std::clamp<size_t>((size_t{2} << 30) / bytes, 1, 50)); }
 
-  absl::StatusOr<ddp::Work> Start(const std::string& op, size_t bytes, ddp::Stream after) {
+  ddp::Work Start(const std::string& op, size_t bytes, ddp::Stream after) {
     const size_t count = bytes / 4, part = count / ranks_, mine = part * static_cast<size_t>(group_.rank());
     const auto at = [&](char* data, size_t first, size_t n) {
       return ddp::Buffer{data + first * 4, n, ddp::DType::kFloat32, context_.device()};
     };
     const ddp::Buffer whole = at(data_, 0, count), own = at(data_, mine, part);
-    if (op == "all_reduce") return group_.AllReduce({&whole, 1}, {&whole, 1}, {}, after);
-    if (op == "all_gather") return group_.AllGather({&own, 1}, {&whole, 1}, after);
-    if (op == "reduce_scatter") return group_.ReduceScatter({&whole, 1}, {&own, 1}, {}, after);
-    if (op == "broadcast") return group_.Broadcast({&whole, 1}, 0, after);
+    if (op == "all_reduce") return group_.AllReduce(whole, whole, {}, after);
+    if (op == "all_gather") return group_.AllGather(own, whole, after);
+    if (op == "reduce_scatter") return group_.ReduceScatter(whole, own, {}, after);
+    if (op == "broadcast") return group_.Broadcast(whole, 0, after);
     const ddp::Buffer to = at(other_, 0, count);
-    return group_.AllToAll({&whole, 1}, {&to, 1}, after);
+    return group_.AllToAll(whole, to, after);
   }
 
   // What rank r has at i: small whole numbers.
@@ -232,8 +228,7 @@ class Bench {
 
   double OverRanks(double value, ddp::ReduceOp op) {
     const ddp::Buffer buffer{&value, 1, ddp::DType::kFloat64, {}};
-    absl::StatusOr<ddp::Work> work = group_.AllReduce({&buffer, 1}, {&buffer, 1}, {.op = op});
-    if (work.ok()) work->Wait().IgnoreError();
+    group_.AllReduce(buffer, buffer, {.op = op}).Wait().IgnoreError();
     return value;
   }
 

@@ -18,9 +18,8 @@ absl::StatusOr<std::unique_ptr<RawNccl>> RawNccl::Create(ddp::ProcessGroup& grou
   nccl::UniqueId id = {};
   if (group.rank() == 0) raw->Check(raw->api_.GetUniqueId(&id), "ncclGetUniqueId");
   const ddp::Buffer buffer{id.internal, sizeof id.internal, ddp::DType::kUInt8, {}};
-  absl::StatusOr<ddp::Work> work = group.Broadcast({&buffer, 1}, 0);
-  if (!work.ok()) return work.status();
-  if (absl::Status s = work->Wait(); !s.ok()) return s;
+  ddp::Work work = group.Broadcast(buffer, 0);
+  if (absl::Status s = work.Wait(); !s.ok()) return s;
   nccl::Config config;
   raw->Check(raw->api_.CommInitRankConfig(&raw->comm_, group.size(), id, group.rank(), &config),
              "ncclCommInitRankConfig");

@@ -32,8 +32,6 @@ absl::Status SystemError(absl::string_view call, size_t bytes) {
                                                    std::strerror(errno), "; choose a smaller -e"));
 }
 
-absl::Status Finish(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedBlock>> SharedBlock::Create(ddp::ProcessGroup& group, size_t bytes) {
@@ -52,14 +50,14 @@ absl::StatusOr<std::unique_ptr<SharedBlock>> SharedBlock::Create(ddp::ProcessGro
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
   }
   const ddp::Buffer word{path, sizeof path, ddp::DType::kUInt8, {}};
-  if (absl::Status told = Finish(group.Broadcast({&word, 1}, 0)); !told.ok()) return told;
+  if (absl::Status told = group.Broadcast(word, 0).Wait(); !told.ok()) return told;
   if (group.rank() != 0) {
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return SystemError(absl::StrCat("open ", path), bytes);
   }
   absl::Status mapped = block->Map(fd, bytes);
   // Rank 0 keeps its descriptor until the others have theirs.
-  if (mapped.ok()) mapped = Finish(group.Barrier());
+  if (mapped.ok()) mapped = group.Barrier().Wait();
   close(fd);
   if (!mapped.ok()) return mapped;
   return block;

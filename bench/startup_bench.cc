@@ -59,8 +59,8 @@ absl::Status Start(const Run& run, int rank, absl::Time& done) {
   options.store = *std::move(store);
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) return context.status();
-  absl::StatusOr<ddp::Work> work = (*context)->world().Barrier();
-  const absl::Status status = work.ok() ? work->Wait() : work.status();
+  ddp::Work work = (*context)->world().Barrier();
+  const absl::Status status = work.Wait();
   done = absl::Now();
   return status;
 }

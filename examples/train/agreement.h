@@ -20,7 +20,6 @@ absl::Status Agreed(absl::Status error);
 bool IsAgreed(const absl::Status& error);
 
 // The outcome of an operation: the error of the call, or that of waiting.
-inline absl::Status Finish(absl::StatusOr<ddp::Work> work) { return work.ok() ? work->Wait() : work.status(); }
 
 // Returns the shortest text that reads back as exactly `value`, for texts that ranks compare.
 std::string ExactText(double value);

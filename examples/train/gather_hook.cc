@@ -23,18 +23,18 @@ class GatherHook final : public ddp::CommHook {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<ddp::Work> Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int round) override {
+  ddp::Work Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int round) override {
     const bool last = round == ranks_ - 1, is_root = group.rank() == 0;
     if (is_root && round > 0) {
       device_.AddScaled(received_.get(), static_cast<float*>(bucket.buffer.data), bucket.buffer.count,
                         last ? Scale(bucket.reduce) : 1, bucket.stream.native);
     }
-    if (last) return group.Broadcast({&bucket.buffer, 1}, 0, bucket.stream);
+    if (last) return group.Broadcast(bucket.buffer, 0, bucket.stream);
     if (is_root) {
       const ddp::Buffer received = {received_.get(), bucket.buffer.count, bucket.buffer.dtype, bucket.buffer.device};
-      return group.Recv({&received, 1}, round + 1, kTag, bucket.stream);
+      return group.Recv(received, round + 1, kTag, bucket.stream);
     }
-    if (group.rank() == round + 1) return group.Send({&bucket.buffer, 1}, 0, kTag, bucket.stream);
+    if (group.rank() == round + 1) return group.Send(bucket.buffer, 0, kTag, bucket.stream);
     return ddp::Work();
   }
 

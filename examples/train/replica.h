@@ -56,7 +56,8 @@ class Replica {
   // step. The first pass overwrites the gradients, later ones add to them. In the last pass, each bucket of gradients
   // is reduced as soon as it is complete. Call FinishBackward after each pass.
   void Backward(bool first = true, bool last = true) {
-    if (ddp_ != nullptr) ddp_->SetIsLastMicrobatch(last);
+    std::optional<ddp::DistributedDataParallel::NoSync> no_sync;
+    if (ddp_ != nullptr && !last) no_sync.emplace(*ddp_);
     model_.Backward(
         [this](size_t i) {
           if (ddp_ != nullptr) ddp_->GradReady(i, stream_);

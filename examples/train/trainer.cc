@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ddp/observer.h"
 #include "examples/nn/loss.h"
 #include "examples/train/agreement.h"
 #include "examples/train/host.h"
@@ -295,7 +296,7 @@ absl::Status Trainer::Evaluate() {
   sums[2] = static_cast<double>(*hits);
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-  if (absl::Status status = Finish(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
+  if (absl::Status status = group_.AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   summary_.test_accuracy = sums[2] / sums[3];
   if (!std::isfinite(summary_.final_loss)) return LostLoss();
@@ -337,7 +338,7 @@ absl::Status Trainer::Summarize() {
   Measure(step_times_, exposed_times_, summary_);
   summary_.peak_rss_mb = PeakRssMb();
   const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};
-  if (absl::Status status = Finish(group_.AllReduce({peak}, {peak}, {.op = ddp::ReduceOp::kMax})); !status.ok()) {
+  if (absl::Status status = group_.AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {
     return status;
   }
   return absl::OkStatus();

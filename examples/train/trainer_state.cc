@@ -179,8 +179,8 @@ absl::Status Trainer::BroadcastState() {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
   const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
-  if (absl::Status status = Finish(group_.Broadcast(floats, 0)); !status.ok()) return status;
-  if (absl::Status status = Finish(group_.Broadcast({numbers}, 0)); !status.ok()) return status;
+  if (absl::Status status = group_.Broadcast(floats, 0).Wait(); !status.ok()) return status;
+  if (absl::Status status = group_.Broadcast(numbers, 0).Wait(); !status.ok()) return status;
   optimizer_->set_steps(progress_.optimizer_steps);
   return absl::OkStatus();
 }
@@ -255,7 +255,7 @@ absl::Status Trainer::Save() {
   if (progress_.epoch_samples > 0) {
     double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_)};
     const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-    if (absl::Status status = Finish(group_.AllReduce({buffer}, {buffer})); !status.ok()) return status;
+    if (absl::Status status = group_.AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
     if (!std::isfinite(sums[0])) return LostLoss();
     progress_.loss_sum = sums[0];
     progress_.loss_steps = static_cast<int64_t>(sums[1]);

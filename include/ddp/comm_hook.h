@@ -52,7 +52,7 @@ struct GradBucket {
 //   class SignOnly : public ddp::CommHook {
 //    public:
 //     std::string name() const override { return "sign_only"; }
-//     absl::StatusOr<ddp::Work> Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int) override {
+//     ddp::Work Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int) override {
 //       float* g = static_cast<float*>(bucket.buffer.data);
 //       for (size_t i = 0; i < bucket.buffer.count; ++i) g[i] = std::copysign(1.0f, g[i]);
 //       return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
@@ -82,7 +82,7 @@ class DDP_EXPORT CommHook {
   virtual void Reset() {}
 
   // Starts one operation and returns without waiting for it. Returns Work() if this round has nothing to do.
-  virtual absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) = 0;
+  virtual Work Start(ProcessGroup& group, const GradBucket& bucket, int round) = 0;
 
   // Called for each bucket in turn, when its last round is done. Writes the result to bucket.buffer, equal on all
   // ranks. If a result is not finite, programs skip the step; the hook's state should then stay as it was before the

@@ -185,9 +185,11 @@ struct JoinOptions {
 // reduced steps. The group must outlive the model (see Rebind). Between GradReady(i) and FinishBackward, gradient i
 // belongs to the library: do not access it.
 //
-// Streams: on a GPU, a call with a stream takes effect in the order of that stream. A call without one comes after the
-// work submitted to the stream that was given last, to any call but GradReady, and has taken effect when it returns.
-// Until then do not destroy the last stream. Join::Finish is such a call.
+// Streams. If the parameters are on a GPU, every call that takes a stream needs one of this GPU, or kNoStream
+// (InvalidArgument otherwise; GradReady's and ZeroGrad's errors come from FinishBackward). A call with a stream takes
+// effect in the order of that stream. A call with kNoStream comes after the work submitted to the stream that was given
+// last, to any call but GradReady, and has taken effect when it returns; Join::Finish is such a call. Until then do not
+// destroy the last stream. GradReady with kNoStream: the host has waited for the work that wrote the gradient.
 //
 // Thread-safety: any number of threads may call GradReady concurrently. Call everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {
@@ -227,8 +229,8 @@ class DDP_EXPORT DistributedDataParallel {
   // nothing if there are no buffers, or within an accumulation (if the last backward pass was not reduced).
   virtual absl::Status BeginForward(Stream stream = {}) = 0;
 
-  // Announces that gradient `index` has been written for this step. On a GPU with a `stream`: that the work which
-  // writes it has been submitted to `stream`. A bucket's reduction starts when its last gradient has been announced and
+  // Announces that gradient `index` has been written for this step. On a GPU: that the work which writes it has been
+  // submitted to `stream`. A bucket's reduction starts when its last gradient has been announced and
   // all earlier buckets have been launched. FinishBackward returns errors of this call: an index out of range, a
   // gradient announced twice, a frozen parameter, a gradient without memory.
   virtual void GradReady(size_t index, Stream stream = {}) noexcept = 0;
@@ -243,16 +245,16 @@ class DDP_EXPORT DistributedDataParallel {
   // step begins; otherwise grad(index).data is null.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
-  // Ends the step: waits for all reductions. On a GPU with a `stream`, only the stream waits, and the host continues; a
-  // failure after the return is reported by skip_step() and by the next call.
-  // Errors reach every rank: FailedPrecondition names the parameters that this rank did not announce; the other ranks
-  // get Aborted with that cause (in their next step if they had already finished this one).
+  // Ends the step: waits for all reductions. On a GPU only the stream waits, and the host continues; a failure after
+  // the return is reported by skip_step() and by the next call. With kNoStream the host waits. Errors reach every rank:
+  // FailedPrecondition names the parameters that this rank did not announce; the other ranks get Aborted with that
+  // cause (in their next step if they had already finished this one).
   virtual absl::Status FinishBackward(Stream stream = {}) = 0;
 
   // On a GPU: a word in its memory, for StepOptions::skip_step. After FinishBackward, in the order of its stream, it is
   // not 0 if the step's gradients must not be used: a reduction failed, perhaps after FinishBackward had returned, or
-  // DdpOptions::nonfinite was set. An optimizer that does not read it needs a FinishBackward without a stream. The word
-  // lives as long as the model. Null on the CPU.
+  // DdpOptions::nonfinite was set. An optimizer that does not read it needs FinishBackward(kNoStream). The word lives
+  // as long as the model. Null on the CPU.
   virtual const uint32_t* skip_step() const = 0;
 
   // Sets all gradients to zero.
@@ -273,8 +275,7 @@ class DDP_EXPORT DistributedDataParallel {
   virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2, Stream stream = {}) = 0;
 
   // Copies the values of rank `root`, frozen ones included, and its buffers to all ranks. Collective, between steps.
-  // Call it when values have been written after Create; values that the library owns can only be written then. On a GPU
-  // the copy follows the work submitted to `stream`, which then waits for it; without a stream the host waits.
+  // Call it when values have been written after Create; values that the library owns can only be written then.
   // FailedPrecondition in the middle of a step or inside a Join.
   virtual absl::Status BroadcastValues(int root = 0, Stream stream = {}) = 0;
 
@@ -298,10 +299,6 @@ class DDP_EXPORT DistributedDataParallel {
    private:
     DistributedDataParallel& model_;
   };
-
-  // The same for loops that know which micro-batch is the last: backward passes that begin while it is false are not
-  // reduced. Initially true.
-  virtual void SetIsLastMicrobatch(bool is_last) = 0;
 
   // For ranks with different numbers of steps. Every rank creates a Join, runs its steps, and calls Finish when it has
   // no more inputs. In Finish, a rank takes part in the other ranks' reductions until all have finished. Then all ranks

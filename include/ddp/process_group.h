@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "ddp/observer.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -26,6 +24,7 @@ class DDP_EXPORT WorkState {
   virtual absl::Status Wait(absl::Time deadline) = 0;
   virtual absl::Status BlockStream(Stream stream) = 0;
   virtual int64_t EndedNs() const { return 0; }
+  virtual absl::Status CallStatus() const { return absl::OkStatus(); }
   virtual void Ref() = 0;
   virtual void Unref() = 0;
 
@@ -36,12 +35,14 @@ class DDP_EXPORT WorkState {
 
 // A handle to one asynchronous operation. Copies refer to the same operation. Destroying the last copy neither cancels
 // the operation nor waits for it: the operation continues, and its buffers must stay valid until the group is idle. A
-// default-constructed Work is an operation that has succeeded.
+// default-constructed Work is an operation that has succeeded. If the call itself failed, Wait returns its error.
 //
 // Thread-safety: any thread may call any method, but only one thread at a time may use one copy.
 class DDP_EXPORT Work {
  public:
   Work() = default;
+  // A call that was refused: the Work is done, and Wait returns `error`. With OkStatus the same as Work().
+  Work(absl::Status error);                                         // NOLINT(google-explicit-constructor)
   explicit Work(internal::WorkState* adopted) : state_(adopted) {}  // takes ownership of one reference
   Work(const Work& other) : state_(other.state_) {
     if (state_ != nullptr) state_->Ref();
@@ -64,6 +65,9 @@ class DDP_EXPORT Work {
   absl::Status Wait(absl::Time deadline = absl::InfiniteFuture()) {
     return state_ == nullptr ? absl::OkStatus() : state_->Wait(deadline);
   }
+
+  // The outcome of the call that returned this Work: an error if it was refused, so that nothing was started.
+  absl::Status call_status() const { return state_ == nullptr ? absl::OkStatus() : state_->CallStatus(); }
 
   // When it ended, in nanoseconds on CLOCK_MONOTONIC: that may be earlier than anybody looked. Only once it is Done,
   // and only for reductions of a bucket (ReduceOptions::bucket) in CPU memory. 0: not known.
@@ -101,13 +105,6 @@ class DDP_EXPORT Allocation {
   Device device_;
 };
 
-// A place inside an allocation of a group.
-struct AllocatedRange {
-  Allocation memory = {};
-  uint64_t number = 0;  // the allocation's number in its group; the same on all ranks
-  size_t offset = 0;    // bytes from the start of the memory
-};
-
 struct ReduceOptions {
   ReduceOp op = ReduceOp::kSum;
   // result = postscale * reduce(prescale * input). Floating-point types only. kAvg multiplies postscale by 1 / size().
@@ -120,6 +117,32 @@ struct ReduceOptions {
   // The bucket of gradients that the operation reduces. It identifies the operation in errors, in the flight recorder
   // and in the timeline. -1: none.
   int bucket = -1;
+};
+
+inline ReduceOptions Sum() { return {.op = ReduceOp::kSum}; }
+inline ReduceOptions Avg() { return {.op = ReduceOp::kAvg}; }
+
+// One operation, as the methods of ProcessGroup hand it to Start. What it refers to lives as long as the call.
+struct Call {
+  enum class Kind : uint8_t {
+    kAllReduce,
+    kReduceScatter,
+    kAllGather,
+    kAllGatherV,  // AllGather with counts
+    kAllToAll,
+    kBroadcast,
+    kBarrier,
+    kSend,
+    kRecv
+  };
+
+  Kind kind = Kind::kBarrier;
+  Buffers in = {}, out = {};             // equal for kBroadcast, kSend and kRecv
+  int peer = 0;                          // kBroadcast: the root. kSend, kRecv: the other rank
+  int tag = 0;                           // kSend, kRecv
+  absl::Span<const size_t> counts = {};  // kAllGatherV
+  ReduceOptions reduce = {};             // kAllReduce, kReduceScatter
+  Stream after = {};
 };
 
 // Returns the ranks that caused an error of a group: those that have died or left, or did not arrive in time. Empty if
@@ -135,14 +158,16 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 //   - In place: `out` may overlap `in` only as each operation describes. Each element of `out` must then be the element
 //     of `in` at the same position, with the same size. Any other overlap, also between `out` buffers, is
 //     InvalidArgument.
-//   - `after`: the operation starts when the work submitted to this stream so far has finished. No meaning on the CPU.
+//   - `after`: the operation starts when the work submitted to this stream so far has finished. Operations on GPU
+//     memory need it (InvalidArgument without); kNoStream says that the host has waited for all such work. No meaning
+//     for CPU memory.
 //
 // Arithmetic. 16-bit floats are accumulated in float32 and rounded once. The hierarchical backend adds contributions in
 // rank order and scales the sum. With several nodes it adds the contributions of each node first, and then the nodes'
 // sums in node order. So all ranks get the same bits, for every split into calls, every timing and every vector width.
 //
-// Errors. InvalidArgument from the call itself: a mistake of the caller; nothing has happened. The other errors come
-// from Work::Wait, and then from every later call, because a failed group stays failed:
+// Errors come from Work::Wait. InvalidArgument: a mistake of the caller; nothing has happened, and the Work is done at
+// once. The other errors also come from every later operation, because a failed group stays failed:
 //   - DeadlineExceeded: the operation's time-out has passed. Names the operation and the ranks that did not arrive.
 //   - Unavailable: a peer has died. Names it.
 //   - FailedPrecondition: ranks disagree about the operation. Names both sides.
@@ -155,8 +180,9 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 // ensure that their order is equal on all ranks.
 //
 //   auto buffer = group.Allocate(bytes, Device{});
-//   auto work = group.AllReduce({buffer->View(DType::kFloat32, 0, n)}, {...same...}, {.op = ReduceOp::kAvg});
-//   absl::Status status = work.ok() ? work->Wait() : work.status();
+//   ddp::Buffer x = buffer->View(DType::kFloat32, 0, n);
+//   ddp::Work work = group.AllReduce(x, x, ddp::Avg());
+//   absl::Status status = work.Wait();
 class DDP_EXPORT ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -169,29 +195,38 @@ class DDP_EXPORT ProcessGroup {
 
   // out[i] = the reduction of in[i] over all ranks. `in` and `out` have equal total counts. Their types may differ
   // among float32 and the 16-bit floats; in place, both types must have the same size.
-  virtual absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {},
-                                         Stream after = {}) = 0;
+  Work AllReduce(Buffers in, Buffers out, const ReduceOptions& options = {}, Stream after = {}) {
+    return Start({.kind = Call::Kind::kAllReduce, .in = in, .out = out, .reduce = options, .after = after});
+  }
 
   // Copies root's buffers to all ranks.
-  virtual absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after = {}) = 0;
+  Work Broadcast(Buffers buffers, int root, Stream after = {}) {
+    return Start({.kind = Call::Kind::kBroadcast, .in = buffers, .out = buffers, .peer = root, .after = after});
+  }
 
   // out = the inputs of all ranks, concatenated in rank order: count(out) = size() * count(in). In place: `in` is this
   // rank's part of `out`.
-  virtual absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after = {}) = 0;
+  Work AllGather(Buffers in, Buffers out, Stream after = {}) {
+    return Start({.kind = Call::Kind::kAllGather, .in = in, .out = out, .after = after});
+  }
 
-  // Like AllGather, with uneven inputs: rank r contributes counts[r] elements, which may be 0, and `out` has the sum of
-  // all counts. `counts` has one entry per rank and is equal on all ranks. It may be destroyed after the call.
-  virtual absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts,
-                                          Stream after = {}) = 0;
+  // The same with uneven inputs: rank r contributes counts[r] elements, which may be 0, and `out` has the sum of all
+  // counts. `counts` has one entry per rank and is equal on all ranks. It may be destroyed after the call.
+  Work AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after = {}) {
+    return Start({.kind = Call::Kind::kAllGatherV, .in = in, .out = out, .counts = counts, .after = after});
+  }
 
   // `in` and `out` consist of size() equal parts. Part r of `in` goes to rank r, and part r of `out` comes from rank r.
   // In place: `in` and `out` are the same.
-  virtual absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after = {}) = 0;
+  Work AllToAll(Buffers in, Buffers out, Stream after = {}) {
+    return Start({.kind = Call::Kind::kAllToAll, .in = in, .out = out, .after = after});
+  }
 
   // out = this rank's part of the reduction of `in`: count(in) = size() * count(out). In place: `out` is this rank's
   // part of `in`.
-  virtual absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {},
-                                             Stream after = {}) = 0;
+  Work ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {}, Stream after = {}) {
+    return Start({.kind = Call::Kind::kReduceScatter, .in = in, .out = out, .reduce = options, .after = after});
+  }
 
   // Sends a message to one rank, which receives it with the same tag, dtype and count.
   //   - Messages between two ranks with the same tag arrive in the order in which they were sent. Messages with
@@ -207,11 +242,18 @@ class DDP_EXPORT ProcessGroup {
   //
   // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (the sender of a small
   // message gets it from its next call), DeadlineExceeded if no message with the tag arrives, or if it is not received.
-  virtual absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after = {}) = 0;
-  virtual absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after = {}) = 0;
+  Work Send(Buffers buffers, int to, int tag, Stream after = {}) {
+    return Start({.kind = Call::Kind::kSend, .in = buffers, .out = buffers, .peer = to, .tag = tag, .after = after});
+  }
+  Work Recv(Buffers buffers, int from, int tag, Stream after = {}) {
+    return Start({.kind = Call::Kind::kRecv, .in = buffers, .out = buffers, .peer = from, .tag = tag, .after = after});
+  }
 
   // The Work is done when all ranks have called Barrier and all their earlier collective operations are done.
-  virtual absl::StatusOr<Work> Barrier() = 0;
+  Work Barrier() { return Start({.kind = Call::Kind::kBarrier}); }
+
+  // All methods above call Start. A group that forwards to another one, to record or to change its calls, overrides it.
+  virtual Work Start(const Call& call) = 0;
 
   // Allocates `bytes` bytes (> 0) of zeroed, page-aligned memory on every rank. Collective: all ranks request the same
   // sizes in the same order. ResourceExhausted, on every rank, if there is not enough memory.
@@ -234,10 +276,6 @@ class DDP_EXPORT ProcessGroup {
   // from Allocate.
   virtual absl::Status Register(const Allocation& memory) = 0;
 
-  // Returns the allocation that contains all of [data, data + bytes), if it is from this group's Allocate or was passed
-  // to its Register, and still has an owner.
-  virtual std::optional<AllocatedRange> Find(const void* data, size_t bytes) const = 0;
-
   // Fails the group on all ranks: every unfinished Work, on this rank and on its peers, ends with Aborted and the text
   // of `why`. Any thread may call it at any time. Only the first cause counts.
   virtual void Abort(absl::Status why) = 0;
@@ -253,9 +291,6 @@ class DDP_EXPORT ProcessGroup {
   // Does the part of the group's pending operations that is possible without waiting. Call it from time to time during
   // a long computation, so that peers do not wait for this rank. Cheap if nothing is pending.
   virtual void Progress() = 0;
-
-  // The observer that receives this group's bucket and scope events; null if there is none.
-  virtual Observer* observer() const = 0;
 };
 
 }  // namespace ddp

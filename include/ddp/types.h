@@ -32,12 +32,17 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-// An execution stream of `device`, such as a cudaStream_t. It is borrowed: the caller owns it. On the CPU it has no
-// meaning; leave it at its default.
+// An execution stream of `device`, such as a cudaStream_t. It is borrowed: the caller owns it. Calls on CPU memory
+// ignore it; leave it at its default there. Calls on GPU memory need a stream, or kNoStream.
 struct Stream {
   Device device = {};
   void* native = nullptr;
+
+  friend constexpr bool operator==(const Stream&, const Stream&) = default;
 };
+
+// For calls on GPU memory that need no ordering with work on the GPU, because the host has waited for that work.
+inline constexpr Stream kNoStream{{Device::Kind::kCpu, -1}};
 
 // `count` elements of `dtype` at `data`. The memory is borrowed: the caller owns it, keeps it valid until the
 // operation's Work is done, and does not change inputs until then. `data` may be null only if `count` is 0.
@@ -48,8 +53,14 @@ struct Buffer {
   Device device = {};
 };
 
-// Several ranges that an operation treats as one concatenated array. All have the same dtype and device.
-using Buffers = absl::Span<const Buffer>;
+// Several ranges that an operation treats as one concatenated array. All have the same dtype and device. Like a Span it
+// refers to the caller's Buffers, so use it for arguments only; the library keeps none after a call.
+class Buffers : public absl::Span<const Buffer> {
+ public:
+  using Span::Span;
+  Buffers(absl::Span<const Buffer> buffers) : Span(buffers) {}  // NOLINT(google-explicit-constructor)
+  Buffers(const Buffer& buffer) : Span(&buffer, 1) {}           // NOLINT(google-explicit-constructor)
+};
 
 // The size of one element in bytes.
 constexpr size_t SizeOf(DType dtype) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/amp/amp_device.h"
+#include "libddp/device/device_runtime.h"
 #include "libddp/device/scale_rule.h"
 
 namespace ddp {
@@ -70,13 +71,14 @@ class Scaler final : public GradScaler {
     Stage stage = Stage::kReady;
   };
 
-  // Where no stream is given: the device's default one.
+  // kNoStream: the device's default one.
   Stream On(Stream stream) { return stream_ = stream.device == home_ ? stream : Stream{home_}; }
   ScalerNumbers* numbers() { return static_cast<ScalerNumbers*>(memory_.get()); }
   bool IsWord(const uint32_t* word) {
     return word >= numbers()->found_inf && word < numbers()->found_inf + words_used_;
   }
 
+  absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
   absl::Status CheckScaled(absl::string_view call) const;
   absl::Status CheckGrads(Buffers grads, absl::string_view call) const;
   absl::StatusOr<PerOptimizer*> Find(const Optimizer& optimizer);
@@ -109,6 +111,12 @@ absl::Status Scaler::Build(float initial_scale) {
 }
 
 // --- misuse ---------------------------------------------------------------------------------------------------------
+
+absl::Status Scaler::CheckStreamOf(absl::string_view call, Stream stream) const {
+  absl::Status status = CheckStream(home_, stream);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("GradScaler::", call, ": ", status.message()));
+}
 
 absl::Status Scaler::CheckScaled(absl::string_view call) const {
   if (scaled_) return absl::OkStatus();
@@ -182,6 +190,7 @@ absl::Status Scaler::Scale(Buffers values, Stream stream) {
                                                      " device; it must be floating-point, on the scaler's device"));
     }
   }
+  if (absl::Status s = CheckStreamOf("Scale", stream); !s.ok()) return s;
   if (absl::Status s = device_->Scale(values, &numbers()->scale, nullptr, On(stream)); !s.ok()) return s;
   scaled_ = true;
   return absl::OkStatus();
@@ -191,8 +200,7 @@ absl::Status Scaler::Scale(Buffers values, Stream stream) {
 absl::Status Scaler::ShareFinding(uint32_t* word, Stream stream) {
   if (group_ == nullptr) return absl::OkStatus();
   const Buffer buffer = {word, 1, DType::kInt32, home_};
-  absl::StatusOr<Work> work = group_->AllReduce({buffer}, {buffer}, {.op = ReduceOp::kMax}, stream);
-  return work.ok() ? work->BlockStream(stream) : work.status();
+  return group_->AllReduce(buffer, buffer, {.op = ReduceOp::kMax}, stream).BlockStream(stream);
 }
 
 absl::Status Scaler::UnscaleInto(Optimizer& optimizer, PerOptimizer& state, Stream stream) {
@@ -213,6 +221,7 @@ absl::Status Scaler::UnscaleInto(Optimizer& optimizer, PerOptimizer& state, Stre
 
 absl::Status Scaler::Unscale(Optimizer& optimizer, Stream stream) {
   if (!enabled_) return absl::OkStatus();
+  if (absl::Status s = CheckStreamOf("Unscale", stream); !s.ok()) return s;
   if (absl::Status s = CheckScaled("Unscale"); !s.ok()) return s;
   const absl::StatusOr<PerOptimizer*> state = Find(optimizer);
   if (!state.ok()) return state.status();
@@ -249,6 +258,7 @@ absl::Status Scaler::Step(Optimizer& optimizer, const StepOptions& given) {
     return absl::InvalidArgumentError("GradScaler::Step: options.inv_scale is the scaler's to set; leave it null");
   }
   if (!enabled_) return optimizer.Step(options);
+  if (absl::Status s = CheckStreamOf("Step", options.stream); !s.ok()) return s;
   options.stream = On(options.stream);
   if (options.found_inf != nullptr && !IsWord(options.found_inf)) {
     return absl::InvalidArgumentError(
@@ -312,6 +322,7 @@ void Scaler::BeginAnew() {
 
 absl::Status Scaler::Update(Stream stream) {
   if (!enabled_) return absl::OkStatus();
+  if (absl::Status s = CheckStreamOf("Update", stream); !s.ok()) return s;
   if (absl::Status s = CheckScaled("Update"); !s.ok()) return s;
   bool looked = false;
   for (const auto& [optimizer, state] : optimizers_) looked |= state.stage != Stage::kReady;
@@ -341,6 +352,7 @@ absl::Status Scaler::SetScale(float scale, Stream stream) {
 
 absl::Status Scaler::Update(float new_scale, Stream stream) {
   if (!enabled_) return absl::OkStatus();
+  if (absl::Status s = CheckStreamOf("Update", stream); !s.ok()) return s;
   if (absl::Status s = CheckScale(new_scale, rule_.min_scale); !s.ok()) return s;
   if (absl::Status s = SetScale(new_scale, On(stream)); !s.ok()) return s;
   return ForgetFindings();
@@ -383,9 +395,7 @@ absl::Status Scaler::Load(const GradScalerState& state) {
 absl::Status Scaler::Broadcast(ProcessGroup& group, int root) {
   if (!enabled_) return absl::OkStatus();
   const Buffer common = {numbers(), kCommonBytes, DType::kUInt8, home_};
-  absl::StatusOr<Work> work = group.Broadcast({common}, root, stream_);
-  if (!work.ok()) return work.status();
-  if (absl::Status s = work->Wait(); !s.ok()) return s;
+  if (absl::Status s = group.Broadcast(common, root, stream_).Wait(); !s.ok()) return s;
   // A rank that took part in the others' steps without an Update of its own may have noted their infinities.
   return ForgetFindings();
 }

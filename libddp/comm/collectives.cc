@@ -37,7 +37,7 @@ absl::Status Move(ProcessGroup& group, absl::string_view call, Buffers whole, Bu
   if (absl::Status s = check.Root(root); !s.ok()) return s;
   if (absl::Status s = check.CheckBuffers(gather ? "in" : "out", mine, &one); !s.ok()) return s;
   const int tag = gather ? kGatherTag : kScatterTag;
-  if (group.rank() != root) return Finish(gather ? group.Send(mine, root, tag) : group.Recv(mine, root, tag));
+  if (group.rank() != root) return (gather ? group.Send(mine, root, tag) : group.Recv(mine, root, tag)).Wait();
   const size_t size = static_cast<size_t>(group.size());
   if (absl::Status s = check.CheckBuffers(gather ? "out" : "in", whole, &all); !s.ok()) return s;
   if (all.dtype != one.dtype) return check.Error("in and out have different types");
@@ -54,9 +54,8 @@ absl::Status Move(ProcessGroup& group, absl::string_view call, Buffers whole, Bu
       from.CopyTo(0, to, 0, from.bytes());
       continue;
     }
-    absl::StatusOr<Work> work = gather ? group.Recv(part, r, tag) : group.Send(part, r, tag);
-    status = work.status();
-    if (work.ok()) works.push_back(*std::move(work));
+    works.push_back(gather ? group.Recv(part, r, tag) : group.Send(part, r, tag));
+    status = works.back().call_status();
   }
   for (Work& work : works) status.Update(work.Wait());
   return status;
@@ -65,7 +64,7 @@ absl::Status Move(ProcessGroup& group, absl::string_view call, Buffers whole, Bu
 template <typename T>
 absl::StatusOr<T> ReduceOne(ProcessGroup& group, T value, DType dtype, ReduceOp op) {
   const Buffer buffer{&value, 1, dtype, {}};
-  if (absl::Status s = Finish(group.AllReduce({&buffer, 1}, {&buffer, 1}, {.op = op})); !s.ok()) return s;
+  if (absl::Status s = group.AllReduce(buffer, buffer, {.op = op}).Wait(); !s.ok()) return s;
   return value;
 }
 
@@ -81,13 +80,13 @@ absl::Status Reduce(ProcessGroup& group, Buffers in, Buffers out, int root, cons
   if (group.rank() == root) {
     Extent result;
     if (absl::Status s = check.CheckBuffers("out", out, &result); !s.ok()) return s;
-    return Finish(group.AllReduce(in, out, options));
+    return group.AllReduce(in, out, options).Wait();
   }
   // The result's dtype is the root's to say; all ranks must agree on it.
   const DType dtype = out.empty() ? extent.dtype : out[0].dtype;
   const std::unique_ptr<char[]> unused(new char[extent.count * SizeOf(dtype)]);
   const Buffer scratch{unused.get(), extent.count, dtype, {}};
-  return Finish(group.AllReduce(in, {&scratch, 1}, options));
+  return group.AllReduce(in, scratch, options).Wait();
 }
 
 absl::Status Gather(ProcessGroup& group, Buffers in, Buffers out, int root) {
@@ -103,10 +102,10 @@ absl::StatusOr<std::string> BroadcastBytes(ProcessGroup& group, absl::string_vie
   if (group.rank() == root) result = std::string(bytes);
   uint64_t size = result.size();
   const Buffer length{&size, sizeof size, DType::kUInt8, {}};
-  if (absl::Status s = Finish(group.Broadcast({&length, 1}, root)); !s.ok()) return s;
+  if (absl::Status s = group.Broadcast(length, root).Wait(); !s.ok()) return s;
   result.resize(size);
   const Buffer buffer = Bytes(result);
-  if (absl::Status s = Finish(group.Broadcast({&buffer, 1}, root)); !s.ok()) return s;
+  if (absl::Status s = group.Broadcast(buffer, root).Wait(); !s.ok()) return s;
   return result;
 }
 
@@ -115,7 +114,7 @@ absl::StatusOr<std::vector<std::string>> GatherStrings(ProcessGroup& group, absl
   if (!counts.ok()) return counts.status();
   std::string own(mine), all(std::accumulate(counts->begin(), counts->end(), size_t{0}), '\0');
   const Buffer in = Bytes(own), out = Bytes(all);
-  if (absl::Status s = Finish(group.AllGatherV({&in, 1}, {&out, 1}, *counts)); !s.ok()) return s;
+  if (absl::Status s = group.AllGather(in, out, *counts).Wait(); !s.ok()) return s;
   std::vector<std::string> strings;
   size_t at = 0;
   for (const size_t count : *counts) {

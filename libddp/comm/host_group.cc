@@ -29,7 +29,7 @@ class HostGroup final : public HierarchicalGroup {
   Observer* observer() const override { return engine_.listener(); }
 
  private:
-  absl::StatusOr<Work> Start(const Call& call) override {
+  Work StartChecked(const CheckedCall& call) override {
     auto* operation = new Operation(&engine_, call.key);
     operation->in = Ranges(call.in);
     operation->out = Ranges(call.out);
@@ -43,7 +43,7 @@ class HostGroup final : public HierarchicalGroup {
     }
     return engine_.Launch(operation);
   }
-  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+  Work StartMessage(const MessageCall& m) override {
     const auto kind = m.send ? MessageSpec::Kind::kSend : MessageSpec::Kind::kRecv;
     MessageSpec spec{kind, m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
     return m.send ? channels_.Send(std::move(spec)) : channels_.Recv(std::move(spec));

@@ -60,7 +60,7 @@ class LocalGroup final : public CheckedGroup {
   Observer* observer() const override { return observer_; }
 
  private:
-  absl::StatusOr<Work> Start(const Call& call) override {
+  Work StartChecked(const CheckedCall& call) override {
     if (absl::Status s = status(); !s.ok()) return s;
     if (call.reduce != nullptr) {
       Reduce(call);
@@ -70,7 +70,7 @@ class LocalGroup final : public CheckedGroup {
     }
     return Work();
   }
-  absl::StatusOr<Work> StartMessage(const MessageCall&) override {
+  Work StartMessage(const MessageCall&) override {
     return absl::InternalError("a group of one rank has nobody to send to");  // which the checks have told
   }
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) override {
@@ -85,7 +85,7 @@ class LocalGroup final : public CheckedGroup {
     return memory;
   }
 
-  static void Reduce(const Call& call) {
+  static void Reduce(const CheckedCall& call) {
     const ReduceOptions& options = *call.reduce;
     const bool nothing_to_do = call.key.in == call.key.out && options.prescale == 1 && options.postscale == 1 &&
                                options.nonfinite == nullptr &&

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "ddp/observer.h"
 #include "ddp/process_group.h"
 
 namespace ddp {

@@ -47,15 +47,15 @@ class MultiNodeGroup final : public HierarchicalGroup {
   Observer* observer() const override { return pipeline_.listener(); }
 
  private:
-  absl::StatusOr<Work> Start(const Call& call) override;
-  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+  Work StartChecked(const CheckedCall& call) override;
+  Work StartMessage(const MessageCall& m) override {
     NodeMessageSpec spec{m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
     return m.send ? pipeline_.Send(std::move(spec)) : pipeline_.Recv(std::move(spec));
   }
   NodeWire* wire() override { return pipeline_.options().wire.get(); }
   NodePipelineOptions PipelineOptions(const std::shared_ptr<SharedSegment>& segment, std::unique_ptr<NodeWire> wire);
-  void SetReduce(const Call& call, NodeOperation* operation) const;
-  const BlockPlan& PlanOf(const Call& call) const;
+  void SetReduce(const CheckedCall& call, NodeOperation* operation) const;
+  const BlockPlan& PlanOf(const CheckedCall& call) const;
   const BlockPlan& AllReducePlan(size_t elements, size_t partial_size, size_t out_size) const;
 
   const BlockPlan even_, on_each_node_, per_rank_;
@@ -93,7 +93,7 @@ NodePipelineOptions MultiNodeGroup::PipelineOptions(const std::shared_ptr<Shared
 // A node's sum has this type: it is neither divided nor rounded, which is done once, to the sum over all nodes.
 DType PartialOf(DType in) { return in == DType::kFloat16 || in == DType::kBFloat16 ? DType::kFloat32 : in; }
 
-absl::StatusOr<Work> MultiNodeGroup::Start(const Call& call) {
+Work MultiNodeGroup::StartChecked(const CheckedCall& call) {
   auto* operation = new NodeOperation(&pipeline_, call.key, members_.layout, PlanOf(call), rank());
   operation->in = Ranges(call.in);
   operation->out = Ranges(call.out);
@@ -113,7 +113,7 @@ absl::StatusOr<Work> MultiNodeGroup::Start(const Call& call) {
 }
 
 // Which types and scales there are has been checked for the whole reduction; its two steps have no fewer.
-void MultiNodeGroup::SetReduce(const Call& call, NodeOperation* operation) const {
+void MultiNodeGroup::SetReduce(const CheckedCall& call, NodeOperation* operation) const {
   const ReduceOptions& options = *call.reduce;
   const DType partial = PartialOf(call.key.in);
   operation->partial = partial;
@@ -132,7 +132,7 @@ void MultiNodeGroup::SetReduce(const Call& call, NodeOperation* operation) const
   operation->bucket = options.bucket;
 }
 
-const BlockPlan& MultiNodeGroup::PlanOf(const Call& call) const {
+const BlockPlan& MultiNodeGroup::PlanOf(const CheckedCall& call) const {
   switch (call.key.kind) {
     case Kind::kAllReduce:
       return AllReducePlan(call.count, SizeOf(PartialOf(call.key.in)), SizeOf(call.key.out));

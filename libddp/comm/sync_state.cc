@@ -18,9 +18,8 @@ absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t step, Buffers sta
     const DType dtype = left.front().dtype;
     const auto others =
         std::stable_partition(left.begin(), left.end(), [&](const Buffer& b) { return b.dtype == dtype; });
-    absl::StatusOr<Work> work =
-        group.Broadcast(absl::MakeConstSpan(left.data(), static_cast<size_t>(others - left.begin())), root);
-    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+    const auto same = absl::MakeConstSpan(left.data(), static_cast<size_t>(others - left.begin()));
+    if (absl::Status s = group.Broadcast(same, root, kNoStream).Wait(); !s.ok()) return s;
     left.erase(left.begin(), others);
   }
   return *lowest;

@@ -134,6 +134,9 @@ class ScopedDevices {
 
 inline bool IsGpu(Device device) { return device.kind == Device::Kind::kCuda; }
 
+// A call on a GPU's memory needs a stream of this GPU, or kNoStream; a call on CPU memory needs none.
+absl::Status CheckStream(Device device, Stream stream);
+
 // Blocks the host until what was submitted to the GPU's stream is through.
 absl::Status Synchronize(Stream stream);
 

@@ -18,6 +18,18 @@ DeviceRuntime& Devices() {
 ScopedDevices::ScopedDevices(DeviceRuntime& devices) { in_place_of_cuda.store(&devices, std::memory_order_release); }
 ScopedDevices::~ScopedDevices() { in_place_of_cuda.store(nullptr, std::memory_order_release); }
 
+absl::Status CheckStream(Device device, Stream stream) {
+  if (!IsGpu(device) || stream.device == device || stream == kNoStream) return absl::OkStatus();
+  if (IsGpu(stream.device)) {
+    return absl::InvalidArgumentError(absl::StrCat("the stream is of GPU ", stream.device.index,
+                                                   ", but the memory is on GPU ", device.index,
+                                                   "; pass a stream of that GPU"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no stream given for memory on GPU ", device.index,
+      "; pass the stream on which this memory is written and read, or ddp::kNoStream if the host has waited for that"));
+}
+
 absl::Status Synchronize(Stream stream) {
   DeviceRuntime& gpus = Devices();
   const DeviceGuard guard(gpus, stream.device);

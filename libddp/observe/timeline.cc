@@ -29,8 +29,8 @@ Buffer Bytes(T* data, size_t count) {
 }
 
 // Gives up for good: the buffers are on their way out.
-absl::Status Finish(ProcessGroup& world, absl::StatusOr<Work> work, absl::Time deadline) {
-  const absl::Status status = work.ok() ? work->Wait(deadline) : work.status();
+absl::Status Finish(ProcessGroup& world, Work work, absl::Time deadline) {
+  const absl::Status status = work.Wait(deadline);
   if (!status.ok() && world.status().ok()) world.Abort(status);
   return status;
 }
@@ -86,7 +86,7 @@ absl::Status Timeline::CompareClocks(ProcessGroup& world, absl::Time deadline, s
   std::vector<int64_t> all(2 * n);
   for (int i = 0; i <= kClockRounds; ++i) {
     mine[0] = options_.now_ns();
-    if (absl::Status s = Finish(world, world.AllGather({Bytes(mine, 2)}, {Bytes(all.data(), all.size())}), deadline);
+    if (absl::Status s = Finish(world, world.AllGather(Bytes(mine, 2), Bytes(all.data(), all.size())), deadline);
         !s.ok()) {
       return s;
     }
@@ -176,7 +176,7 @@ absl::Status Timeline::Begin(ProcessGroup& world) {
   if (world.rank() == 0 && !std::ofstream(options_.path, std::ios::app).is_open()) mine.error = errno;
   std::vector<Peer> peers(static_cast<size_t>(world.size()));
   const absl::Time forever = absl::InfiniteFuture();  // the group's own time-out applies
-  absl::Status s = Finish(world, world.AllGather({Bytes(&mine, 1)}, {Bytes(peers.data(), peers.size())}), forever);
+  absl::Status s = Finish(world, world.AllGather(Bytes(&mine, 1), Bytes(peers.data(), peers.size())), forever);
   if (!s.ok()) return s;
   if (peers[0].error != 0) {
     return absl::InvalidArgumentError(absl::StrCat("rank 0 cannot write the timeline to ", options_.path, ": ",
@@ -218,7 +218,7 @@ absl::Status Timeline::Gather(ProcessGroup& world, absl::Time deadline) {
                   .count = static_cast<int64_t>(own.size()),
                   .label_bytes = static_cast<int64_t>(labels.size()),
                   .error = 0};
-  absl::Status s = Finish(world, world.AllGather({Bytes(&mine, 1)}, {Bytes(peers.data(), n)}), deadline);
+  absl::Status s = Finish(world, world.AllGather(Bytes(&mine, 1), Bytes(peers.data(), n)), deadline);
   if (s.ok() && options_.rank != 0) {
     const Buffer message[] = {Bytes(own.data(), own.size()), Bytes(labels.data(), labels.size())};
     s = Finish(world, world.Send(message, 0, kTag), deadline);

@@ -16,7 +16,7 @@ namespace {
 class AllReduceHook final : public CommHook {
  public:
   std::string name() const override { return "all_reduce"; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce, bucket.stream);
   }
 };
@@ -56,7 +56,7 @@ class CompressionHook final : public CommHook {
     if (inner_ != nullptr) inner_->Reset();
   }
 
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
     GradBucket& sent = compressed_[bucket.index];
     if (round == 0) {
       sent.step = bucket.step;
@@ -71,7 +71,7 @@ class CompressionHook final : public CommHook {
       }
     }
     if (inner_ != nullptr) return inner_->Start(group, sent, round);
-    return group.AllReduce({&sent.buffer, 1}, {&bucket.buffer, 1}, sent.reduce, bucket.stream);
+    return group.AllReduce(sent.buffer, bucket.buffer, sent.reduce, bucket.stream);
   }
 
   absl::Status Finish(const GradBucket& bucket) override {

@@ -20,10 +20,8 @@ absl::Status Model::StartMeeting(StepNote::Kind kind) {
     note_.throw_on_early = join_->throw_on_early;
     note_.scaled = join_->scaler != nullptr && join_->scaler->enabled();
   }
-  absl::StatusOr<Work> work = StartGather<StepNote>(*group_, {&note_, 1}, absl::MakeSpan(notes_));
-  if (!work.ok()) return work.status();
-  meeting_work_ = *std::move(work);
-  return absl::OkStatus();
+  meeting_work_ = StartGather<StepNote>(*group_, {&note_, 1}, absl::MakeSpan(notes_));
+  return meeting_work_.call_status();
 }
 
 absl::Status Model::FinishMeeting() {

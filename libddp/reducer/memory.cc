@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/layout.h"
 
@@ -50,7 +51,7 @@ struct Where {
 // mine.size() places of each rank, by rank. Collective.
 absl::StatusOr<std::vector<Where>> GatherPlaces(ProcessGroup& group, std::vector<Where> mine) {
   std::vector<Where> all(mine.size() * static_cast<size_t>(group.size()));
-  if (absl::Status s = Finish(StartGather(group, absl::MakeSpan(mine), absl::MakeSpan(all))); !s.ok()) return s;
+  if (absl::Status s = StartGather(group, absl::MakeSpan(mine), absl::MakeSpan(all)).Wait(); !s.ok()) return s;
   return all;
 }
 
@@ -131,7 +132,7 @@ absl::Status ModelMemory::TakeGivenInPlace(ProcessGroup& group, std::vector<Trai
     const Parameter& p = all[i].parameter;
     const bool is_given = !all[i].owned && p.grad.data != nullptr && SlotType(p) == p.grad.dtype;
     if (!is_given || p.frozen || all[i].slot.data != nullptr) continue;
-    const std::optional<AllocatedRange> found = group.Find(p.grad.data, p.grad.count * SizeOf(p.grad.dtype));
+    const std::optional<AllocatedRange> found = FindAllocation(group, p.grad.data, p.grad.count * SizeOf(p.grad.dtype));
     given.push_back(i);
     mine.push_back(found.has_value() ? Where{found->number, found->offset} : Where{});
     memory.push_back(found.has_value() ? found->memory : Allocation());
@@ -223,7 +224,8 @@ absl::Status ModelMemory::Register(ProcessGroup& group, const std::vector<Traine
     if (absl::Status s = group.Register(memory); !s.ok()) return s;
   }
   for (const Allocation& memory : given_memory_) {
-    if (group.Find(memory.data(), memory.bytes()).has_value()) continue;  // the program has registered it, or a model
+    if (FindAllocation(group, memory.data(), memory.bytes()).has_value())
+      continue;  // the program has registered it, or a model
     if (absl::Status s = group.Register(memory); !s.ok()) return s;
   }
   return absl::OkStatus();

@@ -148,10 +148,9 @@ absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream
     if (bytes.empty()) continue;
     absl::StatusOr<Stream> after = streams_.Follow(stream);
     if (!after.ok()) return after.status();
-    absl::StatusOr<Work> work = group_->Broadcast(bytes, root, *after);
-    if (!work.ok()) return work.status();
+    Work work = group_->Broadcast(bytes, root, IsGpu(after->device) ? *after : kNoStream);
     const bool ordered = kind == Device::Kind::kCuda && IsGpu(stream.device);
-    if (absl::Status s = ordered ? work->BlockStream(stream) : work->Wait(); !s.ok()) return s;
+    if (absl::Status s = ordered ? work.BlockStream(stream) : work.Wait(); !s.ok()) return s;
   }
   return absl::OkStatus();
 }

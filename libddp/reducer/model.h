@@ -49,7 +49,6 @@ class Model final : public DistributedDataParallel {
   const uint32_t* skip_step() const override { return static_cast<const uint32_t*>(skip_step_.get()); }
   void ZeroGrad(Stream stream) override;
   void SetWeight(double weight) override { weight_ = weight; }
-  void SetIsLastMicrobatch(bool is_last) override { is_last_ = is_last; }
   absl::StatusOr<double> GradNorm(double order, Stream stream) override;
   absl::StatusOr<double> ClipGradNorm(double max_norm, double order, Stream stream) override;
   DdpStatistics statistics() override;
@@ -89,7 +88,8 @@ class Model final : public DistributedDataParallel {
   absl::Status ZeroIdle(Stream stream);
   void TryAdvance(Stream stream);
   void Arrive(size_t index);
-  void Misused(absl::string_view what);
+  void Misused(absl::string_view what, absl::StatusCode code = absl::StatusCode::kFailedPrecondition);
+  absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
   void GiveUp(const absl::Status& why);
   absl::Status Reduce(Stream stream);
   absl::Status Communicate(Stream stream);
@@ -154,7 +154,6 @@ class Model final : public DistributedDataParallel {
   std::atomic<bool> reducing_{false};   // of this step: whether it is reduced at all
   std::atomic<bool> observing_{false};  // of this step: whether the order of announcements is written down
   std::atomic<int> no_sync_{0};
-  std::atomic<bool> is_last_{true};
   std::atomic<bool> grads_given_{false};  // SetGrad has been called since the last reduction
   std::vector<uint32_t> order_;           // parameters as they were announced in this step
   std::atomic<size_t> order_size_{0};

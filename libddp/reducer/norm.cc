@@ -22,6 +22,7 @@ std::vector<Buffer> Model::Gradients() const {
 }
 
 absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
+  if (absl::Status s = CheckStreamOf("GradNorm", stream); !s.ok()) return s;
   const absl::StatusOr<Stream> followed = streams_.Follow(stream);
   if (!followed.ok()) return followed.status();
   if (order == 1) return Norm(Gradients(), NormKind::kL1, *followed);

@@ -106,7 +106,7 @@ class PowerSgdHook final : public CommHook {
     scratch_ = Scratch();
     states_.clear();
   }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override;
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override;
   absl::Status Finish(const GradBucket& bucket) override;
 
  private:
@@ -222,18 +222,18 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
   return absl::OkStatus();
 }
 
-absl::StatusOr<Work> PowerSgdHook::Start(ProcessGroup& group, const GradBucket& bucket, int round) {
+Work PowerSgdHook::Start(ProcessGroup& group, const GradBucket& bucket, int round) {
   Messages& messages = messages_[bucket.index];
   if (bucket.index == 0 && round == 0) finite_ = true;
   if (InFull(bucket)) {
     if (round > 0) return Work();
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce, bucket.stream);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
   }
   Buffer& message = round == 0 ? messages.first : messages.second;
   if (message.count == 0) return Work();
   absl::Status status = round == 0 ? MakeP(bucket, messages) : MakeQ(bucket, messages);
   if (!status.ok()) return status;
-  return group.AllReduce({&message, 1}, {&message, 1}, bucket.reduce, bucket.stream);
+  return group.AllReduce(message, message, bucket.reduce, bucket.stream);
 }
 
 // M = gradient + error; P = M Q.

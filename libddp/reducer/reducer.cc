@@ -15,7 +15,7 @@ namespace ddp {
 namespace {
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
-absl::Status StatusOf(const absl::StatusOr<Work>& work) { return work.status(); }
+absl::Status StatusOf(const Work& work) { return work.call_status(); }
 
 }  // namespace
 
@@ -256,12 +256,9 @@ void Reducer::Launch(Stream stream) {
   launched_.fetch_add(1, std::memory_order_relaxed);
   if (hook_ == nullptr) {
     for (const std::vector<Buffer>& piece : bucket.pieces) {
-      absl::StatusOr<Work> work = group_->AllReduce(piece, piece, scale_.reduce, stream);
-      if (!work.ok()) {
-        status_ = work.status();
-        return;
-      }
-      bucket.works.push_back(*std::move(work));
+      bucket.works.push_back(group_->AllReduce(piece, piece, scale_.reduce, stream));
+      status_ = bucket.works.back().call_status();
+      if (!status_.ok()) return;
     }
     bucket.times.operations = bucket.pieces.size();
     return;
@@ -283,8 +280,8 @@ auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
   };
   try {
     auto result = fn();
-    if (result.ok() || !group_->status().ok()) return result;
     const absl::Status status = StatusOf(result);
+    if (status.ok() || !group_->status().ok()) return result;
     return absl::Status(status.code(), absl::StrCat(where(), ": ", status.message()));
   } catch (const std::exception& e) {
     return absl::UnknownError(absl::StrCat(where(), " threw: ", e.what()));
@@ -294,14 +291,12 @@ auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
 }
 
 void Reducer::StartRound(BucketState& bucket) {
-  absl::StatusOr<Work> work = Call(bucket, [&] { return hook_->Start(*group_, bucket.view, bucket.round); });
+  Work work = Call(bucket, [&] { return hook_->Start(*group_, bucket.view, bucket.round); });
   ++bucket.round;
-  if (!work.ok()) {
-    status_ = work.status();
-    return;
-  }
+  status_ = work.call_status();
+  if (!status_.ok()) return;
   ++bucket.times.operations;
-  bucket.works.push_back(*std::move(work));
+  bucket.works.push_back(std::move(work));
 }
 
 // Waits for the operations begun; on a GPU the stream does. The first failure of them.

@@ -49,9 +49,8 @@ absl::Status ReplicaCheck::Begin(ProcessGroup& group, int64_t step, bool compare
     in = {arrays_->mine.get(), in.count, in.dtype, stream.device};
     out = {arrays_->all.get(), out.count, out.dtype, stream.device};
   }
-  absl::StatusOr<Work> work = group.AllGather({&in, 1}, {&out, 1}, stream);
-  if (!work.ok()) return work.status();
-  exchange_ = *std::move(work);
+  exchange_ = group.AllGather(in, out, stream);
+  if (absl::Status s = exchange_.call_status(); !s.ok()) return s;
   under_way_ = true;
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@ namespace ddp {
 
 absl::Status Model::BroadcastValues(int root, Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (absl::Status s = CheckStreamOf("BroadcastValues", stream); !s.ok()) return s;
   const auto refuse = [this](absl::string_view why) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": BroadcastValues ", std::string(why)));
   };

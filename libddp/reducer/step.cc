@@ -6,6 +6,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/model.h"
 
@@ -15,6 +16,7 @@ namespace ddp {
 
 absl::Status Model::BeginForward(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (absl::Status s = CheckStreamOf("BeginForward", stream); !s.ok()) return s;
   if (!options_.broadcast_buffers || options_.buffers.empty() || !last_was_reduced_) return absl::OkStatus();
   int root = 0;
   if (join_.has_value()) {
@@ -34,7 +36,7 @@ void Model::BeginStep(Stream stream) {
   begin_ns_ = NowNs();
   agreed_failure_ = false;
   ForgetGivenGradients();
-  reducing_ = no_sync_ == 0 && is_last_;
+  reducing_ = no_sync_ == 0;
   if (reducing_) BeginReduction(stream);
   in_step_.store(true, std::memory_order_release);
 }
@@ -48,7 +50,7 @@ void Model::BeginReduction(Stream stream) {
   if (streams_.on_gpu()) {
     ReadTimer();
     const int64_t step = statistics_.steps() + 1;
-    if (step < 4 || step % 16 == 0 || group_->observer() != nullptr) {
+    if (step < 4 || step % 16 == 0 || ObserverOf(*group_) != nullptr) {
       reducer_.timer().Begin(step, begin_ns_, reducer_.names(), streams_.Use(stream));
     }
   }
@@ -104,9 +106,10 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
     return misused("the gradient of '", trained.parameter.name,
                    "' was announced before its memory was given; call SetGrad first, in every step");
   }
-  if (elsewhere) {
-    return misused("the gradient of '", trained.parameter.name, "' was announced with a stream of GPU ",
-                   stream.device.index, ", but is on GPU ", device_.index, "; give a stream of that GPU");
+  if (absl::Status s = CheckStream(device_, stream); !s.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Misused(absl::StrCat("GradReady of '", trained.parameter.name, "': ", s.message()), s.code());
+    return;
   }
   if (!reducing_.load(std::memory_order_relaxed)) return;
   if (observing_.load(std::memory_order_relaxed)) {
@@ -139,9 +142,15 @@ void Model::TryAdvance(Stream stream) {
 }
 
 // The program may never ask for the error, so it is logged, too.
-void Model::Misused(absl::string_view what) {
+void Model::Misused(absl::string_view what, absl::StatusCode code) {
   if (misuse_.ok()) Log().error("rank {}: {}", group_->rank(), std::string(what));
-  misuse_.Update(absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": ", what)));
+  misuse_.Update(absl::Status(code, absl::StrCat("rank ", group_->rank(), ": ", what)));
+}
+
+absl::Status Model::CheckStreamOf(absl::string_view call, Stream stream) const {
+  absl::Status status = CheckStream(device_, stream);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("rank ", group_->rank(), ": ", call, ": ", status.message()));
 }
 
 // --- copying mode ---------------------------------------------------------------------------------------------------
@@ -275,6 +284,7 @@ absl::Status Model::FinishBackward(Stream stream) {
   const TraceScope scope(*group_, "FinishBackward");
   std::lock_guard<std::mutex> lock(mutex_);
   BeginStep(stream);
+  misuse_.Update(CheckStreamOf("FinishBackward", stream));
   const absl::StatusOr<Stream> followed = streams_.Follow(stream);
   misuse_.Update(followed.status());
   const absl::Status status = reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_;
@@ -348,7 +358,7 @@ MeasuredStep Model::TimesOfStep(int64_t exposed_ns) const {
 }
 
 void Model::Record(MeasuredStep step) {
-  if (Observer* const observer = group_->observer(); observer != nullptr) {
+  if (Observer* const observer = ObserverOf(*group_); observer != nullptr) {
     for (size_t b = 0; b < step.buckets.size(); ++b) {
       const BucketTimes& t = step.buckets[b];
       observer->OnBucket({step.step, static_cast<int>(b), t.bytes, step.begin_ns + t.ready_ns,
@@ -390,8 +400,9 @@ void Model::ZeroGrad(Stream stream) {
   }
   in_place = memory_.Merge(in_place);
   all.insert(all.end(), in_place.begin(), in_place.end());
+  absl::Status status = CheckStreamOf("ZeroGrad", stream);
   const absl::StatusOr<Stream> followed = streams_.Follow(stream);
-  absl::Status status = followed.status();
+  status.Update(followed.status());
   if (status.ok()) status = Zero(all, *followed);
   if (status.ok()) status = streams_.Complete(*followed);
   if (status.ok()) return;

@@ -77,10 +77,8 @@ absl::Status Model::StartUsedMap() {
   used_map_.assign(all_.size(), 1);
   for (const size_t i : left_out_) used_map_[i] = 0;
   const Buffer map{used_map_.data(), used_map_.size(), DType::kUInt8, Device{}};
-  absl::StatusOr<Work> work = group_->AllReduce({&map, 1}, {&map, 1}, {.op = ReduceOp::kMax});
-  if (!work.ok()) return work.status();
-  used_work_ = *std::move(work);
-  return absl::OkStatus();
+  used_work_ = group_->AllReduce(map, map, {.op = ReduceOp::kMax});
+  return used_work_.call_status();
 }
 
 absl::Status Model::FinishUsedMap(Stream stream) {

@@ -57,7 +57,7 @@ absl::Span<float> Floats(const Buffer& buffer) { return {static_cast<float*>(buf
 void CheckEqualOnAllRanks(Rank& rank, double mine) {
   std::vector<double> all(static_cast<size_t>(rank.size()));
   const Buffer in = {&mine, 1, DType::kFloat64, {}}, out = {all.data(), all.size(), DType::kFloat64, {}};
-  RANK_CHECK_OK(rank.Finish(rank.group().AllGather({in}, {out})));
+  RANK_CHECK_OK(rank.group().AllGather(in, out).Wait());
   for (const double other : all) RANK_CHECK_EQ(other, mine);
 }
 

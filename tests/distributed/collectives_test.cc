@@ -123,7 +123,7 @@ TEST_CASE("ranks that give unequal parts to a Gather all learn of it") {
     const Buffer mine = m.Range(0, rank.rank() == 1 ? 9 : 10);
     absl::Status status =
         Gather(rank.group(), {mine}, rank.rank() == 0 ? std::vector<Buffer>{m.whole()} : std::vector<Buffer>(), 0);
-    if (status.ok()) status = Rank::Finish(rank.group().Barrier());
+    if (status.ok()) status = rank.group().Barrier().Wait();
     RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "rank 1 sends to rank 0", "9 elements", "10 elements");
   });
 }

@@ -31,13 +31,13 @@ class Flight {
   }
 
   void Issue() {
-    for (size_t k = 0; k < kOperations; ++k) works_.push_back(RANK_VALUE(Start(k)));
+    for (size_t k = 0; k < kOperations; ++k) works_.push_back(Start(k));
   }
-  absl::StatusOr<Work> Start(size_t k) {
+  Work Start(size_t k) {
     const Buffer range = memory_.Range(k * kCount, kCount);
     if (k % 7 == 3) return rank_.group().Barrier();
-    if (k % 5 == 2) return rank_.group().Broadcast({range}, Root(k));
-    return rank_.group().AllReduce({range}, {range});
+    if (k % 5 == 2) return rank_.group().Broadcast(range, Root(k));
+    return rank_.group().AllReduce(range, range);
   }
   std::vector<Work>& works() { return works_; }
 
@@ -89,7 +89,7 @@ TEST_CASE("a dropped handle neither cancels nor waits") {
   RunOnRanks([](Rank& rank) {
     Flight flight(rank, Placement::kMixed);
     for (size_t k = 0; k < kOperations; ++k) RANK_CHECK_OK(flight.Start(k));
-    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));  // after all that was issued before it
+    RANK_CHECK_OK(rank.group().Barrier().Wait());  // after all that was issued before it
     flight.Check();
   });
 }
@@ -122,7 +122,7 @@ TEST_CASE("Progress does this rank's part, so that a waiting peer is served") {
         rank.group().Progress();
       }
     }
-    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
     flight.Check();
   });
 }
@@ -133,7 +133,7 @@ TEST_CASE("a bucket's reduction ended when its last part was done, whoever did i
     for (const size_t count : {size_t{100}, size_t{1} << 20}) {
       const Allocation memory = RANK_VALUE(rank.group().Allocate(count * sizeof(float), {}));
       const Buffer view = memory.View(DType::kFloat32, 0, count);
-      Work work = RANK_VALUE(rank.group().AllReduce({view}, {view}, {.bucket = 0}));
+      Work work = rank.group().AllReduce(view, view, {.bucket = 0});
       // Rank 0 stays away while the others do its part, too.
       if (rank.rank() != 0) RANK_CHECK_OK(work.Wait());
       const int64_t others_saw = NowNs();
@@ -143,7 +143,7 @@ TEST_CASE("a bucket's reduction ended when its last part was done, whoever did i
       const std::vector<int64_t> ended = RANK_VALUE(Exchange(rank.group(), work.ended_ns()));
       RANK_CHECK(ended[0] > 0 && ended[0] <= *std::max_element(saw.begin() + 1, saw.end()));
       for (const int64_t e : ended) RANK_CHECK_EQ(e, ended[0]);
-      Work unmeasured = RANK_VALUE(rank.group().AllReduce({view}, {view}));
+      Work unmeasured = rank.group().AllReduce(view, view);
       RANK_CHECK_OK(unmeasured.Wait());
       RANK_CHECK_EQ(unmeasured.ended_ns(), int64_t{0});
     }
@@ -160,11 +160,11 @@ TEST_CASE("broadcasts of every size arrive in order, however late a rank comes")
       const int root = round / 60 % rank.size();
       Memory& m = round % 50 == 17 ? large : round % 40 < 10 ? medium : round % 40 < 20 ? most : small;
       m.Fill(rank.rank() == root ? round : -1);
-      RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({m.whole()}, root)));
+      RANK_CHECK_OK(rank.group().Broadcast(m.whole(), root).Wait());
       for (const size_t i : {size_t{0}, m.count() / 2, m.count() - 1}) RANK_CHECK_EQ(m.Get(i), round);
       if (round % 90 == 41) {
         large.Fill(1);
-        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({large.whole()}, {large.whole()})));
+        RANK_CHECK_OK(rank.group().AllReduce(large.whole(), large.whole()).Wait());
         RANK_CHECK_EQ(large.Get(49'999), static_cast<double>(rank.size()));
       }
       if (random() % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3));
@@ -184,7 +184,7 @@ TEST_CASE("more arrays are on their way than travel with their announcement at o
     for (int round = 0; round < 20; ++round) {
       std::vector<Work> works;
       for (size_t i = 0; i < inputs.size(); ++i) {
-        works.push_back(RANK_VALUE(rank.group().ReduceScatter({inputs[i].whole()}, {outputs[i].whole()})));
+        works.push_back(rank.group().ReduceScatter(inputs[i].whole(), outputs[i].whole()));
         if ((round + rank.rank()) % 3 == 0) rank.group().Progress();
       }
       for (Work& work : works) RANK_CHECK_OK(work.Wait());
@@ -204,7 +204,7 @@ TEST_CASE("an expired Wait leaves the operation running") {
       Memory m(rank, placement, DType::kFloat32, 5000);
       m.Fill(rank.rank() + 1);
       Work work;
-      const auto start = [&] { work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()})); };
+      const auto start = [&] { work = rank.group().AllReduce(m.whole(), m.whole()); };
       const int late = rank.size() - 1;
       if (rank.rank() != late) {
         start();
@@ -227,7 +227,7 @@ TEST_CASE("copies of a handle speak of the same operation, from any thread") {
     for (int round = 0; round < 20; ++round) {
       Memory m(rank, Placement::kAllocated, DType::kInt64, 30'000);
       m.Fill(1);
-      Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+      Work work = rank.group().AllReduce(m.whole(), m.whole());
       std::vector<absl::Status> outcomes(3, absl::UnknownError("not set"));
       std::vector<std::thread> threads;
       for (absl::Status& outcome : outcomes) {
@@ -252,8 +252,8 @@ TEST_CASE("the order of operations is the order of their effects") {
     average.op = ReduceOp::kAvg;
     Work last;
     for (int k = 0; k < 20; ++k) {
-      last = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}, sum));
-      last = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}, average));
+      last = rank.group().AllReduce(m.whole(), m.whole(), sum);
+      last = rank.group().AllReduce(m.whole(), m.whole(), average);
     }
     RANK_CHECK_OK(last.Wait());
     double expected = 1;
@@ -279,7 +279,7 @@ TEST_CASE("operations of every size and on every kind of memory in flight togeth
         const size_t count =
             std::min(random() % 3 == 0 ? random() % 100 : random() % kMost, kMost * kHere / 4 - used[m]);
         const Buffer range = memories[m]->Range(used[m], count);
-        works.push_back(RANK_VALUE(rank.group().AllReduce({range}, {range})));
+        works.push_back(rank.group().AllReduce(range, range));
         used[m] += count;
       }
       std::vector<absl::Status> outcomes(3);
@@ -307,7 +307,7 @@ TEST_CASE("a rank may end its world while others still look at their results") {
   RunOnRanks([](Rank& rank) {
     Memory m(rank, Placement::kAllocated, DType::kFloat32, 50'000);
     m.Fill(1);
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()})));
+    RANK_CHECK_OK(rank.group().AllReduce(m.whole(), m.whole()).Wait());
     if (rank.rank() % 2 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     RANK_CHECK_OK(rank.group().status());
     for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), static_cast<double>(rank.size()));

@@ -28,7 +28,7 @@ TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
     const Buffer half_ten = {ten.data, 10, DType::kFloat16, {}};
     Buffer cuda_ten = ten;
     cuda_ten.device.kind = Device::Kind::kCuda;
-    const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call) {
+    const auto wrong = [&](const Work& work, const char* call) {
       RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call);
     };
 
@@ -68,7 +68,7 @@ TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
 
     RANK_CHECK_OK(group.status());
     floats.Fill(2);
-    RANK_CHECK_OK(Rank::Finish(group.AllReduce({ten}, {ten})));
+    RANK_CHECK_OK(group.AllReduce({ten}, {ten}).Wait());
     RANK_CHECK_EQ(floats.Get(9), 2.0 * rank.size());
     RANK_CHECK_EQ(floats.Get(10), 2.0);
   });
@@ -89,7 +89,7 @@ TEST_CASE("memory of in and out that overlaps is refused, but for equal elements
       b.count = count;
       return b;
     };
-    const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call) {
+    const auto wrong = [&](const Work& work, const char* call) {
       RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call, "overlap");
     };
     // Elements of different sizes, over one range or several
@@ -105,7 +105,7 @@ TEST_CASE("memory of in and out that overlaps is refused, but for equal elements
           "all_reduce");
     wrong(group.ReduceScatter({m.Range(0, 10 * size)}, {m.Range(10 * me + 1, 10)}), "reduce_scatter");
     wrong(group.AllGather({m.Range(10 * me + 1, 10)}, {m.Range(0, 10 * size), m.Range(0, 0)}), "all_gather");
-    wrong(group.AllGatherV({m.Range(10 * me + 1, 10)}, {m.Range(0, 10 * size)}, std::vector<size_t>(size, 10)),
+    wrong(group.AllGather({m.Range(10 * me + 1, 10)}, {m.Range(0, 10 * size)}, std::vector<size_t>(size, 10)),
           "all_gather_v");
     wrong(group.AllToAll({m.Range(0, size), m.Range(20 * size, size)}, {m.Range(20 * size, size), m.Range(0, size)}),
           "all_to_all");
@@ -115,22 +115,21 @@ TEST_CASE("memory of in and out that overlaps is refused, but for equal elements
 
     // In place, in ranges however cut and in whatever order
     m.Fill(1);
-    RANK_CHECK_OK(Rank::Finish(
-        group.AllReduce({m.Range(30, 5), m.Range(0, 10), m.Range(10, 10)}, {m.Range(30, 5), m.Range(0, 20)})));
     RANK_CHECK_OK(
-        Rank::Finish(group.AllReduce({as(m.Range(20, 10), DType::kBFloat16)}, {as(m.Range(20, 10), DType::kFloat16)})));
+        group.AllReduce({m.Range(30, 5), m.Range(0, 10), m.Range(10, 10)}, {m.Range(30, 5), m.Range(0, 20)}).Wait());
+    RANK_CHECK_OK(
+        group.AllReduce({as(m.Range(20, 10), DType::kBFloat16)}, {as(m.Range(20, 10), DType::kFloat16)}).Wait());
     m.Fill(1);
-    RANK_CHECK_OK(
-        Rank::Finish(group.ReduceScatter({m.Range(0, 10 * size)}, {m.Range(10 * me, 4), m.Range(10 * me + 4, 6)})));
+    RANK_CHECK_OK(group.ReduceScatter({m.Range(0, 10 * size)}, {m.Range(10 * me, 4), m.Range(10 * me + 4, 6)}).Wait());
     RANK_CHECK_EQ(m.Get(10 * me + 9), static_cast<double>(size));
-    RANK_CHECK_OK(Rank::Finish(group.AllGather({m.Range(10 * me, 10)}, {m.Range(0, 5), m.Range(5, 10 * size - 5)})));
-    RANK_CHECK_OK(Rank::Finish(group.AllToAll({m.Range(0, size), m.Range(size, size)}, {m.Range(0, 2 * size)})));
+    RANK_CHECK_OK(group.AllGather({m.Range(10 * me, 10)}, {m.Range(0, 5), m.Range(5, 10 * size - 5)}).Wait());
+    RANK_CHECK_OK(group.AllToAll({m.Range(0, size), m.Range(size, size)}, {m.Range(0, 2 * size)}).Wait());
   });
 }
 
 // A call that the last rank makes differently from the others.
 struct Disagreement {
-  std::function<absl::StatusOr<Work>(ProcessGroup&, Memory&, bool differently)> call;
+  std::function<Work(ProcessGroup&, Memory&, bool differently)> call;
   const char* usual;
   const char* different;
 };
@@ -209,11 +208,10 @@ TEST_CASE("ranks that disagree all learn of it, with both sides named") {
           RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, disagreement.usual, disagreement.different,
                             " calls ", absl::StrCat("rank ", rank.size() - 1));
         };
-        check(Rank::Finish(disagreement.call(rank.group(), m, differently)));
+        check(disagreement.call(rank.group(), m, differently).Wait());
         // The group stays failed, with the same cause.
         RANK_CHECK_STATUS(rank.group().status(), StatusCode::kFailedPrecondition, disagreement.different);
-        RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kFailedPrecondition,
-                          disagreement.different);
+        RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kFailedPrecondition, disagreement.different);
         RANK_CHECK(!rank.group().Allocate(100, Device{}).ok());
       });
     }
@@ -227,11 +225,11 @@ TEST_CASE("what was held back when the group failed has failed, and stays so") {
     ProcessGroup& group = rank.group();
     Memory m(rank, Placement::kOrdinary, DType::kInt32, 100);
     const Buffer reduced = m.Range(0, rank.rank() == 0 ? 100 : 99), sent = m.Range(0, 100);
-    Work first = RANK_VALUE(group.AllReduce({reduced}, {reduced}));
-    absl::StatusOr<Work> second = group.Broadcast({sent}, 0);
+    Work first = group.AllReduce({reduced}, {reduced});
+    Work second = group.Broadcast({sent}, 0);
     RANK_CHECK_STATUS(first.Wait(), StatusCode::kFailedPrecondition, "disagree");
     absl::SleepFor(absl::Milliseconds(30));  // the library's own thread looks at the group meanwhile
-    const absl::Status status = second.ok() ? second->Wait() : second.status();
+    const absl::Status status = second.Wait();
     RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "disagree");
   });
 }
@@ -250,7 +248,7 @@ TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and 
     RANK_CHECK_OK(rank.group().status());
     const Allocation memory = RANK_VALUE(rank.group().Allocate(1000, Device{}));
     const Buffer whole = memory.View(DType::kInt8, 0, 1000);
-    RANK_CHECK_OK(Rank::Finish(rank.group().AllReduce({whole}, {whole})));
+    RANK_CHECK_OK(rank.group().AllReduce({whole}, {whole}).Wait());
   });
 }
 
@@ -263,7 +261,7 @@ TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {
       if (rank.rank() != who) {
         for (size_t k = 0; k < 50; ++k) {
           const Buffer range = m.Range(2000 * k, 2000);
-          works.push_back(RANK_VALUE(rank.group().AllReduce({range}, {range})));
+          works.push_back(rank.group().AllReduce({range}, {range}));
         }
       }
       rank.Meet();  // all calls have been made, and none has been answered
@@ -276,8 +274,8 @@ TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {
         RANK_CHECK(work.Done());
       }
       rank.Meet();
-      RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "the disk is full");
-      RANK_CHECK_STATUS(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)), StatusCode::kAborted, "the disk is full");
+      RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kAborted, "the disk is full");
+      RANK_CHECK_STATUS(rank.group().Broadcast({m.whole()}, 0).Wait(), StatusCode::kAborted, "the disk is full");
       RANK_CHECK_STATUS(rank.group().Allocate(100, Device{}), StatusCode::kAborted, "the disk is full");
       RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "the disk is full");
     });
@@ -287,7 +285,7 @@ TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {
 TEST_CASE("Abort from another thread releases a rank that waits") {
   RunOnRanks([](Rank& rank) {
     if (rank.size() == 1) return;
-    Work work = rank.rank() == 0 ? Work() : RANK_VALUE(rank.group().Barrier());
+    Work work = rank.rank() == 0 ? Work() : rank.group().Barrier();
     rank.Meet();  // a call that comes after the Abort fails at once
     std::thread aborter;
     if (rank.rank() == rank.size() - 1) {
@@ -300,7 +298,7 @@ TEST_CASE("Abort from another thread releases a rank that waits") {
     if (aborter.joinable()) aborter.join();
     if (rank.rank() != 0) RANK_CHECK_STATUS(status, StatusCode::kAborted, "the user pressed a key");
     rank.Meet();
-    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "the user pressed a key");
+    RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kAborted, "the user pressed a key");
   });
 }
 
@@ -308,7 +306,7 @@ TEST_CASE("Abort leaves what is done alone") {
   RunOnRanks([](Rank& rank) {
     Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
     m.Fill(1);
-    Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
+    Work work = rank.group().AllReduce({m.whole()}, {m.whole()});
     RANK_CHECK_OK(work.Wait());
     rank.Meet();
     rank.group().Abort(absl::CancelledError("enough"));
@@ -328,21 +326,21 @@ TEST_CASE("what comes after an Abort changes nobody's memory") {
       const Buffer view = memory.View(DType::kFloat32, 0, kCount);
       auto* const data = static_cast<float*>(view.data);
       std::fill_n(data, kCount, 1.0f);
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
       // May fail, or be done, if the one who gives up is early or late.
-      absl::StatusOr<Work> work = group->AllReduce({view}, {view});
+      Work work = group->AllReduce({view}, {view});
       if (rank.rank() == round % rank.size()) {
-        for (int i = 0; i < round * round * round && work.ok() && !work->Done(); ++i) group->Progress();
+        for (int i = 0; i < round * round * round && !work.Done(); ++i) group->Progress();
         group->Abort(absl::AbortedError("the test goes on without it"));
       }
-      Rank::Finish(std::move(work)).IgnoreError();
+      work.Wait().IgnoreError();
       for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(static_cast<size_t>(rank.rank()) + i % 1000);
-      for (int i = 0; i < 10; ++i) RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      for (int i = 0; i < 10; ++i) RANK_CHECK_OK(rank.group().Barrier().Wait());
       size_t changed = 0;
       for (size_t i = 0; i < kCount; ++i)
         changed += data[i] != static_cast<float>(static_cast<size_t>(rank.rank()) + i % 1000);
       RANK_CHECK_EQ(changed, size_t{0});
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
     }
   });
 }
@@ -352,7 +350,7 @@ TEST_CASE("a rank that leaves while others want it is named") {
   RunOnRanks([](Rank& rank) {
     const int gone = rank.size() - 1;
     if (rank.rank() == gone) return;  // ends its world at once
-    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
+    RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
   });
 }
 

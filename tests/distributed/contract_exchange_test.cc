@@ -42,7 +42,7 @@ void CheckAllGatherV(Rank& rank, DType dtype, Placement placement, const std::ve
   const unsigned seed = static_cast<unsigned>(rank.rank() + 3);
   const std::vector<Buffer> ins = in_place ? out.Cut(begin, mine, pieces, seed) : other.Cut(0, mine, pieces, seed);
   const std::vector<Buffer> outs = in_place ? std::vector<Buffer>{out.whole()} : out.Cut(pieces, seed + 1);
-  RANK_CHECK_OK(rank.Finish(rank.group().AllGatherV(ins, outs, counts)));
+  RANK_CHECK_OK(rank.group().AllGather(ins, outs, counts).Wait());
   size_t at = 0;
   for (int r = 0; r < rank.size(); ++r) {
     for (size_t i = 0; i < counts[static_cast<size_t>(r)]; ++i) RANK_CHECK_EQ(out.Get(at++), Value(dtype, r, i));
@@ -77,7 +77,7 @@ void CheckAllToAll(Rank& rank, DType dtype, Placement placement, size_t part, bo
   for (size_t i = 0; i < in.count(); ++i) in.Set(i, Value(dtype, rank.rank(), i));
   const unsigned seed = static_cast<unsigned>(rank.rank() + 5);
   const std::vector<Buffer> ins = in.Cut(pieces, seed);
-  RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(ins, in_place ? ins : out.Cut(pieces, seed + 1))));
+  RANK_CHECK_OK((rank.group().AllToAll(ins, in_place ? ins : out.Cut(pieces, seed + 1))).Wait());
   for (int r = 0; r < rank.size(); ++r) {
     for (size_t i = 0; i < part; ++i) {
       RANK_CHECK_EQ(out.Get(static_cast<size_t>(r) * part + i), Value(dtype, r, me * part + i));
@@ -115,11 +115,11 @@ TEST_CASE("all-gathers and all-to-alls in flight with reductions") {
       m.Fill(1);
       for (int k = 0; k < 50; ++k) {
         // Each works on the result of the one before.
-        works.push_back(RANK_VALUE(rank.group().AllGatherV({m.whole()}, {gathered.whole()}, counts)));
-        works.push_back(RANK_VALUE(rank.group().AllToAll({gathered.whole()}, {turned.whole()})));
+        works.push_back(rank.group().AllGather(m.whole(), gathered.whole(), counts));
+        works.push_back(rank.group().AllToAll(gathered.whole(), turned.whole()));
         const size_t next = static_cast<size_t>(k) % size;
         const Buffer part = turned.Range(next * kEach, kEach);
-        works.push_back(RANK_VALUE(rank.group().AllReduce({part}, {m.whole()}, {.op = ReduceOp::kAvg})));
+        works.push_back(rank.group().AllReduce(part, m.whole(), {.op = ReduceOp::kAvg}));
       }
       for (Work& work : works) RANK_CHECK_OK(work.Wait());
       for (size_t i = 0; i < kEach; ++i) RANK_CHECK_EQ(m.Get(i), 1.0);
@@ -135,21 +135,21 @@ TEST_CASE("mistakes in uneven gathers and all-to-alls are InvalidArgument and do
     Memory ints(rank, Placement::kAllocated, DType::kInt32, 20 * size);
     const Buffer ten = m.Range(0, 10), all = m.Range(10, 10 * size);
     const std::vector<size_t> counts(size, 10);
-    const auto wrong = [&](const absl::StatusOr<Work>& work, const char* call, const char* what) {
+    const auto wrong = [&](const Work& work, const char* call, const char* what) {
       RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call, what);
     };
-    wrong(group.AllGatherV({ten}, {all}, {}), "all_gather_v", "0 counts");
-    wrong(group.AllGatherV({m.Range(0, 9)}, {all}, counts), "all_gather_v", "9 elements");
-    wrong(group.AllGatherV({ten}, {m.Range(9, 10 * size + 1)}, counts), "all_gather_v", "the counts come to");
-    wrong(group.AllGatherV({ints.Range(0, 10)}, {all}, counts), "all_gather_v", "types");
-    wrong(group.AllToAll({ints.Range(0, 10 * size)}, {all}), "all_to_all", "types");
-    wrong(group.AllToAll({m.Range(0, size)}, {m.Range(0, 2 * size)}), "all_to_all", "elements");
-    wrong(group.AllToAll({m.Range(0, 2 * size)}, {m.Range(size, 2 * size)}), "all_to_all", "overlap");
+    wrong(group.AllGather(ten, all, absl::Span<const size_t>()), "all_gather_v", "0 counts");
+    wrong(group.AllGather(m.Range(0, 9), all, counts), "all_gather_v", "9 elements");
+    wrong(group.AllGather(ten, m.Range(9, 10 * size + 1), counts), "all_gather_v", "the counts come to");
+    wrong(group.AllGather(ints.Range(0, 10), all, counts), "all_gather_v", "types");
+    wrong(group.AllToAll(ints.Range(0, 10 * size), all), "all_to_all", "types");
+    wrong(group.AllToAll(m.Range(0, size), m.Range(0, 2 * size)), "all_to_all", "elements");
+    wrong(group.AllToAll(m.Range(0, 2 * size), m.Range(size, 2 * size)), "all_to_all", "overlap");
     if (size > 1) {
-      wrong(group.AllToAll({m.Range(0, size + 1)}, {ints.Range(0, size + 1)}), "all_to_all", "types");
-      wrong(group.AllToAll({m.Range(0, size + 1)}, {m.Range(2 * size, size + 1)}), "all_to_all", "equal parts");
+      wrong(group.AllToAll(m.Range(0, size + 1), ints.Range(0, size + 1)), "all_to_all", "types");
+      wrong(group.AllToAll(m.Range(0, size + 1), m.Range(2 * size, size + 1)), "all_to_all", "equal parts");
     }
-    RANK_CHECK_OK(Rank::Finish(group.AllGatherV({ten}, {all}, counts)));
+    RANK_CHECK_OK(group.AllGather(ten, all, counts).Wait());
   });
 }
 
@@ -164,9 +164,9 @@ TEST_CASE("ranks that disagree about counts all learn of it") {
     }
     const size_t mine = counts[static_cast<size_t>(rank.rank())];
     rank.Meet();  // nobody is still getting its memory when the group fails
-    RANK_CHECK_STATUS(
-        Rank::Finish(rank.group().AllGatherV({m.Range(90, mine)}, {m.Range(0, 4 * counts.size())}, counts)),
-        StatusCode::kFailedPrecondition, "all_gather_v", "counts", " calls ", absl::StrCat("rank ", rank.size() - 1));
+    RANK_CHECK_STATUS(rank.group().AllGather(m.Range(90, mine), m.Range(0, 4 * counts.size()), counts).Wait(),
+                      StatusCode::kFailedPrecondition, "all_gather_v", "counts", " calls ",
+                      absl::StrCat("rank ", rank.size() - 1));
   });
 }
 
@@ -175,7 +175,7 @@ TEST_CASE("ranks that disagree about counts all learn of it") {
 // The sum of a value over a group, by an all-reduce.
 double Sum(ProcessGroup& group, double value) {
   const Buffer buffer{&value, 1, DType::kFloat64, {}};
-  RANK_CHECK_OK(Rank::Finish(group.AllReduce({buffer}, {buffer})));
+  RANK_CHECK_OK(group.AllReduce(buffer, buffer).Wait());
   return value;
 }
 
@@ -225,9 +225,9 @@ TEST_CASE("operations of a group and of its parts, interleaved and in flight") {
       for (int k = 0; k < 4; ++k) {
         for (size_t g = 0; g < 3; ++g) {
           const Buffer b = m.Range(g * kEach, kEach);
-          works.push_back(RANK_VALUE(groups[g]->AllReduce({b}, {b})));
+          works.push_back(groups[g]->AllReduce(b, b));
         }
-        works.push_back(RANK_VALUE(half->AllReduce({shared}, {shared})));
+        works.push_back(half->AllReduce(shared, shared));
       }
       std::reverse(works.begin(), works.end());
       for (Work& work : works) RANK_CHECK_OK(work.Wait());
@@ -252,7 +252,7 @@ TEST_CASE("a part may outlive its group, and fails alone") {
     rank.Meet();
     if (rank.rank() == 0) part->Abort(absl::CancelledError("enough"));
     rank.Meet();
-    RANK_CHECK_STATUS(Rank::Finish(part->Barrier()), StatusCode::kAborted, "enough");
+    RANK_CHECK_STATUS(part->Barrier().Wait(), StatusCode::kAborted, "enough");
     RANK_CHECK_STATUS(part->Split(0, 0), StatusCode::kAborted, "enough");
     RANK_CHECK_EQ(Sum(*other, 1), static_cast<double>(rank.size()));
     RANK_CHECK_EQ(Sum(rank.group(), 1), static_cast<double>(rank.size()));
@@ -285,9 +285,9 @@ TEST_CASE("groups that are made and destroyed leave nothing behind") {
         const Allocation memory = RANK_VALUE(group->Allocate(100'000, Device{}));
         std::fill_n(static_cast<float*>(memory.data()), 25'000, 1.0F);
         const Buffer buffer = memory.View(DType::kFloat32, 0, 25'000);
-        RANK_CHECK_OK(Rank::Finish(group->AllReduce({buffer}, {buffer})));
+        RANK_CHECK_OK(group->AllReduce(buffer, buffer).Wait());
         RANK_CHECK_EQ(static_cast<float*>(memory.data())[24'999], static_cast<float>(rank.size()));
-        RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+        RANK_CHECK_OK(group->Barrier().Wait());
       }
       rank.Meet();
     };

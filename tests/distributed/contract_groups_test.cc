@@ -63,16 +63,16 @@ TEST_CASE("a world and its parts work at once, each from a thread of its own") {
         for (size_t i = 0; i < count; ++i) data[i] = group.rank() + static_cast<int64_t>(seed + i);
         const Buffer b{data, count, DType::kInt64, {}},
             gathered{all.data(), count * static_cast<size_t>(group.size()), DType::kInt64, {}};
-        RANK_CHECK_OK(Rank::Finish(group.AllReduce({b}, {b})));
+        RANK_CHECK_OK(group.AllReduce(b, b).Wait());
         const int64_t n = group.size();
         for (size_t i = 0; i < count; ++i) {
           RANK_CHECK_EQ(data[i], n * (n - 1) / 2 + n * static_cast<int64_t>(seed + i));
         }
         data[0] = group.rank();
-        RANK_CHECK_OK(Rank::Finish(group.AllGather({b}, {gathered})));
+        RANK_CHECK_OK(group.AllGather(b, gathered).Wait());
         for (int64_t r = 0; r < n; ++r) RANK_CHECK_EQ(all[static_cast<size_t>(r) * count], r);
         data[0] = group.rank() == round % n ? 1000 + round : -1;
-        RANK_CHECK_OK(Rank::Finish(group.Broadcast({b}, static_cast<int>(round % n))));
+        RANK_CHECK_OK(group.Broadcast(b, static_cast<int>(round % n)).Wait());
         RANK_CHECK_EQ(data[0], 1000 + round);
       }
     };
@@ -94,10 +94,10 @@ TEST_CASE("groups that have been made and destroyed leave nothing") {
     const auto make = [&](int groups) {
       for (int i = 0; i < groups; ++i) {
         const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
-        RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+        RANK_CHECK_OK(group->Barrier().Wait());
         if (i % 10 == 0) RANK_VALUE(group->Allocate(5000, Device{}));
       }
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
       rank.Meet();
     };
     constexpr int kGroups = 150;

@@ -36,9 +36,9 @@ void PassOn(Rank& rank, DType dtype, Placement placement, size_t count, int piec
   in.Fill(99);
   const auto outs = out.Cut(pieces, static_cast<unsigned>(rank.rank()));
   const auto ins = in.Cut(pieces, static_cast<unsigned>(rank.rank()) + 7);
-  Work send = RANK_VALUE(rank.group().Send(outs, next, 5));
+  Work send = rank.group().Send(outs, next, 5);
   if (blocking) RANK_CHECK_OK(send.Wait());
-  Work recv = RANK_VALUE(rank.group().Recv(ins, last, 5));
+  Work recv = rank.group().Recv(ins, last, 5);
   RANK_CHECK_OK(recv.Wait());
   RANK_CHECK_OK(send.Wait());
   for (size_t i = 0; i < count; ++i) RANK_CHECK_EQ(in.Get(i), Value(dtype, last, i));
@@ -76,8 +76,8 @@ TEST_CASE("messages of many ranges that do not touch") {
           outs.push_back(out.Range(2 * k * each, each));
           ins.push_back(in.Range((2 * k + 1) * each, each));
         }
-        Work send = RANK_VALUE(rank.group().Send(outs, next, 0));
-        RANK_CHECK_OK(rank.Finish(rank.group().Recv(ins, last, 0)));
+        Work send = rank.group().Send(outs, next, 0);
+        RANK_CHECK_OK(rank.group().Recv(ins, last, 0).Wait());
         RANK_CHECK_OK(send.Wait());
         for (size_t i = 0; i < 2 * count; ++i) {
           const size_t k = i / each / 2, within = i % each;
@@ -99,7 +99,7 @@ TEST_CASE("messages of all small sizes one behind the other, up to a dozen of th
     Memory in(rank, Placement::kOrdinary, DType::kFloat16, kMost);
     const auto receive = [&] {
       const size_t count = unread.front().count();
-      RANK_CHECK_OK(rank.Finish(rank.group().Recv({in.Range(0, count)}, last, 0)));
+      RANK_CHECK_OK(rank.group().Recv(in.Range(0, count), last, 0).Wait());
       for (size_t i = 0; i < count; ++i) RANK_CHECK_EQ(in.Get(i), unread.front().Get(i));
       RANK_CHECK_OK(sends.front().Wait());
       unread.pop_front();
@@ -108,7 +108,7 @@ TEST_CASE("messages of all small sizes one behind the other, up to a dozen of th
     for (size_t k = 0; k < kMessages; ++k) {
       Memory& out = unread.emplace_back(rank, Placement::kOrdinary, DType::kFloat16, 1 + sizes() % kMost);
       for (size_t i = 0; i < out.count(); ++i) out.Set(i, static_cast<double>((i + k) % 2048));
-      sends.push_back(RANK_VALUE(rank.group().Send({out.whole()}, next, 0)));
+      sends.push_back(rank.group().Send(out.whole(), next, 0));
       while (unread.size() > ahead() % 12) receive();
     }
     while (!unread.empty()) receive();
@@ -138,8 +138,7 @@ TEST_CASE("messages are told apart by tag, and in order within one") {
         const int next = (rank.rank() + 1) % rank.size(), last = (rank.rank() + rank.size() - 1) % rank.size();
         // All are sent, tag by tag, before the first is received, in another order.
         for (size_t k = 0; k < kTags * kEach; ++k) {
-          works.push_back(
-              RANK_VALUE(rank.group().Send({out.Range(k * count, count)}, next, static_cast<int>(k % kTags))));
+          works.push_back(rank.group().Send(out.Range(k * count, count), next, static_cast<int>(k % kTags)));
         }
         std::vector<int> tags(kTags);
         for (int t = 0; t < kTags; ++t) tags[static_cast<size_t>(t)] = t;
@@ -147,7 +146,7 @@ TEST_CASE("messages are told apart by tag, and in order within one") {
         for (const int tag : tags) {
           for (size_t e = 0; e < kEach; ++e) {
             const size_t k = e * kTags + static_cast<size_t>(tag);
-            works.push_back(RANK_VALUE(rank.group().Recv({in.Range(k * count, count)}, last, tag)));
+            works.push_back(rank.group().Recv(in.Range(k * count, count), last, tag));
           }
         }
         std::shuffle(works.begin(), works.end(), std::mt19937(1));
@@ -170,16 +169,15 @@ TEST_CASE("every rank to every other at once, among collective operations, waite
           out.Fill(rank.rank() + 10 * round);
           sum.Fill(1);
           std::vector<Work> works;
-          works.push_back(RANK_VALUE(rank.group().AllReduce({sum.whole()}, {sum.whole()})));
+          works.push_back(rank.group().AllReduce(sum.whole(), sum.whole()));
           for (int k = 1; k < rank.size(); ++k) {
             const int from = (rank.rank() + k) % rank.size();
-            works.push_back(
-                RANK_VALUE(rank.group().Recv({in.Range(static_cast<size_t>(from) * count, count)}, from, round)));
+            works.push_back(rank.group().Recv(in.Range(static_cast<size_t>(from) * count, count), from, round));
           }
           for (int k = 1; k < rank.size(); ++k) {
-            works.push_back(RANK_VALUE(rank.group().Send({out.whole()}, (rank.rank() + k) % rank.size(), round)));
+            works.push_back(rank.group().Send(out.whole(), (rank.rank() + k) % rank.size(), round));
           }
-          works.push_back(RANK_VALUE(rank.group().Barrier()));
+          works.push_back(rank.group().Barrier());
           std::vector<absl::Status> outcomes(2);
           std::vector<std::thread> threads;
           for (size_t t = 0; t < outcomes.size(); ++t) {
@@ -209,13 +207,13 @@ TEST_CASE("a message to a rank that waits for something else goes through") {
     Memory m(rank, Placement::kOrdinary, DType::kFloat32, 200'000);
     m.Fill(rank.rank());
     if (rank.rank() == 0) {
-      for (int k = 0; k < 20; ++k) RANK_CHECK_OK(Rank::Finish(rank.group().Send({m.Range(0, 100)}, 1, 1)));
-      RANK_CHECK_OK(Rank::Finish(rank.group().Send({m.whole()}, 1, 2)));
+      for (int k = 0; k < 20; ++k) RANK_CHECK_OK(rank.group().Send(m.Range(0, 100), 1, 1).Wait());
+      RANK_CHECK_OK(rank.group().Send(m.whole(), 1, 2).Wait());
     }
-    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
     if (rank.rank() == 1) {
-      RANK_CHECK_OK(Rank::Finish(rank.group().Recv({m.whole()}, 0, 2)));
-      for (int k = 0; k < 20; ++k) RANK_CHECK_OK(Rank::Finish(rank.group().Recv({m.Range(100, 100)}, 0, 1)));
+      RANK_CHECK_OK(rank.group().Recv(m.whole(), 0, 2).Wait());
+      for (int k = 0; k < 20; ++k) RANK_CHECK_OK(rank.group().Recv(m.Range(100, 100), 0, 1).Wait());
       for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), 0.0);
     }
   });
@@ -228,15 +226,15 @@ TEST_CASE("messages go on when nobody waits, and handles may be dropped") {
         in(rank, Placement::kMixed, DType::kFloat32, 200'000);
     out.Fill(rank.rank());
     const int next = (rank.rank() + 1) % rank.size(), last = (rank.rank() + rank.size() - 1) % rank.size();
-    RANK_CHECK_OK(rank.group().Send({out.whole()}, next, 0));
-    const Work work = RANK_VALUE(rank.group().Recv({in.whole()}, last, 0));
+    RANK_CHECK_OK(rank.group().Send(out.whole(), next, 0));
+    const Work work = rank.group().Recv(in.whole(), last, 0);
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     while (!work.Done()) {
       RANK_CHECK(absl::Now() < deadline);
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     RANK_CHECK_EQ(in.Get(199'999), static_cast<double>(last));
-    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
     rank.Meet();
   });
 }
@@ -255,8 +253,7 @@ TEST_CASE("a sender hears of all that was received, though the receiver has turn
         // look what the receiver says of them.
         const absl::Time next = absl::Now() + absl::Microseconds(20);
         while (rank.rank() == 0 && absl::Now() < next) continue;
-        works.push_back(
-            RANK_VALUE(rank.rank() == 0 ? rank.group().Send({data}, 1, 3) : rank.group().Recv({data}, 0, 3)));
+        works.push_back(rank.rank() == 0 ? rank.group().Send(data, 1, 3) : rank.group().Recv(data, 0, 3));
       }
       for (Work& work : works) RANK_CHECK_OK(work.Wait());
       rank.Meet();  // without the library
@@ -273,14 +270,14 @@ TEST_CASE("messages of a group and of its parts do not mix") {
     const int next = (rank.rank() + 1) % rank.size(), last = (rank.rank() + rank.size() - 1) % rank.size();
     const auto buffer = [](double* value) { return Buffer{value, 1, DType::kFloat64, {}}; };
     std::vector<Work> works;
-    works.push_back(RANK_VALUE(rank.group().Send({buffer(&mine[0])}, next, 0)));
-    works.push_back(RANK_VALUE(part->Send({buffer(&mine[1])}, rank.size() - 1 - next, 0)));
-    works.push_back(RANK_VALUE(part->Recv({buffer(&theirs[1])}, rank.size() - 1 - last, 0)));
-    works.push_back(RANK_VALUE(rank.group().Recv({buffer(&theirs[0])}, last, 0)));
+    works.push_back(rank.group().Send(buffer(&mine[0]), next, 0));
+    works.push_back(part->Send(buffer(&mine[1]), rank.size() - 1 - next, 0));
+    works.push_back(part->Recv(buffer(&theirs[1]), rank.size() - 1 - last, 0));
+    works.push_back(rank.group().Recv(buffer(&theirs[0]), last, 0));
     for (Work& work : works) RANK_CHECK_OK(work.Wait());
     RANK_CHECK_EQ(theirs[0], 1.0 * last);
     RANK_CHECK_EQ(theirs[1], 100.0 + last);
-    RANK_CHECK_OK(Rank::Finish(part->Barrier()));
+    RANK_CHECK_OK(part->Barrier().Wait());
   });
 }
 
@@ -291,18 +288,15 @@ TEST_CASE("mistakes in messages are InvalidArgument and do no harm") {
     Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10);
     const std::string me = absl::StrCat("rank ", rank.rank());
     const int other = rank.rank() == 0 ? 1 : 0;
-    RANK_CHECK_STATUS(rank.group().Send({m.whole()}, rank.rank(), 0), StatusCode::kInvalidArgument, me, "send",
-                      "itself");
-    RANK_CHECK_STATUS(rank.group().Recv({m.whole()}, rank.rank(), 0), StatusCode::kInvalidArgument, me, "recv",
-                      "itself");
-    RANK_CHECK_STATUS(rank.group().Send({m.whole()}, rank.size(), 0), StatusCode::kInvalidArgument, me, "send",
-                      "group");
-    RANK_CHECK_STATUS(rank.group().Recv({m.whole()}, -1, 0), StatusCode::kInvalidArgument, me, "recv", "group");
+    RANK_CHECK_STATUS(rank.group().Send(m.whole(), rank.rank(), 0), StatusCode::kInvalidArgument, me, "send", "itself");
+    RANK_CHECK_STATUS(rank.group().Recv(m.whole(), rank.rank(), 0), StatusCode::kInvalidArgument, me, "recv", "itself");
+    RANK_CHECK_STATUS(rank.group().Send(m.whole(), rank.size(), 0), StatusCode::kInvalidArgument, me, "send", "group");
+    RANK_CHECK_STATUS(rank.group().Recv(m.whole(), -1, 0), StatusCode::kInvalidArgument, me, "recv", "group");
     if (rank.size() > 1) {
-      RANK_CHECK_STATUS(rank.group().Send({m.whole()}, other, -1), StatusCode::kInvalidArgument, me, "send", "tag -1");
+      RANK_CHECK_STATUS(rank.group().Send(m.whole(), other, -1), StatusCode::kInvalidArgument, me, "send", "tag -1");
     }
     RANK_CHECK_STATUS(rank.group().Send({}, other, 0), StatusCode::kInvalidArgument, me, "send");
-    RANK_CHECK_STATUS(rank.group().Recv({Buffer{nullptr, 3, DType::kFloat32, {}}}, other, 0),
+    RANK_CHECK_STATUS(rank.group().Recv(Buffer{nullptr, 3, DType::kFloat32, {}}, other, 0),
                       StatusCode::kInvalidArgument, me, "recv", "null");
     RANK_CHECK_OK(rank.group().status());
   });
@@ -317,13 +311,13 @@ TEST_CASE("counts and dtypes that do not match fail both ends, with both named")
         const Buffer ints = {m.data(), count, DType::kInt32, {}};
         rank.Meet();
         absl::Status status;
-        if (rank.rank() == 0) status = Rank::Finish(rank.group().Send({by_type ? ints : m.whole()}, 1, 42));
+        if (rank.rank() == 0) status = (rank.group().Send(by_type ? ints : m.whole(), 1, 42)).Wait();
         if (rank.rank() == 1) {
-          status = Rank::Finish(rank.group().Recv({by_type ? m.whole() : m.Range(0, count - 1)}, 0, 42));
+          status = (rank.group().Recv(by_type ? m.whole() : m.Range(0, count - 1), 0, 42)).Wait();
           RANK_CHECK(!status.ok());
         }
         // A small message has left before the receiver finds out.
-        if (status.ok()) status = Rank::Finish(rank.group().Barrier());
+        if (status.ok()) status = rank.group().Barrier().Wait();
         RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "rank 0 sends to rank 1 with tag 42",
                           absl::StrCat(by_type ? "int32, " : "float32, ", count, " elements, ", 4 * count, " bytes"),
                           absl::StrCat("rank 1 receives (float32, ", by_type ? count : count - 1, " elements"));
@@ -340,13 +334,13 @@ TEST_CASE("a tag that does not come times out, with what has come instead", "[ti
       [](Rank& rank) {
         Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10);
         absl::Status status;
-        if (rank.rank() == 0) RANK_CHECK_OK(Rank::Finish(rank.group().Send({m.whole()}, 1, 3)));
+        if (rank.rank() == 0) RANK_CHECK_OK(rank.group().Send(m.whole(), 1, 3).Wait());
         if (rank.rank() == 1) {
-          status = Rank::Finish(rank.group().Recv({m.whole()}, 0, 4));
+          status = rank.group().Recv(m.whole(), 0, 4).Wait();
           RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
         }
         rank.Meet();
-        if (rank.rank() != 1) status = Rank::Finish(rank.group().Barrier());
+        if (rank.rank() != 1) status = rank.group().Barrier().Wait();
         RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded,
                           "rank 1: recv(from rank 0, tag 4, float32, 10 elements", "40 bytes", "tag 3 (40 bytes)");
       },
@@ -361,9 +355,9 @@ TEST_CASE("a message that nobody receives while its receiver is busy elsewhere t
       [](Rank& rank) {
         Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
         absl::Status status;
-        if (rank.rank() == 1) status = Rank::Finish(rank.group().Recv({m.whole()}, 0, 0));
+        if (rank.rank() == 1) status = rank.group().Recv(m.whole(), 0, 0).Wait();
         rank.Meet();
-        if (rank.rank() != 1) status = Rank::Finish(rank.group().Send({m.whole()}, (rank.rank() + 1) % 2, 9));
+        if (rank.rank() != 1) status = rank.group().Send(m.whole(), (rank.rank() + 1) % 2, 9).Wait();
         RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "rank 1", "rank 0", "tag 0", "4000 bytes");
       },
       options);
@@ -377,10 +371,10 @@ TEST_CASE("a rank that leaves without its part in a message is named") {
       const int gone = rank.size() - 1;
       if (rank.rank() == gone) return;  // ends its world at once
       const absl::Status status =
-          Rank::Finish(send ? rank.group().Send({m.whole()}, gone, 0) : rank.group().Recv({m.whole()}, gone, 0));
+          (send ? rank.group().Send(m.whole(), gone, 0) : rank.group().Recv(m.whole(), gone, 0)).Wait();
       // What is sent may be taken over just before the rank leaves.
       if (!send || !status.ok()) RANK_CHECK_STATUS(status, StatusCode::kUnavailable, absl::StrCat("rank ", gone));
-      RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
+      RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
     });
   }
 }
@@ -391,11 +385,11 @@ TEST_CASE("what a rank sent before it left arrives") {
     double value = 7;
     const Buffer buffer{&value, 1, DType::kFloat64, {}};
     if (rank.rank() == 0) {
-      RANK_CHECK_OK(Rank::Finish(rank.group().Send({buffer}, 1, 0)));
+      RANK_CHECK_OK(rank.group().Send(buffer, 1, 0).Wait());
     } else if (rank.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       value = 0;
-      RANK_CHECK_OK(Rank::Finish(rank.group().Recv({buffer}, 0, 0)));
+      RANK_CHECK_OK(rank.group().Recv(buffer, 0, 0).Wait());
       RANK_CHECK_EQ(value, 7.0);
     }
   });
@@ -407,10 +401,10 @@ TEST_CASE("Abort ends messages, with its cause") {
     Memory m(rank, Placement::kMixed, DType::kFloat32, 100'000);
     std::vector<Work> works;
     if (rank.rank() == 0) {
-      for (int k = 0; k < 20; ++k) works.push_back(RANK_VALUE(rank.group().Send({m.whole()}, 1, k)));
-      works.push_back(RANK_VALUE(rank.group().Recv({m.whole()}, 1, 0)));
+      for (int k = 0; k < 20; ++k) works.push_back(rank.group().Send(m.whole(), 1, k));
+      works.push_back(rank.group().Recv(m.whole(), 1, 0));
     } else {
-      works.push_back(RANK_VALUE(rank.group().Recv({m.Range(0, 10)}, 0, 100)));
+      works.push_back(rank.group().Recv(m.Range(0, 10), 0, 100));
     }
     rank.Meet();
     if (rank.rank() == rank.size() - 1) rank.group().Abort(absl::DataLossError("the disk is full"));
@@ -421,8 +415,8 @@ TEST_CASE("Abort ends messages, with its cause") {
     }
     RANK_CHECK(!last.ok());
     rank.Meet();
-    RANK_CHECK_STATUS(rank.group().Send({m.whole()}, rank.rank() == 0 ? 1 : 0, 0), StatusCode::kAborted, "the disk");
-    RANK_CHECK_STATUS(rank.group().Recv({m.whole()}, rank.rank() == 0 ? 1 : 0, 0), StatusCode::kAborted, "the disk");
+    RANK_CHECK_STATUS(rank.group().Send(m.whole(), rank.rank() == 0 ? 1 : 0, 0), StatusCode::kAborted, "the disk");
+    RANK_CHECK_STATUS(rank.group().Recv(m.whole(), rank.rank() == 0 ? 1 : 0, 0), StatusCode::kAborted, "the disk");
   });
 }
 
@@ -432,14 +426,14 @@ TEST_CASE("an expired Wait leaves the message under way") {
     Memory m(rank, Placement::kMixed, DType::kFloat32, 50'000);
     m.Fill(rank.rank());
     if (rank.rank() == 1) {
-      Work recv = RANK_VALUE(rank.group().Recv({m.whole()}, 0, 0));
+      Work recv = rank.group().Recv(m.whole(), 0, 0);
       RANK_CHECK_STATUS(recv.Wait(absl::Now() + absl::Milliseconds(20)), StatusCode::kDeadlineExceeded, "recv");
       rank.Meet();
       RANK_CHECK_OK(recv.Wait());
       RANK_CHECK_EQ(m.Get(49'999), 0.0);
     } else {
       rank.Meet();
-      if (rank.rank() == 0) RANK_CHECK_OK(Rank::Finish(rank.group().Send({m.whole()}, 1, 0)));
+      if (rank.rank() == 0) RANK_CHECK_OK(rank.group().Send(m.whole(), 1, 0).Wait());
     }
   });
 }

@@ -21,7 +21,7 @@ TEST_CASE("broadcast from every root") {
             Memory m(rank, placement, dtype, count);
             for (size_t i = 0; i < count; ++i) m.Set(i, Value(dtype, rank.rank(), i));
             const std::vector<Buffer> ranges = m.Cut(3, static_cast<unsigned>(rank.rank()));
-            RANK_CHECK_OK(rank.Finish(rank.group().Broadcast(ranges, root)));
+            RANK_CHECK_OK(rank.group().Broadcast(ranges, root).Wait());
             for (size_t i = 0; i < count; ++i) RANK_CHECK_EQ(m.Get(i), Value(dtype, root, i));
           }
         }
@@ -36,7 +36,7 @@ TEST_CASE("broadcast of many chunks") {
       const int root = rank.size() - 1;
       Memory m(rank, placement, DType::kFloat32, 700'001);
       for (size_t i = 0; i < m.count(); ++i) m.Set(i, Value(DType::kFloat32, rank.rank(), i));
-      RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({m.whole()}, root)));
+      RANK_CHECK_OK(rank.group().Broadcast(m.whole(), root).Wait());
       for (size_t i = 0; i < m.count(); ++i) RANK_CHECK_EQ(m.Get(i), Value(DType::kFloat32, root, i));
     }
   });
@@ -61,7 +61,7 @@ void CheckAllGather(Rank& rank, DType dtype, Placement placement, size_t count, 
   } else {
     outs = out.Cut(pieces, seed + 1);
   }
-  RANK_CHECK_OK(rank.Finish(rank.group().AllGather(ins, outs)));
+  RANK_CHECK_OK(rank.group().AllGather(ins, outs).Wait());
   for (int r = 0; r < rank.size(); ++r) {
     for (size_t i = 0; i < count; ++i) {
       RANK_CHECK_EQ(out.Get(static_cast<size_t>(r) * count + i), Value(dtype, r, i));
@@ -96,11 +96,11 @@ TEST_CASE("a barrier ends when the last rank has come, not before") {
   RunOnRanks([](Rank& rank) {
     for (int late = 0; late < rank.size(); ++late) {
       Work work;
-      if (rank.rank() != late) work = RANK_VALUE(rank.group().Barrier());
+      if (rank.rank() != late) work = rank.group().Barrier();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (rank.rank() != late) RANK_CHECK(!work.Done());
       rank.Meet();
-      if (rank.rank() == late) work = RANK_VALUE(rank.group().Barrier());
+      if (rank.rank() == late) work = rank.group().Barrier();
       RANK_CHECK_OK(work.Wait());
       RANK_CHECK(work.Done());
     }
@@ -124,7 +124,7 @@ TEST_CASE("allocated memory is zero, page-aligned and each rank's own") {
       std::memset(memory.data(), 'a' + rank.rank(), bytes);
       kept.push_back(memory);
     }
-    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
     for (const Allocation& memory : kept) {
       const char* data = static_cast<const char*>(memory.data());
       RANK_CHECK(IsFilled(data, memory.bytes(), static_cast<char>('a' + rank.rank())));
@@ -140,7 +140,7 @@ TEST_CASE("memory that was given back is zero when it is allocated again") {
       RANK_CHECK(IsFilled(data, memory.bytes(), 0));
       std::memset(data, 1, memory.bytes());
       const Buffer whole = memory.View(DType::kInt8, 0, memory.bytes());
-      RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole})));
+      RANK_CHECK_OK(rank.group().AllReduce(whole, whole).Wait());
       RANK_CHECK_EQ(static_cast<int>(data[memory.bytes() - 1]), rank.size());
     }
   });
@@ -153,7 +153,7 @@ TEST_CASE("an allocation outlives its group") {
     memory = RANK_VALUE(rank.group().Allocate(300'000, Device{}));
     std::memset(memory.data(), 1 + rank.rank(), memory.bytes());
     const Buffer whole = memory.View(DType::kInt8, 0, memory.bytes());
-    RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({whole}, 0)));
+    RANK_CHECK_OK(rank.group().Broadcast(whole, 0).Wait());
   });
   for (Allocation& memory : kept) {
     if (memory.data() == nullptr) continue;  // another process's
@@ -178,7 +178,7 @@ TEST_CASE("the world says who is who") {
     Memory seen(rank, Placement::kOrdinary, DType::kInt32, static_cast<size_t>(rank.size()));
     Memory mine(rank, Placement::kOrdinary, DType::kInt32, 1);
     mine.Set(0, rank.rank());
-    RANK_CHECK_OK(rank.Finish(rank.group().AllGather({mine.whole()}, {seen.whole()})));
+    RANK_CHECK_OK(rank.group().AllGather(mine.whole(), seen.whole()).Wait());
     for (int r = 0; r < rank.size(); ++r) RANK_CHECK_EQ(seen.Get(static_cast<size_t>(r)), static_cast<double>(r));
   });
 }

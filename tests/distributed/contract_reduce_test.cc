@@ -53,7 +53,7 @@ void CheckAllReduce(Rank& rank, const Case& c, Values values = WholeNumbers) {
   const unsigned seed = static_cast<unsigned>(rank.rank() + 10);
   const std::vector<Buffer> ins = in.Cut(c.pieces, seed);
   const std::vector<Buffer> outs = c.in_place ? ins : out.Cut(c.pieces, seed + 1);
-  RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(ins, outs, c.options)));
+  RANK_CHECK_OK(rank.group().AllReduce(ins, outs, c.options).Wait());
   for (size_t i = 0; i < c.count; ++i) {
     const double expected = Expected(c, rank.size(), i, values);
     RANK_CHECK(out.Get(i) == expected, c.Text(i), ": ", out.Get(i), " not ", expected);
@@ -79,7 +79,7 @@ void CheckReduceScatter(Rank& rank, const Case& c) {
   } else {
     ins = in.Cut(c.pieces + 1, seed + 1);
   }
-  RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter(ins, outs, c.options)));
+  RANK_CHECK_OK(rank.group().ReduceScatter(ins, outs, c.options).Wait());
   for (size_t i = 0; i < c.count; ++i) {
     const double got = c.in_place ? in.Get(mine + i) : other.Get(i);
     RANK_CHECK(got == Expected(c, rank.size(), mine + i, WholeNumbers), c.Text(i), ": ", got, " not ",
@@ -187,10 +187,10 @@ TEST_CASE("an operation on nothing, without an address") {
   RunOnRanks([](Rank& rank) {
     ProcessGroup& group = rank.group();
     const Buffer nothing = {nullptr, 0, DType::kFloat32, {}};
-    RANK_CHECK_OK(rank.Finish(group.AllReduce({nothing}, {nothing})));
-    RANK_CHECK_OK(rank.Finish(group.Broadcast({nothing}, 0)));
-    RANK_CHECK_OK(rank.Finish(group.AllGather({nothing}, {nothing})));
-    RANK_CHECK_OK(rank.Finish(group.ReduceScatter({nothing}, {nothing})));
+    RANK_CHECK_OK(group.AllReduce(nothing, nothing).Wait());
+    RANK_CHECK_OK(group.Broadcast(nothing, 0).Wait());
+    RANK_CHECK_OK(group.AllGather(nothing, nothing).Wait());
+    RANK_CHECK_OK(group.ReduceScatter(nothing, nothing).Wait());
   });
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("the average of integers is truncated toward zero") {
       Memory m(rank, Placement::kAllocated, dtype, 2);
       m.Set(0, rank.rank() == 0 ? -7 : 0);
       m.Set(1, rank.rank() == 0 ? 7 : 0);
-      RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, With(ReduceOp::kAvg))));
+      RANK_CHECK_OK(rank.group().AllReduce(m.whole(), m.whole(), With(ReduceOp::kAvg)).Wait());
       RANK_CHECK_EQ(m.Get(0), -std::floor(7.0 / rank.size()));
       RANK_CHECK_EQ(m.Get(1), std::floor(7.0 / rank.size()));
     }
@@ -269,7 +269,7 @@ TEST_CASE("sums are made in rank order and do not depend on how a tensor is cut,
       for (size_t i = 0; i < kCount; ++i) m.Set(i, Awkward(rank.rank(), i));
       std::vector<Work> works;
       for (const Buffer& piece : m.Cut(40, run)) {
-        works.push_back(RANK_VALUE(rank.group().AllReduce({piece}, {piece}, c.options)));
+        works.push_back(rank.group().AllReduce(piece, piece, c.options));
       }
       for (Work& work : works) RANK_CHECK_OK(work.Wait());
       for (size_t i = 0; i < kCount; ++i) {
@@ -292,7 +292,7 @@ TEST_CASE("infinities and NaNs raise the flag on all ranks") {
           uint32_t flag = 7;
           ReduceOptions options = With(ReduceOp::kAvg);
           options.nonfinite = &flag;
-          RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, options)));
+          RANK_CHECK_OK(rank.group().AllReduce(m.whole(), m.whole(), options).Wait());
           RANK_CHECK_EQ(flag, bad == 0 ? 7u : 1u);
         }
       }
@@ -303,7 +303,7 @@ TEST_CASE("infinities and NaNs raise the flag on all ranks") {
     uint32_t flag = 0;
     ReduceOptions options = With(ReduceOp::kAvg);
     options.nonfinite = &flag;
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, options)));
+    RANK_CHECK_OK(rank.group().AllReduce(m.whole(), m.whole(), options).Wait());
     RANK_CHECK_EQ(flag, 0u);
     RANK_CHECK_EQ(m.Get(50), 60'000.0);
   });
@@ -321,7 +321,7 @@ TEST_CASE("a sum that overflows as it is stored raises the flag on all ranks") {
         ReduceOptions options;
         options.nonfinite = &flag;
         const Buffer result = in == out ? from.whole() : to.whole();
-        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({from.whole()}, {result}, options)));
+        RANK_CHECK_OK(rank.group().AllReduce(from.whole(), result, options).Wait());
         RANK_CHECK_EQ(std::isinf(GetElement(out, result.data, where)), overflows);
         RANK_CHECK_EQ(flag, overflows ? 1u : 7u);
       }
@@ -344,7 +344,7 @@ TEST_CASE("minimum and maximum hand on a NaN") {
         Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
         m.Fill(rank.rank());
         if (rank.rank() == from) m.Set(37, std::numeric_limits<double>::quiet_NaN());
-        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({m.whole()}, {m.whole()}, With(op))));
+        RANK_CHECK_OK(rank.group().AllReduce(m.whole(), m.whole(), With(op)).Wait());
         RANK_CHECK(std::isnan(m.Get(37)));
         RANK_CHECK_EQ(m.Get(36), op == ReduceOp::kMin ? 0.0 : rank.size() - 1.0);
       }
@@ -384,19 +384,19 @@ TEST_CASE("more than 2^31 bytes", "[.][large]") {
       uint8_t* const data = static_cast<uint8_t*>(memory.data());
       Tile(pattern(rank.rank()), data, kCount);
       const Buffer whole = memory.View(DType::kUInt8, 0, kCount);
-      RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole})));
+      RANK_CHECK_OK(rank.group().AllReduce(whole, whole).Wait());
       RANK_CHECK(IsTiled(sum, data, kCount));
     }
     std::vector<uint8_t> ordinary(kCount);
     if (rank.rank() == 1) Tile(sum, ordinary.data(), kCount);
     const Buffer buffer = {ordinary.data(), kCount, DType::kUInt8, {}};
-    RANK_CHECK_OK(rank.Finish(rank.group().Broadcast({buffer}, 1)));
+    RANK_CHECK_OK(rank.group().Broadcast(buffer, 1).Wait());
     RANK_CHECK(IsTiled(sum, ordinary.data(), kCount));
     if (rank.rank() == 0) {
       Tile(pattern(0), ordinary.data(), kCount);
-      RANK_CHECK_OK(rank.Finish(rank.group().Send({buffer}, 1, 0)));
+      RANK_CHECK_OK(rank.group().Send(buffer, 1, 0).Wait());
     } else if (rank.rank() == 1) {
-      RANK_CHECK_OK(rank.Finish(rank.group().Recv({buffer}, 0, 0)));
+      RANK_CHECK_OK(rank.group().Recv(buffer, 0, 0).Wait());
       RANK_CHECK(IsTiled(pattern(0), ordinary.data(), kCount));
     }
     // Rank r's part of the sum of what all have.
@@ -404,7 +404,7 @@ TEST_CASE("more than 2^31 bytes", "[.][large]") {
     const size_t part = kCount / static_cast<size_t>(rank.size());
     const Buffer in = {ordinary.data(), part * static_cast<size_t>(rank.size()), DType::kUInt8, {}};
     const Buffer out = {ordinary.data() + part * static_cast<size_t>(rank.rank()), part, DType::kUInt8, {}};
-    RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter({in}, {out})));
+    RANK_CHECK_OK(rank.group().ReduceScatter(in, out).Wait());
     std::vector<uint8_t> expected(kCount);
     Tile(sum, expected.data(), kCount);
     for (size_t i = 0; i < part; ++i) {

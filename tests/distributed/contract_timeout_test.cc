@@ -26,8 +26,8 @@ TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") 
           const std::string name = absl::StrCat("rank ", late);
           if (rank.rank() != late) {
             const absl::Time begin = absl::Now();
-            Work work = RANK_VALUE(rank.group().AllReduce({m.whole()}, {m.whole()}));
-            Work behind = RANK_VALUE(rank.group().Barrier());
+            Work work = rank.group().AllReduce(m.whole(), m.whole());
+            Work behind = rank.group().Barrier();
             RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
             RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
             const absl::Duration took = absl::Now() - begin;
@@ -35,8 +35,8 @@ TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") 
           }
           rank.Meet();
           // Now it comes, too late.
-          RANK_CHECK_STATUS(Rank::Finish(rank.group().AllReduce({m.whole()}, {m.whole()})),
-                            StatusCode::kDeadlineExceeded, "all_reduce", name);
+          RANK_CHECK_STATUS(rank.group().AllReduce(m.whole(), m.whole()).Wait(), StatusCode::kDeadlineExceeded,
+                            "all_reduce", name);
         },
         options);
   }
@@ -57,9 +57,9 @@ TEST_CASE("a missing root of a broadcast is to blame, whoever else has not come"
             RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "broadcast", "did not arrive: rank 0");
             RANK_CHECK(FailedRanks(status) == std::vector<int>{0}, status.ToString());
           };
-          if (!late) check(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)));
+          if (!late) check(rank.group().Broadcast(m.whole(), 0).Wait());
           rank.Meet();
-          if (late) check(Rank::Finish(rank.group().Broadcast({m.whole()}, 0)));
+          if (late) check(rank.group().Broadcast(m.whole(), 0).Wait());
         },
         options);
   }
@@ -82,10 +82,10 @@ TEST_CASE("time in which earlier operations made progress does not count", "[tim
         std::vector<Work> works;
         for (size_t i = 0; i < kCount; ++i) {
           if (slow) absl::SleepFor(absl::Milliseconds(100));
-          works.push_back(RANK_VALUE(rank.group().AllReduce({sums.Range(i, 1)}, {sums.Range(i, 1)})));
+          works.push_back(rank.group().AllReduce(sums.Range(i, 1), sums.Range(i, 1)));
           if (!messages) continue;
-          works.push_back(RANK_VALUE(rank.group().Send({sent.whole()}, peer, 1)));
-          works.push_back(RANK_VALUE(rank.group().Recv({received.Range(i * 10'000, 10'000)}, peer, 1)));
+          works.push_back(rank.group().Send(sent.whole(), peer, 1));
+          works.push_back(rank.group().Recv(received.Range(i * 10'000, 10'000), peer, 1));
         }
         for (Work& work : works) RANK_CHECK_OK(work.Wait());
         for (size_t i = 0; i < kCount; ++i) RANK_CHECK_EQ(sums.Get(i), static_cast<double>(rank.size()));
@@ -99,7 +99,7 @@ TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
   RunOnRanks(
       [](Rank& rank) {
         for (int i = 0; i < 2; ++i) {
-          RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+          RANK_CHECK_OK(rank.group().Barrier().Wait());
           rank.Meet();
           std::this_thread::sleep_for(std::chrono::milliseconds(1300));
           rank.Meet();

@@ -114,12 +114,14 @@ class RoundingGroup final : public ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
   absl::string_view backend() const override { return "rounding"; }
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream) override {
-    const Buffer mine = in[0];
+  Work Start(const Call& call) override {
+    if (call.kind != Call::Kind::kAllReduce) return ForwardingGroup::Start(call);
+    const ReduceOptions& options = call.reduce;
+    const Buffer mine = call.in[0];
     const size_t bytes = mine.count * SizeOf(mine.dtype);
     std::vector<char> all(bytes * static_cast<size_t>(size()));
     const Buffer from{mine.data, bytes, DType::kUInt8, {}}, to{all.data(), all.size(), DType::kUInt8, {}};
-    if (absl::Status s = Rank::Finish(AllGather({&from, 1}, {&to, 1}, {})); !s.ok()) return s;
+    if (absl::Status s = AllGather(from, to).Wait(); !s.ok()) return s;
     const double post = options.postscale / (options.op == ReduceOp::kAvg ? size() : 1);
     std::vector<char> sum(SizeOf(mine.dtype));
     for (size_t i = 0; i < mine.count; ++i) {
@@ -128,7 +130,7 @@ class RoundingGroup final : public ForwardingGroup {
         const double x = GetElement(mine.dtype, all.data() + r * bytes, i) * options.prescale;
         SetElement(mine.dtype, sum.data(), 0, GetElement(mine.dtype, sum.data(), 0) + x);
       }
-      SetElement(out[0].dtype, out[0].data, i, GetElement(mine.dtype, sum.data(), 0) * post);
+      SetElement(call.out[0].dtype, call.out[0].data, i, GetElement(mine.dtype, sum.data(), 0) * post);
     }
     return Work();
   }
@@ -241,7 +243,7 @@ TEST_CASE("gradients are measured and clipped together, alike on all ranks") {
     double norm = RANK_VALUE(model->GradNorm()), rank0 = norm;
     RANK_CHECK(std::abs(norm - 10) < 1e-4, norm);
     const Buffer bits{&rank0, sizeof rank0, DType::kUInt8, {}};
-    RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast({&bits, 1}, 0)));
+    RANK_CHECK_OK(rank.group().Broadcast(bits, 0).Wait());
     RANK_CHECK(std::memcmp(&norm, &rank0, sizeof norm) == 0);
 
     // What is not finite is told, and not made worse.

@@ -27,12 +27,12 @@ class DelayedGroup final : public ForwardingGroup {
   DelayedGroup(ProcessGroup& group, Clock& clock, int64_t delay)
       : ForwardingGroup(group), clock_(clock), delay_(delay) {}
 
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    absl::StatusOr<Work> work = ForwardingGroup::AllReduce(in, out, options, after);
-    if (!work.ok()) return work;
+  Work Start(const Call& call) override {
+    Work work = ForwardingGroup::Start(call);
+    if (call.kind != Call::Kind::kAllReduce || !work.call_status().ok()) return work;
     called.push_back(clock_.now);
     clock_.link_free = std::max(clock_.now, clock_.link_free) + delay_;
-    return Work(new Delayed(*std::move(work), clock_, clock_.link_free));
+    return Work(new Delayed(std::move(work), clock_, clock_.link_free));
   }
 
   void Progress() override {
@@ -202,7 +202,7 @@ TEST_CASE("every rank takes rank 0's plan") {
     for (const BucketTimes& b : model->statistics().buckets) mine.push_back(b.bytes);
     std::vector<uint64_t> rank0 = mine;
     const Buffer buffer{rank0.data(), rank0.size() * 8, DType::kUInt8, {}};
-    RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast({&buffer, 1}, 0)));
+    RANK_CHECK_OK(rank.group().Broadcast(buffer, 0).Wait());
     RANK_CHECK(mine == rank0);
   });
 }
@@ -271,7 +271,7 @@ TEST_CASE("automatic bucket sizes are the same on all ranks, and give the same b
     RANK_CHECK_EQ(bytes, size_t{40 * 80'000});
     uint64_t here[2] = {largest, model->statistics().buckets.size()}, rank0[2] = {here[0], here[1]};
     const Buffer buffer{rank0, sizeof rank0, DType::kUInt8, {}};
-    RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast({&buffer, 1}, 0)));
+    RANK_CHECK_OK(rank.group().Broadcast(buffer, 0).Wait());
     RANK_CHECK(here[0] == rank0[0] && here[1] == rank0[1]);
     CheckStep(rank, *model, Backwards(40), 1);
   });
@@ -285,7 +285,7 @@ TEST_CASE("a bucket is done when its reduction has ended, not when this rank loo
     for (int step = 0; step < 3; ++step) {
       Announce(rank, *model, {1}, step);
       // Comes behind the bucket's reduction, and ends it without the model.
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
       Announce(rank, *model, {0}, step);
       RANK_CHECK_OK(model->FinishBackward());
       const std::vector<BucketTimes> b = model->statistics().buckets;

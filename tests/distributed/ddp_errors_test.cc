@@ -119,7 +119,7 @@ void CheckDifference(const std::function<void(std::vector<Parameter>&, DdpOption
                         absl::StrCat("rank ", rank.size() - 1));
     }
     // Nothing was begun, so the group still works.
-    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
   });
 }
 
@@ -270,11 +270,11 @@ TEST_CASE("a model destroyed between steps, or in one that is not reduced, leave
       Model model = Make(rank, MakeParameters({100, 100}));
       CheckStep(rank, *model, {1, 0}, 0);
       if (local) {
-        model->SetIsLastMicrobatch(false);
+        const DistributedDataParallel::NoSync no_sync(*model);
         model->GradReady(1);
       }
       model.reset();
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
     }
   });
 }
@@ -291,7 +291,7 @@ TEST_CASE("a model destroyed in the middle of a step ends the job with a reason,
       rank.Meet();
     }
     rank.Meet();
-    RANK_CHECK_STATUS(Rank::Finish(rank.group().Barrier()), StatusCode::kAborted, "destroyed");
+    RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kAborted, "destroyed");
   });
 }
 

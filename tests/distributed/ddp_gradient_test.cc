@@ -1,5 +1,6 @@
 // DistributedDataParallel: where gradients live, and which of them there are.
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,27 +117,6 @@ TEST_CASE("a gradient announced without memory is named") {
 
 // --- micro-batches --------------------------------------------------------------------------------------------------
 
-TEST_CASE("the last micro-batch may be told beforehand instead") {
-  RunOnRanks([](Rank& rank) {
-    const Model model = Make(rank, MakeParameters(kCounts));
-    for (int round = 0; round < 2; ++round) {
-      model->ZeroGrad();
-      for (int part = 0; part < 3; ++part) {
-        model->SetIsLastMicrobatch(part == 2);
-        for (const size_t p : Backwards(model->size())) {
-          WriteGradient(rank, *model, p, part, /*add=*/true);
-          model->GradReady(p);
-        }
-        RANK_CHECK_OK(model->FinishBackward());
-      }
-      CheckGradients(rank, *model, [&](size_t p, size_t i) {
-        return Average(rank.size(), p, i, 0) + Average(rank.size(), p, i, 1) + Average(rank.size(), p, i, 2);
-      });
-      RANK_CHECK_EQ(model->statistics().steps, int64_t{round + 1});
-    }
-  });
-}
-
 TEST_CASE("a parameter used in an earlier micro-batch only is no unused one") {
   RunOnRanks([](Rank& rank) {
     for (const bool copied : {false, true}) {
@@ -149,10 +129,10 @@ TEST_CASE("a parameter used in an earlier micro-batch only is no unused one") {
           RANK_CHECK_OK(model->SetGrad(0, {memory.data(), 100, DType::kFloat32, {}}));
           RANK_CHECK_OK(model->SetGrad(1, {memory.data() + 100, 200, DType::kFloat32, {}}));
         }
-        model->SetIsLastMicrobatch(false);
+        auto local = std::make_unique<DistributedDataParallel::NoSync>(*model);
         Announce(rank, *model, {1, 0}, round);
         RANK_CHECK_OK(model->FinishBackward());
-        model->SetIsLastMicrobatch(true);
+        local.reset();
         model->GradReady(1);  // has nothing to add; parameter 0 took no part
         RANK_CHECK_OK(model->FinishBackward());
         CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, round); });
@@ -220,7 +200,7 @@ TEST_CASE("what an accumulation has announced stays announced when parameters ch
         if (copied) parameters[0].grad = {own.data(), own.size(), DType::kFloat32, {}};
         const Model model = Make(rank, parameters, options);
         CheckStep(rank, *model, {3, 2, 1, 0}, 0);
-        model->SetIsLastMicrobatch(false);
+        auto local = std::make_unique<DistributedDataParallel::NoSync>(*model);
         Announce(rank, *model, {3, 2, 1, 0}, 1);
         RANK_CHECK_OK(model->FinishBackward());
         // "head" comes, layer1 goes, layer2 is frozen: layer0 is now number 1, layer2 number 2, layer3 number 3.
@@ -229,7 +209,7 @@ TEST_CASE("what an accumulation has announced stays announced when parameters ch
         next[2].frozen = true;
         RANK_CHECK_OK(model->SetParameters(next));
         RANK_CHECK_OK(model->BeginForward());
-        model->SetIsLastMicrobatch(true);
+        local.reset();
         // The last micro-batch has nothing to add to layer0 (number 1); on rank 0 nothing to layer3 either.
         WriteGradient(rank, *model, 0, 2);
         model->GradReady(0);
@@ -256,7 +236,7 @@ TEST_CASE("what an accumulation has announced stays announced when parameters ch
 TEST_CASE("a parameter that is frozen within an accumulation has nothing announced when it is thawed") {
   RunOnRanks([](Rank& rank) {
     const Model model = Make(rank, MakeParameters({100, 200}));
-    model->SetIsLastMicrobatch(false);
+    auto local = std::make_unique<DistributedDataParallel::NoSync>(*model);
     Announce(rank, *model, {1, 0}, 0);
     RANK_CHECK_OK(model->FinishBackward());
     std::vector<Parameter> next = MakeParameters({100, 200});
@@ -264,7 +244,7 @@ TEST_CASE("a parameter that is frozen within an accumulation has nothing announc
       next[1].frozen = frozen;
       RANK_CHECK_OK(model->SetParameters(next));
     }
-    model->SetIsLastMicrobatch(true);
+    local.reset();
     rank.Meet();
     const absl::Status status = model->FinishBackward();
     RANK_CHECK(absl::StrContains(status.message(), "without a gradient for 'layer1.weight';"), status.ToString());
@@ -416,7 +396,8 @@ TEST_CASE("buffers are rank 0's at the beginning of every forward pass that foll
         RANK_CHECK_EQ(mean[1], static_cast<float>(from + step));
         RANK_CHECK_EQ(batches, int64_t{1000 * step + from});
         RANK_CHECK_EQ(int{flags[4]}, from);
-        model->SetIsLastMicrobatch(step != 1);
+        std::optional<DistributedDataParallel::NoSync> local;
+        if (step == 1) local.emplace(*model);
         Announce(rank, *model, {0}, step);
         RANK_CHECK_OK(model->FinishBackward());
       }

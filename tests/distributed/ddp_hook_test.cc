@@ -33,7 +33,7 @@ class ObservingHook final : public CommHook {
     prepared.assign(buckets.begin(), buckets.end());
     return absl::OkStatus();
   }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
     RANK_CHECK_EQ(round, 0);
     RANK_CHECK_EQ(bucket.index, next_);
     next_ = bucket.is_last ? 0 : next_ + 1;
@@ -49,7 +49,7 @@ class ObservingHook final : public CommHook {
         RANK_CHECK(got == expected, g.name, " at ", i, ": ", got, " not ", expected);
       }
     }
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
   }
   absl::Status Finish(const GradBucket& bucket) override {
     for (size_t i = 0; i < bucket.buffer.count; ++i) {
@@ -109,10 +109,10 @@ class TwoRounds final : public CommHook {
   explicit TwoRounds(unsigned seed) : random_(seed) {}
   std::string name() const override { return "two_rounds"; }
   int rounds() const override { return 2; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 100));
-    if (round == 1) return group.Broadcast({&bucket.buffer, 1}, static_cast<int>(bucket.index) % group.size());
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+    if (round == 1) return group.Broadcast(bucket.buffer, static_cast<int>(bucket.index) % group.size());
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
   }
 
  private:
@@ -138,11 +138,11 @@ TEST_CASE("hooks of several rounds make the same calls on all ranks") {
 class ShareHook final : public CommHook {
  public:
   std::string name() const override { return "share"; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     for (size_t i = 0; i < bucket.buffer.count; ++i) {
       SetElement(bucket.buffer.dtype, bucket.buffer.data, i, bucket.share);
     }
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
   }
 };
 
@@ -182,13 +182,13 @@ class FailingHook final : public CommHook {
   enum class How { kNever, kStatus, kThrow, kThrowInt, kFinishThrow };
   explicit FailingHook(How how) : how_(how) {}
   std::string name() const override { return "failing"; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     if (bucket.step == 1 && bucket.index == 1) {
       if (how_ == How::kStatus) return absl::DataLossError("the codebook is empty");
       if (how_ == How::kThrow) throw std::runtime_error("the codebook is empty");
       if (how_ == How::kThrowInt) throw 5;
     }
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
   }
   absl::Status Finish(const GradBucket& bucket) override {
     if (how_ == How::kFinishThrow && bucket.step == 1) throw std::runtime_error("the codebook is empty");

@@ -26,11 +26,11 @@ constexpr char kCanary = 0x5a;
 class WatchedGroup final : public ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    for (const Buffer& b : in) {
-      if (options.bucket >= 0) reduced.push_back(b);
+  Work Start(const Call& call) override {
+    for (const Buffer& b : call.in) {
+      if (call.kind == Call::Kind::kAllReduce && call.reduce.bucket >= 0) reduced.push_back(b);
     }
-    return ForwardingGroup::AllReduce(in, out, options, after);
+    return ForwardingGroup::Start(call);
   }
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
     allocated += bytes;
@@ -374,7 +374,7 @@ TEST_CASE("a model keeps the allocation that its gradients lie in, and takes it 
       RANK_CHECK_EQ(group.registered, registered ? 0 : 1);
       for (int step = 1; step < 3; ++step) CheckedStep(rank, *model, step);
       for (const Buffer& b : group.reduced) {
-        RANK_CHECK(group.Find(b.data, b.count * SizeOf(b.dtype)).has_value());
+        RANK_CHECK(FindAllocation(group, b.data, b.count * SizeOf(b.dtype)).has_value());
       }
     }
   });
@@ -385,22 +385,22 @@ TEST_CASE("a group tells where memory lies in what it has allocated") {
     Allocation first = RANK_VALUE(rank.group().Allocate(1000, Device{}));
     const Allocation second = RANK_VALUE(rank.group().Allocate(5000, Device{}));
     const char* const data = static_cast<const char*>(second.data());
-    const std::optional<AllocatedRange> whole = rank.group().Find(data, 5000);
+    const std::optional<AllocatedRange> whole = FindAllocation(rank.group(), data, 5000);
     RANK_CHECK(whole.has_value() && whole->offset == 0 && whole->memory.owner() == second.owner());
-    const std::optional<AllocatedRange> part = rank.group().Find(data + 77, 10);
+    const std::optional<AllocatedRange> part = FindAllocation(rank.group(), data + 77, 10);
     RANK_CHECK(part.has_value() && part->offset == 77 && part->number == whole->number);
-    RANK_CHECK(!rank.group().Find(data + 4999, 2).has_value());
-    RANK_CHECK(!rank.group().Find(data - 1, 2).has_value());
-    RANK_CHECK(!rank.group().Find(&rank, 1).has_value());
-    RANK_CHECK(rank.group().Find(first.data(), 1)->number != whole->number);
+    RANK_CHECK(!FindAllocation(rank.group(), data + 4999, 2).has_value());
+    RANK_CHECK(!FindAllocation(rank.group(), data - 1, 2).has_value());
+    RANK_CHECK(!FindAllocation(rank.group(), &rank, 1).has_value());
+    RANK_CHECK(FindAllocation(rank.group(), first.data(), 1)->number != whole->number);
     const void* const freed = first.data();
     first = Allocation();
-    RANK_CHECK(!rank.group().Find(freed, 1).has_value());
+    RANK_CHECK(!FindAllocation(rank.group(), freed, 1).has_value());
     // Registered memory, too.
     const std::unique_ptr<ProcessGroup> split = RANK_VALUE(rank.group().Split(0, rank.rank()));
-    RANK_CHECK(!split->Find(data, 5000).has_value());
+    RANK_CHECK(!FindAllocation(*split, data, 5000).has_value());
     RANK_CHECK_OK(split->Register(second));
-    RANK_CHECK(split->Find(data + 1, 4999).has_value());
+    RANK_CHECK(FindAllocation(*split, data + 1, 4999).has_value());
   });
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -160,7 +161,8 @@ TEST_CASE("steps that are not reduced are nobody else's business") {
     for (int step = 0; step < Steps(rank.rank(), rank.size()); ++step) {
       model->ZeroGrad();
       for (int part = 0; part <= rank.rank(); ++part) {  // as many micro-batches as the rank likes
-        model->SetIsLastMicrobatch(part == rank.rank());
+        std::optional<DistributedDataParallel::NoSync> local;
+        if (part != rank.rank()) local.emplace(*model);
         for (const size_t p : Backwards(2)) {
           WriteGradient(rank, *model, p, step, /*add=*/true);
           model->GradReady(p);

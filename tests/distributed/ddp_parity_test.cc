@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -34,7 +35,6 @@ struct Setting {
   bool some_own = false;         // some gradients of the caller's,
   bool own_16bit = false;        // of another type than their values
   int micro_batches = 1;
-  bool is_last_style = false;
   bool unused = false;
   bool unequal_batches = false;  // with weights
   bool join = false;
@@ -80,11 +80,6 @@ const Option kOptions[] = {
     {"Parameter::grad", [](Setting& s) { s.some_own = true; }},
     {"Parameter::grad of another type", [](Setting& s) { s.some_own = s.own_16bit = true; }},
     {"NoSync", [](Setting& s) { s.micro_batches = 3; }},
-    {"SetIsLastMicrobatch",
-     [](Setting& s) {
-       s.micro_batches = 2;
-       s.is_last_style = true;
-     }},
     {"unused=kDetect",
      [](Setting& s) {
        s.unused = true;
@@ -297,13 +292,8 @@ class Trainer {
     model_->ZeroGrad();
     model_->SetWeight(sums() ? 1 : static_cast<double>(Samples(step).size()));
     for (int part = 0; part < s_.micro_batches; ++part) {
-      const bool last = part + 1 == s_.micro_batches;
-      std::unique_ptr<DistributedDataParallel::NoSync> local;
-      if (s_.is_last_style) {
-        model_->SetIsLastMicrobatch(last);
-      } else if (!last) {
-        local = std::make_unique<DistributedDataParallel::NoSync>(*model_);
-      }
+      std::optional<DistributedDataParallel::NoSync> local;
+      if (part + 1 < s_.micro_batches) local.emplace(*model_);
       Backward(step, part, scale);
       RANK_CHECK_OK(model_->FinishBackward());
     }
@@ -381,7 +371,7 @@ Weights TrainAlone(Rank& rank, const Setting& setting, const Weights& many) {
   }
   std::vector<Buffer> buffers;
   for (std::vector<double>& values : one.values) buffers.push_back({values.data(), values.size(), DType::kFloat64, {}});
-  RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast(buffers, 0)));
+  RANK_CHECK_OK(rank.group().Broadcast(buffers, 0).Wait());
   return one;
 }
 

@@ -213,7 +213,7 @@ TEST_CASE("PowerSGD's state belongs to parameters, not to buckets") {
     // All ranks have the same bits.
     std::vector<double> rank0 = results[0];
     const Buffer bytes{rank0.data(), rank0.size() * 8, DType::kUInt8, {}};
-    RANK_CHECK_OK(Rank::Finish(rank.group().Broadcast({&bytes, 1}, 0)));
+    RANK_CHECK_OK(rank.group().Broadcast(bytes, 0).Wait());
     RANK_CHECK(rank0 == results[0]);
   });
 }

@@ -202,15 +202,14 @@ class NotingGroup final : public ForwardingGroup {
     allocated += bytes;
     return ForwardingGroup::Allocate(bytes, device);
   }
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    reduced.insert(reduced.end(), in.begin(), in.end());
-    RANK_CHECK(std::equal(in.begin(), in.end(), out.begin(), out.end(),
-                          [](const Buffer& a, const Buffer& b) { return a.data == b.data; }));
-    return ForwardingGroup::AllReduce(in, out, options, after);
-  }
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
-    ++broadcasts;
-    return ForwardingGroup::Broadcast(buffers, root, after);
+  Work Start(const Call& call) override {
+    broadcasts += call.kind == Call::Kind::kBroadcast;
+    if (call.kind == Call::Kind::kAllReduce) {
+      reduced.insert(reduced.end(), call.in.begin(), call.in.end());
+      RANK_CHECK(std::equal(call.in.begin(), call.in.end(), call.out.begin(), call.out.end(),
+                            [](const Buffer& a, const Buffer& b) { return a.data == b.data; }));
+    }
+    return ForwardingGroup::Start(call);
   }
   size_t allocated = 0;
   std::vector<Buffer> reduced;
@@ -375,9 +374,9 @@ TEST_CASE("statistics of a step agree with themselves") {
 class LateGroup final : public ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    absl::StatusOr<Work> work = ForwardingGroup::AllReduce(in, out, options, after);
-    return work.ok() ? Work(new Late(*std::move(work))) : work;
+  Work Start(const Call& call) override {
+    Work work = ForwardingGroup::Start(call);
+    return call.kind == Call::Kind::kAllReduce ? Work(new Late(std::move(work))) : work;
   }
   static constexpr absl::Duration kLate = absl::Milliseconds(5);
 
@@ -417,10 +416,10 @@ TEST_CASE("what a step waits for in FinishBackward is exposed") {
 class WatchedHook final : public CommHook {
  public:
   std::string name() const override { return "watched"; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     works.resize(std::max(works.size(), bucket.index + 1));
-    absl::StatusOr<Work> work = group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
-    if (work.ok()) works[bucket.index] = *work;
+    Work work = group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
+    works[bucket.index] = work;
     return work;
   }
 

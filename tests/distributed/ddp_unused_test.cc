@@ -109,10 +109,12 @@ TEST_CASE("once the order is known, unused parameters do not keep others from ov
 class CountingGroup final : public ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    maps += in[0].dtype == DType::kUInt8;
-    for (const Buffer& b : in) elements += b.dtype == DType::kUInt8 ? 0 : b.count;
-    return ForwardingGroup::AllReduce(in, out, options, after);
+  Work Start(const Call& call) override {
+    if (call.kind == Call::Kind::kAllReduce) {
+      maps += call.in[0].dtype == DType::kUInt8;
+      for (const Buffer& b : call.in) elements += b.dtype == DType::kUInt8 ? 0 : b.count;
+    }
+    return ForwardingGroup::Start(call);
   }
   int maps = 0;
   size_t elements = 0;

@@ -8,7 +8,7 @@ namespace {
 TEST_CASE("a check fails on one rank while the others wait for it", "[.][fails]") {
   RunOnRanks([](Rank& rank) {
     if (rank.rank() == 1) RANK_CHECK_EQ(1, 2);
-    Rank::Finish(rank.group().Barrier()).IgnoreError();
+    rank.group().Barrier().Wait().IgnoreError();
     rank.Meet();
   });
 }

@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "ddp/collectives.h"
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/observer.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 #include "tests/support/ranks.h"
@@ -113,9 +114,9 @@ class Waiting {
  public:
   Waiting(Rank& rank, size_t count) : rank_(rank), memory_(rank, Placement::kOrdinary, DType::kFloat32, count) {}
 
-  absl::StatusOr<Work> Start() {
+  Work Start() {
     const Buffer whole = memory_.whole();
-    return rank_.group().AllReduce({whole}, {whole}, {.bucket = 3});
+    return rank_.group().AllReduce(whole, whole, {.bucket = 3});
   }
   bool late() const { return rank_.rank() == rank_.size() - 1; }
 
@@ -137,8 +138,8 @@ TEST_CASE("a stall is told once, with the bucket and who is missing, and goes on
           if (first.late()) {
             while (!recorder.Written()) absl::SleepFor(absl::Milliseconds(5));
           }
-          absl::StatusOr<Work> works[] = {first.Start(), second.Start()};
-          for (absl::StatusOr<Work>& work : works) RANK_CHECK_OK(Rank::Finish(std::move(work)));
+          Work works[] = {first.Start(), second.Start()};
+          for (Work& work : works) RANK_CHECK_OK(std::move(work).Wait());
           const uint64_t sequence = count == 10 ? 0 : 2;
           const std::string late = absl::StrCat("rank ", rank.size() - 1);
           CheckToldOnce(rank, {absl::StrCat("rank 0: ", Operation(sequence, count), ", has been waiting for"),
@@ -166,7 +167,7 @@ TEST_CASE("a stall warning that never comes due is never given", "[nodes][timeou
         static_cast<void>(Logged(rank));
         rank.Meet();
         if (waiting.late()) absl::SleepFor(absl::Milliseconds(300));
-        RANK_CHECK_OK(Rank::Finish(waiting.Start()));
+        RANK_CHECK_OK(waiting.Start().Wait());
         rank.Meet();
         for (const std::string& line : Logged(rank)) RANK_CHECK(false, line);
       },
@@ -182,7 +183,7 @@ TEST_CASE("a time-out is told once, with who waits for whom", "[timeout]") {
       [&](Rank& rank) {
         Waiting waiting(rank, 1000);
         if (!waiting.late()) {
-          RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kDeadlineExceeded, "bucket 3");
+          RANK_CHECK_STATUS(waiting.Start().Wait(), absl::StatusCode::kDeadlineExceeded, "bucket 3");
         }
         const std::string late = absl::StrCat("rank ", rank.size() - 1);
         CheckToldOnce(rank, {Operation(0, 1000), "bucket 3: waits for " + late, late + ": no operation called yet"});
@@ -198,8 +199,8 @@ TEST_CASE("ranks that call different things are told side by side") {
   const Recorder recorder;
   RunOnRanks([&](Rank& rank) {
     Waiting same(rank, 10), waiting(rank, rank.rank() == rank.size() - 1 ? 11 : 10);
-    RANK_CHECK_OK(Rank::Finish(same.Start()));
-    RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kFailedPrecondition, "disagree");
+    RANK_CHECK_OK(same.Start().Wait());
+    RANK_CHECK_STATUS(waiting.Start().Wait(), absl::StatusCode::kFailedPrecondition, "disagree");
     CheckToldOnce(rank, {"the ranks part at operation 1: all_reduce(sum, float32, 10 elements), bucket 3 by rank",
                          absl::StrCat("all_reduce(sum, float32, 11 elements), bucket 3 by rank ", rank.size() - 1)});
     RANK_CHECK_EQ(recorder.Take(rank)["parting"].get<uint64_t>(), 1u);
@@ -242,7 +243,7 @@ TEST_CASE("on several nodes each tells what its own ranks are at in a stall", "[
         if (waiting.late()) {
           while (!recorder.Written(".node0") || !recorder.Written(".node1")) absl::SleepFor(absl::Milliseconds(5));
         }
-        RANK_CHECK_OK(Rank::Finish(waiting.Start()));
+        RANK_CHECK_OK(waiting.Start().Wait());
         CheckBothNodes(rank, recorder, "stall");
         // Each of the two has said it once, and the one without the late rank for whom it waits.
         std::string lines;
@@ -264,7 +265,7 @@ TEST_CASE("on several nodes each tells what its own ranks are at after a time-ou
       [&](Rank& rank) {
         Waiting waiting(rank, 1000);
         if (!waiting.late()) {
-          RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kDeadlineExceeded, "bucket 3");
+          RANK_CHECK_STATUS(waiting.Start().Wait(), absl::StatusCode::kDeadlineExceeded, "bucket 3");
         }
         CheckBothNodes(rank, recorder, "failure");
         rank.Meet();
@@ -281,7 +282,7 @@ TEST_CASE("an abort by the program is no riddle, and is not told", "[nodes]") {
     if (waiting.late()) {
       rank.group().Abort(absl::CancelledError("enough"));
     } else {
-      RANK_CHECK_STATUS(Rank::Finish(waiting.Start()), absl::StatusCode::kAborted, "enough");
+      RANK_CHECK_STATUS(waiting.Start().Wait(), absl::StatusCode::kAborted, "enough");
     }
     rank.Meet();
     RANK_CHECK(Logged(rank).empty());

@@ -21,7 +21,7 @@ TEST_CASE("a tool sees scopes and operations begin and end") {
     const Buffer whole = memory.whole();
     for (int i = 0; i < kRounds; ++i) {
       const TraceScope scope(rank.group(), "round");
-      RANK_CHECK_OK(Rank::Finish(rank.group().AllReduce({whole}, {whole}, {.bucket = 7})));
+      RANK_CHECK_OK(rank.group().AllReduce(whole, whole, {.bucket = 7}).Wait());
     }
     rank.Meet();
   });

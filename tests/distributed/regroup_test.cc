@@ -37,7 +37,7 @@ std::unique_ptr<ProcessGroup> SplitFirst(Rank& rank, int end) {
 void CheckReduces(ProcessGroup& group, Buffer buffer, int world_rank, const std::vector<int>& ranks) {
   auto* const data = static_cast<float*>(buffer.data);
   for (size_t i = 0; i < buffer.count; ++i) data[i] = static_cast<float>((world_rank + 1) * static_cast<int>(i % 100));
-  RANK_CHECK_OK(Rank::Finish(group.AllReduce({buffer}, {buffer})));
+  RANK_CHECK_OK(group.AllReduce(buffer, buffer).Wait());
   const int factor = std::accumulate(ranks.begin(), ranks.end(), static_cast<int>(ranks.size()));
   for (size_t i = 0; i < buffer.count; ++i)
     RANK_CHECK_EQ(data[i], static_cast<float>(factor * static_cast<int>(i % 100)));
@@ -65,11 +65,11 @@ TEST_CASE("a new group of the ranks of the world reduces among them") {
         CheckReduces(*group, {data.data(), data.size(), DType::kFloat32, {}}, rank.rank(), ranks);
         Allocation memory = RANK_VALUE(group->Allocate(20'000, Device{}));
         CheckReduces(*group, memory.View(DType::kFloat32, 0, 5000), rank.rank(), ranks);
-        RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+        RANK_CHECK_OK(group->Barrier().Wait());
       }
       rank.Meet();
     }
-    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));  // the world goes on working
+    RANK_CHECK_OK(rank.group().Barrier().Wait());  // the world goes on working
   });
 }
 
@@ -85,8 +85,8 @@ TEST_CASE("a new group and its parts keep the time-out of the context") {
           rank.Meet();
           const bool late = rank.rank() == 0;
           const auto check = [&] {
-            RANK_CHECK_STATUS(Rank::Finish(each->Barrier()), StatusCode::kDeadlineExceeded, "barrier",
-                              "timed out after", "did not arrive", "rank 0");
+            RANK_CHECK_STATUS(each->Barrier().Wait(), StatusCode::kDeadlineExceeded, "barrier", "timed out after",
+                              "did not arrive", "rank 0");
           };
           if (!late) check();
           rank.Meet();
@@ -127,7 +127,7 @@ TEST_CASE("a rank that does not come is named, and may come to a later attempt")
     }
     // The first attempt of the last rank is the third of the others.
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.context().NewGroup(all, In(60)));
-    RANK_CHECK_OK(Rank::Finish(group->Barrier()));
+    RANK_CHECK_OK(group->Barrier().Wait());
   });
 }
 
@@ -170,12 +170,12 @@ TEST_CASE("memory of a failed group keeps place and contents, and is reduced in 
       CheckReduces(*group, view, rank.rank(), ranks);  // which copies it now
       // Where it lies: else it would not matter to rank 0 that it has freed what the others use.
       RANK_CHECK_OK(second->Register(b));
-      RANK_CHECK_OK(Rank::Finish(second->Barrier()));
-      RANK_CHECK_OK(Rank::Finish(group->Barrier()));  // what fails the second group next finds nobody in its barrier
+      RANK_CHECK_OK(second->Barrier().Wait());
+      RANK_CHECK_OK(group->Barrier().Wait());  // what fails the second group next finds nobody in its barrier
       if (end == 1) return;
       if (rank.rank() == 0) a = Allocation();
       const Buffer mine = (rank.rank() == 0 ? b : a).View(DType::kFloat32, 0, count);
-      const absl::Status mixed = Rank::Finish(second->AllReduce({mine}, {mine}));
+      const absl::Status mixed = second->AllReduce(mine, mine).Wait();
       if (rank.rank() == 0) RANK_CHECK_STATUS(mixed, StatusCode::kFailedPrecondition, "freed");
     });
   }
@@ -192,7 +192,7 @@ TEST_CASE("what cannot be registered is refused") {
     RANK_CHECK_STATUS(rank.group().Register(rank.rank() == 0 ? large : small), StatusCode::kFailedPrecondition, "8192",
                       "100");
     RANK_CHECK_EQ(static_cast<int>(static_cast<char*>(large.data())[8191]), 7);
-    RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
   });
 }
 
@@ -285,9 +285,9 @@ TEST_CASE("a model goes on in a smaller group, with its gradients where they wer
 class StepsHook final : public CommHook {
  public:
   std::string name() const override { return "steps"; }
-  absl::StatusOr<Work> Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     if (bucket.index == 0) steps.push_back(bucket.step);
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
   }
   absl::Status Finish(const GradBucket&) override { return absl::OkStatus(); }
   void Reset() override { steps.clear(); }

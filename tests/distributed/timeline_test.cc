@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/observer.h"
 #include "libddp/base/spin.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"
@@ -147,7 +148,7 @@ TEST_CASE("clocks that differ are brought together") {
     for (size_t i = 0; i < kScopes; ++i) {
       absl::SleepFor(std::min(absl::Nanoseconds(5 * first), absl::Milliseconds(20)));
       const int64_t begin = clock();
-      RANK_CHECK_OK(Rank::Finish(rank.group().Barrier()));
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
       timeline.OnScope({.name = "together", .begin = false, .begin_ns = begin, .end_ns = clock()});
     }
     const int64_t last = lasts([&] { return timeline.End(rank.group(), absl::Seconds(30)); });

@@ -25,8 +25,6 @@ int32_t Value(int rank, size_t i) { return 1000 * rank + static_cast<int32_t>(i 
 // Of ranks 0 .. size - 1.
 int32_t Sum(int size, size_t i) { return 500 * size * (size - 1) + size * static_cast<int32_t>(i % 997); }
 
-absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 template <typename Expected>
 absl::Status Check(const int32_t* data, const std::string& what, Expected expected) {
   size_t wrong = 0;
@@ -38,7 +36,7 @@ absl::Status CheckAllReduce(ProcessGroup& group, int32_t* data, const std::strin
   const Buffer buffer{data, kCount, DType::kInt32, {}};
   for (int round = 0; round < 3; ++round) {
     for (size_t i = 0; i < kCount; ++i) data[i] = Value(group.rank(), i);
-    if (absl::Status s = Finish(group.AllReduce({&buffer, 1}, {&buffer, 1})); !s.ok()) return s;
+    if (absl::Status s = group.AllReduce(buffer, buffer).Wait(); !s.ok()) return s;
     if (absl::Status s = Check(data, what, [&](size_t i) { return Sum(group.size(), i); }); !s.ok()) return s;
   }
   return absl::OkStatus();
@@ -52,9 +50,9 @@ absl::Status CheckMessages(ProcessGroup& group, int32_t* out, int32_t* in, const
     in[i] = -1;
   }
   const Buffer sent{out, kCount, DType::kInt32, {}}, received{in, kCount, DType::kInt32, {}};
-  absl::StatusOr<Work> send = group.Send({&sent, 1}, (group.rank() + 1) % n, 0);
-  if (absl::Status s = Finish(group.Recv({&received, 1}, from, 0)); !s.ok()) return s;
-  if (absl::Status s = Finish(std::move(send)); !s.ok()) return s;
+  Work send = group.Send(sent, (group.rank() + 1) % n, 0);
+  if (absl::Status s = group.Recv(received, from, 0).Wait(); !s.ok()) return s;
+  if (absl::Status s = std::move(send).Wait(); !s.ok()) return s;
   return Check(in, what, [&](size_t i) { return Value(from, i); });
 }
 
@@ -100,10 +98,10 @@ absl::Status Run(const Flags& flags) {
   if (victim < 0) return absl::OkStatus();
   if (victim == world.rank()) _exit(0);
   // The part's ranks are the world's in reverse order.
-  if (const absl::Status s = (*part)->Barrier()->Wait(); !absl::IsUnavailable(s)) {
+  if (const absl::Status s = (*part)->Barrier().Wait(); !absl::IsUnavailable(s)) {
     return absl::InternalError(absl::StrCat("expected the part to miss rank ", victim, ": ", s.ToString()));
   }
-  return Finish(world.Barrier());
+  return world.Barrier().Wait();
 }
 
 }  // namespace

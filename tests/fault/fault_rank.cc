@@ -39,14 +39,14 @@ class Operations {
     if (memory.ok()) allocation_ = *memory;
     return memory.status();
   }
-  absl::StatusOr<Work> Start() {
+  Work Start() {
     const Buffer buffer = ordinary_.empty() ? allocation_.View(DType::kFloat32, 0, count_)
                                             : Buffer{ordinary_.data(), count_, DType::kFloat32, {}};
-    return group_.AllReduce({buffer}, {buffer});
+    return group_.AllReduce(buffer, buffer);
   }
   absl::Status Run() {
-    absl::StatusOr<Work> work = Start();
-    return work.ok() ? work->Wait() : work.status();
+    Work work = Start();
+    return work.Wait();
   }
 
  private:
@@ -74,7 +74,7 @@ absl::Status Reduce(ProcessGroup& group, const Flags& flags, bool victim) {
     }).detach();
   }
   if (victim && when == "pending") {
-    absl::StatusOr<Work> work = operations.Start();
+    Work work = operations.Start();
     EndBy(how);
   }
   // Longer than any test: what ends this is the error.
@@ -117,7 +117,7 @@ absl::Status Fork(std::unique_ptr<Context>* context, bool victim) {
   if (!model.ok()) return model.status();
   std::vector<float> data(100'000);
   const Buffer buffer{data.data(), data.size(), DType::kFloat32, {}};
-  absl::StatusOr<Work> pending = (*part)->AllReduce({buffer}, {buffer});
+  Work pending = (*part)->AllReduce(buffer, buffer);
   (*model)->GradReady(1);
   if (victim) {
     if (const pid_t child = fork(); child == 0) {
@@ -133,10 +133,10 @@ absl::Status Fork(std::unique_ptr<Context>* context, bool victim) {
   }
   (*model)->GradReady(0);
   if (absl::Status s = (*model)->FinishBackward(); !s.ok()) return s;
-  if (absl::Status s = pending.ok() ? pending->Wait() : pending.status(); !s.ok()) return s;
+  if (absl::Status s = pending.Wait(); !s.ok()) return s;
   for (ProcessGroup* group : {&world, part->get()}) {
-    absl::StatusOr<Work> work = group->AllReduce({buffer}, {buffer});
-    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+    Work work = group->AllReduce(buffer, buffer);
+    if (absl::Status s = work.Wait(); !s.ok()) return s;
   }
   return absl::OkStatus();
 }

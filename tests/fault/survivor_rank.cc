@@ -52,10 +52,7 @@ absl::Status CheckMarked(const float* data, size_t count) {
 // Operations under way together.
 class Together {
  public:
-  void Add(absl::StatusOr<Work> work) {
-    first_.Update(work.status());
-    if (work.ok()) works_.push_back(*std::move(work));
-  }
+  void Add(Work work) { works_.push_back(std::move(work)); }
   // Waits for all; the first error.
   absl::Status Wait() {
     for (Work& work : works_) first_.Update(work.Wait());
@@ -95,7 +92,7 @@ class Reductions final : public Task {
     Together works;
     for (size_t third = 0; third < 3; ++third) {
       const Buffer part{data() + third * count_ / 3, count_ / 3, DType::kFloat32, {}};
-      works.Add(group_->AllReduce({part}, {part}));
+      works.Add(group_->AllReduce(part, part));
     }
     if (absl::Status s = works.Wait(); !s.ok()) return s;
     const int factor = std::accumulate(members.begin(), members.end(), static_cast<int>(members.size()));
@@ -163,8 +160,8 @@ class Messages final : public Task {
                          Floats(received_.data() + 2 * kThird, kThird)};
     Together works;
     for (int i = 0; i < 3; ++i) {
-      works.Add(group_->Send({out[i]}, next, i));
-      works.Add(group_->Recv({in[i]}, last, i));
+      works.Add(group_->Send(out[i], next, i));
+      works.Add(group_->Recv(in[i], last, i));
     }
     if (absl::Status s = works.Wait(); !s.ok()) return s;
     for (const Buffer& buffer : in) {
@@ -211,7 +208,7 @@ class Broadcasts final : public Task {
     for (size_t i = 0; i < std::size(kEnds); ++i) {
       const size_t begin = i == 0 ? 0 : kEnds[i - 1];
       const Buffer part{data_.data() + begin, kEnds[i] - begin, DType::kFloat32, {}};
-      works.Add(group_->Broadcast({part}, static_cast<int>(root)));
+      works.Add(group_->Broadcast(part, static_cast<int>(root)));
     }
     if (absl::Status s = works.Wait(); !s.ok()) return s;
     for (size_t i = 0; i < kCount; ++i) {

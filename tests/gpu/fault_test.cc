@@ -47,11 +47,11 @@ struct RankJob {
   Stream caller() const { return {context->device(), stream}; }
   absl::Status Reduce(bool wait) { return Reduce(context->world(), wait); }
   absl::Status Reduce(ProcessGroup& group, bool wait) {
-    absl::StatusOr<Work> work = group.AllReduce({&buffer, 1}, {&buffer, 1}, {}, caller());
-    if (!work.ok()) return work.status();
-    last = *work;
-    if (absl::Status s = work->BlockStream(caller()); !s.ok()) return s;
-    return wait ? work->Wait() : absl::OkStatus();
+    Work work = group.AllReduce(buffer, buffer, {}, caller());
+    if (absl::Status s = work.call_status(); !s.ok()) return s;
+    last = work;
+    if (absl::Status s = work.BlockStream(caller()); !s.ok()) return s;
+    return wait ? work.Wait() : absl::OkStatus();
   }
   // Waits for the stream, or until the group has failed.
   absl::Status Synchronize() {

@@ -121,7 +121,7 @@ void CheckAllReduce(Rank& rank, DType in, DType out, const ReduceOptions& option
   a.Fill([&](size_t i) { return WholeNumber(in, options.op, rank.rank(), i); });
   const bool in_place = in == out;
   RANK_CHECK_OK(
-      rank.Finish(rank.group().AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options)));
+      (rank.group().AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options, kNoStream)).Wait());
   (in_place ? a : b)
       .Expect(
           [&](size_t i) {
@@ -178,10 +178,10 @@ void CheckAtOffset(Rank& rank, OperationKey::Kind kind, DType dtype, ReduceOp op
   const Device device = rank.context().device();
   const Buffer whole{begin, all, dtype, device}, mine{begin + r * count * SizeOf(dtype), count, dtype, device};
   if (kind == OperationKey::Kind::kAllReduce)
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({whole}, {whole}, {.op = op})));
+    RANK_CHECK_OK(rank.group().AllReduce(whole, whole, {.op = op}, kNoStream).Wait());
   if (kind == OperationKey::Kind::kReduceScatter)
-    RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter({whole}, {mine}, {.op = op})));
-  if (kind == OperationKey::Kind::kAllGather) RANK_CHECK_OK(rank.Finish(rank.group().AllGather({mine}, {whole})));
+    RANK_CHECK_OK(rank.group().ReduceScatter(whole, mine, {.op = op}, kNoStream).Wait());
+  if (kind == OperationKey::Kind::kAllGather) RANK_CHECK_OK(rank.group().AllGather(mine, whole, kNoStream).Wait());
   a.Expect([&](size_t i) {
     const size_t at = i - offset;
     if (i < offset || at >= all) return contribution(r, i);
@@ -227,31 +227,31 @@ TEST_CASE("data moves where it belongs") {
       const auto value = [](size_t from, size_t i) { return static_cast<double>(1'000'000 * from + i); };
       Array small(rank, type, part, false), large(rank, type, part * n, true), other(rank, type, part * n, false);
       small.Fill([&](size_t i) { return value(r, i); });
-      RANK_CHECK_OK(rank.Finish(rank.group().AllGather(small.Cut(pieces), large.Cut(pieces))));
+      RANK_CHECK_OK(rank.group().AllGather(small.Cut(pieces), large.Cut(pieces), kNoStream).Wait());
       large.Expect([&](size_t i) { return value(i / part, i % part); });
-      RANK_CHECK_OK(rank.Finish(rank.group().ReduceScatter(large.Cut(pieces), small.Cut(pieces))));
+      RANK_CHECK_OK(rank.group().ReduceScatter(large.Cut(pieces), small.Cut(pieces), {}, kNoStream).Wait());
       small.Expect([&](size_t i) { return static_cast<double>(n) * value(r, i); });
       large.Fill([&](size_t i) { return value(r, i); });
-      RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(large.Cut(pieces), other.Cut(pieces + 1))));
+      RANK_CHECK_OK(rank.group().AllToAll(large.Cut(pieces), other.Cut(pieces + 1), kNoStream).Wait());
       other.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
-      RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(large.Cut(pieces), large.Cut(pieces))));
+      RANK_CHECK_OK(rank.group().AllToAll(large.Cut(pieces), large.Cut(pieces), kNoStream).Wait());
       large.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
       large.Fill([&](size_t i) { return value(r, i); });
-      RANK_CHECK_OK(rank.Finish(rank.group().Broadcast(large.Cut(pieces), rank.size() - 1)));
+      RANK_CHECK_OK(rank.group().Broadcast(large.Cut(pieces), rank.size() - 1, kNoStream).Wait());
       large.Expect([&](size_t i) { return value(n - 1, i); });
       std::vector<size_t> counts;
       size_t total = 0;
       for (size_t q = 0; q < n; ++q) total += counts.emplace_back(q % 2 == 1 ? 0 : 100 + q);
       Array uneven(rank, type, counts[r], false), all(rank, type, total, false);
       uneven.Fill([&](size_t i) { return value(r, i); });
-      RANK_CHECK_OK(rank.Finish(rank.group().AllGatherV(uneven.Cut(1), all.Cut(pieces), counts)));
+      RANK_CHECK_OK(rank.group().AllGather(uneven.Cut(1), all.Cut(pieces), counts, kNoStream).Wait());
       all.Expect([&](size_t i) {
         size_t q = 0;
         for (; i >= counts[q]; ++q) i -= counts[q];
         return value(q, i);
       });
     }
-    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
   });
 }
 
@@ -264,17 +264,19 @@ TEST_CASE("messages go from and to memory of either kind, at every size") {
       for (const int kinds : {0, 1, 2, 3}) {
         Array in(rank, DType::kInt32, part * n, (kinds & 1) != 0), out(rank, DType::kInt32, part * n, (kinds & 2) != 0);
         in.Fill([&](size_t i) { return value(r, i); });
-        RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(in.Cut(1), out.Cut(1))));
+        RANK_CHECK_OK(rank.group().AllToAll(in.Cut(1), out.Cut(1), kNoStream).Wait());
         out.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
-        RANK_CHECK_OK(rank.Finish(rank.group().AllToAll(in.Cut(1), in.Cut(1))));
+        RANK_CHECK_OK(rank.group().AllToAll(in.Cut(1), in.Cut(1), kNoStream).Wait());
         in.Expect([&](size_t i) { return value(i / part, part * r + i % part); });
         if (n < 2 || r > 1) continue;
         in.Fill([&](size_t i) { return value(r, i); });
-        RANK_CHECK_OK(rank.Finish(r == 0 ? rank.group().Send(in.Cut(1), 1, 0) : rank.group().Recv(out.Cut(1), 0, 0)));
+        RANK_CHECK_OK(
+            (r == 0 ? rank.group().Send(in.Cut(1), 1, 0, kNoStream) : rank.group().Recv(out.Cut(1), 0, 0, kNoStream))
+                .Wait());
         if (r == 1) out.Expect([&](size_t i) { return value(0, i); });
       }
     }
-    RANK_CHECK_OK(rank.Finish(rank.group().Barrier()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
   });
 }
 
@@ -287,7 +289,7 @@ TEST_CASE("a result that is not finite is told, equally on all ranks") {
         word.Fill([](size_t) { return 0; });
         ReduceOptions options{.op = ReduceOp::kAvg};
         options.nonfinite = reinterpret_cast<uint32_t*>(word.data());
-        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(2), a.Cut(2), options)));
+        RANK_CHECK_OK(rank.group().AllReduce(a.Cut(2), a.Cut(2), options, kNoStream).Wait());
         word.Expect([&](size_t) { return bad == 1 ? 0 : 1; });
       }
     }
@@ -304,7 +306,7 @@ TEST_CASE("a sum that overflows as it is stored is told, equally on all ranks") 
         word.Fill([](size_t) { return 0; });
         ReduceOptions options;
         options.nonfinite = reinterpret_cast<uint32_t*>(word.data());
-        RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), b.Cut(2), options)));
+        RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), b.Cut(2), options, kNoStream).Wait());
         word.Expect([&](size_t) { return all == 65'536 ? 1 : 0; });
       }
     }
@@ -319,11 +321,11 @@ TEST_CASE("operations are ordered with the caller's stream") {
     ones.Fill([](size_t) { return 1; });
     for (int round = 0; round < 20; ++round) {
       GPU(cudaMemcpyAsync(a.data(), ones.data(), count * 4, cudaMemcpyDeviceToDevice, stream.native()));
-      Work work = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()));
+      Work work = rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get());
       RANK_CHECK_OK(work.BlockStream(stream.get()));
       GPU(cudaMemcpyAsync(ones.data(), a.data(), count * 4, cudaMemcpyDeviceToDevice, stream.native()));
-      work = RANK_VALUE(rank.group().AllReduce(ones.Cut(1), ones.Cut(1),
-                                               {.op = ReduceOp::kAvg, .postscale = 1.0 / rank.size()}, stream.get()));
+      work = rank.group().AllReduce(ones.Cut(1), ones.Cut(1), {.op = ReduceOp::kAvg, .postscale = 1.0 / rank.size()},
+                                    stream.get());
       RANK_CHECK_OK(work.BlockStream(stream.get()));
     }
     GPU(cudaStreamSynchronize(stream.native()));
@@ -337,14 +339,16 @@ TEST_CASE("operations can be captured into a CUDA graph and replayed") {
     Array a(rank, DType::kFloat32, 1000, true), b(rank, DType::kFloat32, 1000, false),
         large(rank, DType::kFloat32, size_t{16} << 20, false);
     // What is captured must have been seen before: NCCL may still have connections to make.
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
     // In the strictest mode, and with operations running, which threads of the library look at meanwhile.
-    for (int i = 0; i < 40; ++i) RANK_CHECK_OK(rank.group().AllReduce(large.Cut(1), large.Cut(1)).status());
+    for (int i = 0; i < 40; ++i)
+      RANK_CHECK_OK(rank.group().AllReduce(large.Cut(1), large.Cut(1), {}, kNoStream).call_status());
     GPU(cudaStreamBeginCapture(stream.native(),
                                RanksAreThreads() ? cudaStreamCaptureModeThreadLocal : cudaStreamCaptureModeGlobal));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    Work first = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get()));
-    Work second = RANK_VALUE(rank.group().AllReduce(b.Cut(2), b.Cut(2)));  // the group's stream has joined the capture
+    Work first = rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get());
+    Work second =
+        rank.group().AllReduce(b.Cut(2), b.Cut(2), {}, kNoStream);  // the group's stream has joined the capture
     RANK_CHECK_OK(first.BlockStream(stream.get()));
     RANK_CHECK_OK(second.BlockStream(stream.get()));
     cudaGraph_t graph = nullptr;
@@ -359,7 +363,7 @@ TEST_CASE("operations can be captured into a CUDA graph and replayed") {
     GPU(cudaStreamSynchronize(stream.native()));
     a.Expect([&](size_t) { return (n - 1) / 2; }, 1e-6);
     b.Expect([&](size_t) { return n * n * n; });
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
     rank.Meet();
     GPU(cudaGraphExecDestroy(replay));
     GPU(cudaGraphDestroy(graph));
@@ -371,13 +375,14 @@ TEST_CASE("a group that is split off works for itself, also after the other was 
     std::unique_ptr<ProcessGroup> part = RANK_VALUE(rank.group().Split(rank.rank() % 2, 0));
     Array a(rank, DType::kInt32, 10, false);
     a.Fill([](size_t) { return 1; });
-    RANK_CHECK_OK(rank.Finish(part->AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(part->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
     const int members = part->size();
     a.Expect([&](size_t) { return members; });
     part->Abort(absl::InternalError("no longer needed"));
-    RANK_CHECK_STATUS(part->AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kAborted, "no longer needed");
+    RANK_CHECK_STATUS(part->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream), absl::StatusCode::kAborted,
+                      "no longer needed");
     rank.Meet();
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
   });
 }
 
@@ -394,7 +399,7 @@ TEST_CASE("memory outlives its group, and comes back") {
     RANK_CHECK_STATUS(rank.group().Allocate(size_t{1} << 50, rank.context().device()),
                       absl::StatusCode::kResourceExhausted, "GPU memory");
     Array a(rank, DType::kInt32, 10, true);
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
   });
   if (kept.data() == nullptr) return;
   std::vector<char> host(kept.bytes(), 1);
@@ -407,13 +412,13 @@ TEST_CASE("mistakes are told, and stick to nothing") {
     Array a(rank, DType::kFloat32, 10, false);
     Buffer elsewhere = a.Cut(1)[0];
     elsewhere.device.index = static_cast<int16_t>(elsewhere.device.index + 1);
-    RANK_CHECK_STATUS(rank.group().AllReduce({&elsewhere, 1}, {&elsewhere, 1}), absl::StatusCode::kInvalidArgument,
+    RANK_CHECK_STATUS(rank.group().AllReduce(elsewhere, elsewhere, {}, kNoStream), absl::StatusCode::kInvalidArgument,
                       "GPU");
     float host[3] = {1, 2, 3};
     const Buffer cpu{host, 3, DType::kFloat32, {}};
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce({&cpu, 1}, {&cpu, 1})));
+    RANK_CHECK_OK(rank.group().AllReduce(cpu, cpu, {}, kNoStream).Wait());
     RANK_CHECK_EQ(host[2], 3.0f * static_cast<float>(rank.size()));
-    RANK_CHECK_OK(rank.Finish(rank.group().AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
   });
 }
 
@@ -423,8 +428,8 @@ TEST_CASE("ranks that disagree are told so") {
     Array a(rank, DType::kFloat32, 1 << 20, false);
     const Buffer mine{a.data(), rank.rank() == 0 ? size_t{1000} : size_t{1} << 20, DType::kFloat32,
                       rank.context().device()};
-    RANK_CHECK_STATUS(rank.Finish(rank.group().AllReduce({&mine, 1}, {&mine, 1})),
-                      absl::StatusCode::kFailedPrecondition, "rank 0 calls", "1000 elements");
+    RANK_CHECK_STATUS(rank.group().AllReduce(mine, mine, {}, kNoStream).Wait(), absl::StatusCode::kFailedPrecondition,
+                      "rank 0 calls", "1000 elements");
   });
 }
 
@@ -435,7 +440,7 @@ TEST_CASE("Abort releases streams and waiters, and tells the device first") {
     // On plain memory: see docs/gpu-verification.md about registered memory.
     Array a(rank, DType::kFloat32, 1000, false), word(rank, DType::kInt32, 1, false);
     if (rank.rank() == 0) {
-      Work work = RANK_VALUE(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()));  // nobody comes
+      Work work = rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get());  // nobody comes
       RANK_CHECK_OK(work.BlockStream(stream.get()));
       GPU(cudaMemcpyAsync(word.data(), rank.group().failed_word(), 4, cudaMemcpyDefault, stream.native()));
       RANK_CHECK(!work.Done());
@@ -448,7 +453,8 @@ TEST_CASE("Abort releases streams and waiters, and tells the device first") {
       rank.Meet();
       while (rank.group().status().ok()) continue;
     }
-    RANK_CHECK_STATUS(rank.group().AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kAborted, "enough of it");
+    RANK_CHECK_STATUS(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream), absl::StatusCode::kAborted,
+                      "enough of it");
     GPU(cudaDeviceSynchronize());  // nothing runs any more, nothing has stuck
   });
 }

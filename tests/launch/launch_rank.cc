@@ -16,8 +16,8 @@ absl::Status MakeSeveral(int count) {
   const auto sum = [](ddp::Context& context) -> absl::Status {
     int64_t value = context.rank();
     const ddp::Buffer buffer = {&value, 1, ddp::DType::kInt64, {}};
-    absl::StatusOr<ddp::Work> work = context.world().AllReduce({buffer}, {buffer});
-    if (absl::Status s = work.ok() ? work->Wait() : work.status(); !s.ok()) return s;
+    ddp::Work work = context.world().AllReduce(buffer, buffer);
+    if (absl::Status s = work.Wait(); !s.ok()) return s;
     const int64_t size = context.world_size();
     return value == size * (size - 1) / 2 ? absl::OkStatus() : absl::InternalError(absl::StrCat("the sum is ", value));
   };
@@ -41,8 +41,8 @@ absl::StatusOr<std::string> Run() {
   if (!context.ok()) return context.status();
   float value = static_cast<float>((*context)->rank() + 1);
   const ddp::Buffer buffer = {&value, 1, ddp::DType::kFloat32, {}};
-  absl::StatusOr<ddp::Work> work = (*context)->world().AllReduce({buffer}, {buffer});
-  const absl::Status status = work.ok() ? work->Wait() : work.status();
+  ddp::Work work = (*context)->world().AllReduce(buffer, buffer);
+  const absl::Status status = work.Wait();
   if (!status.ok()) return status;
   return absl::StrCat("rank ", (*context)->rank(), " of ", (*context)->world_size(), ", local ",
                       (*context)->local_rank(), " of ", (*context)->local_world_size(), ", by ", (*context)->launcher(),

@@ -12,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ddp/process_group.h"
 
 namespace ddp::testing {
 
@@ -23,6 +24,7 @@ class CheckFailure : public std::runtime_error {
 };
 
 inline absl::Status StatusOf(const absl::Status& status) { return status; }
+inline absl::Status StatusOf(const Work& work) { return work.call_status(); }
 template <typename T>
 absl::Status StatusOf(const absl::StatusOr<T>& value) {
   return value.status();

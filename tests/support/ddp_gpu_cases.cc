@@ -40,7 +40,7 @@ void Averages(GpuRank& rank) {
       Backward(rank, *model, {.number = 3}, streams);
       a.Wait();
       b.Wait();
-      RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_OK(model->FinishBackward(kNoStream));
       CheckGradients(rank, *model, {.number = 3}, a.get());
       model->ZeroGrad(a.get());
       CheckGradients(rank, *model, {.expected = [](size_t, size_t) { return 0.0; }}, a.get());
@@ -266,6 +266,17 @@ void Misuse(GpuRank& rank) {
   RANK_CHECK_OK(model->FinishBackward());
   RANK_CHECK_EQ(static_cast<float*>(model->grad(0).data)[9], static_cast<float>(rank.size() + 1) / 2);
   RANK_CHECK(model->skip_step() == nullptr);
+  // A forgotten stream would be a race.
+  const TestStream a(rank);
+  const std::unique_ptr<ProcessGroup> part = RANK_VALUE(rank.group.Split(0, rank.rank()));
+  const Model forgetful = RANK_VALUE(DistributedDataParallel::Create(*part, MakeParameters(rank, DType::kFloat32), {}));
+  for (const absl::Status& status : {forgetful->GradNorm().status(), forgetful->ClipGradNorm(1).status(),
+                                     forgetful->BroadcastValues(), forgetful->BeginForward()}) {
+    RANK_CHECK_STATUS(status, StatusCode::kInvalidArgument, "no stream given", "kNoStream");
+  }
+  RANK_CHECK_OK(Exchange(rank.group, 0));  // all have made their model before the first one aborts the group
+  forgetful->GradReady(0);
+  RANK_CHECK_STATUS(forgetful->FinishBackward(a.get()), StatusCode::kInvalidArgument, "GradReady", "kNoStream");
 }
 
 namespace {

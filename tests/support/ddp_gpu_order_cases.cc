@@ -94,14 +94,14 @@ void Order(GpuRank& rank) {
     program.Backward(*model, 1);
     RANK_CHECK_OK(model->FinishBackward(a.get()));
     program.Step(*model);
-    model->ZeroGrad();
+    model->ZeroGrad(kNoStream);
     program.StepInto(*model, after);
     program.Check(average(1));
     program.CheckRead(after, [](size_t, size_t) { return 0.0; });
     program.Backward(*model, 2);
     RANK_CHECK_OK(model->FinishBackward(a.get()));
     program.Step(*model);
-    const double norm = RANK_VALUE(model->ClipGradNorm(1));
+    const double norm = RANK_VALUE(model->ClipGradNorm(1, 2, kNoStream));
     program.StepInto(*model, after);
     program.Check(average(2));
     program.CheckRead(after, [&](size_t p, size_t i) { return average(2)(p, i) / (norm + 1e-6); });
@@ -120,7 +120,7 @@ void Order(GpuRank& rank) {
       const Arrays read(rank);
       if (number > 0) program.StepInto(*model, read);
       program.Backward(*model, number, used);
-      RANK_CHECK_OK(number == 2 ? model->FinishBackward() : model->FinishBackward(a.get()));
+      RANK_CHECK_OK(number == 2 ? model->FinishBackward(kNoStream) : model->FinishBackward(a.get()));
       if (number > 0) program.CheckRead(read, expected(number - 1));
     }
   }

@@ -69,7 +69,7 @@ void Replicas(GpuRank& rank) {
       CheckGradients(rank, *model, {.number = number++}, a.get());
       return status;
     };
-    for (int i = 0; i < 4; ++i) RANK_CHECK_OK(step(i == 2 ? Stream{} : a.get()));
+    for (int i = 0; i < 4; ++i) RANK_CHECK_OK(step(i == 2 ? kNoStream : a.get()));
     // The last bit of the last element of one rank; the fifth step is checked, and the sixth tells.
     if (rank.rank() == rank.size() - 1) {
       const Buffer last = {static_cast<float*>(model->value(4).data) + 40'000, 1, DType::kFloat32, rank.device()};

@@ -7,11 +7,13 @@
 #include <optional>
 #include <utility>
 
+#include "ddp/observer.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/base/internal_group.h"
 
 namespace ddp::testing {
 
-class ForwardingGroup : public ProcessGroup {
+class ForwardingGroup : public InternalGroup {
  public:
   explicit ForwardingGroup(ProcessGroup& group) : group_(group) {}
 
@@ -20,39 +22,18 @@ class ForwardingGroup : public ProcessGroup {
   absl::string_view backend() const override { return group_.backend(); }
   Device device() const override { return group_.device(); }
   const uint32_t* failed_word() const override { return group_.failed_word(); }
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    return group_.AllReduce(in, out, options, after);
-  }
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) override {
-    return group_.Broadcast(buffers, root, after);
-  }
-  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) override {
-    return group_.AllGather(in, out, after);
-  }
-  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) override {
-    return group_.AllGatherV(in, out, counts, after);
-  }
-  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) override {
-    return group_.AllToAll(in, out, after);
-  }
-  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) override {
-    return group_.ReduceScatter(in, out, options, after);
-  }
-  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) override {
-    return group_.Send(buffers, to, tag, after);
-  }
-  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) override {
-    return group_.Recv(buffers, from, tag, after);
-  }
-  absl::StatusOr<Work> Barrier() override { return group_.Barrier(); }
+  Work Start(const Call& call) override { return group_.Start(call); }
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override { return group_.Allocate(bytes, device); }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override { return group_.Split(color, key); }
   absl::Status Register(const Allocation& memory) override { return group_.Register(memory); }
-  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override { return group_.Find(data, bytes); }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    return FindAllocation(group_, data, bytes);
+  }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }
-  Observer* observer() const override { return group_.observer(); }
+  Observer* observer() const override { return ObserverOf(group_); }
+  void Fail(const absl::Status& why) override { group_.Abort(why); }
 
  private:
   ProcessGroup& group_;

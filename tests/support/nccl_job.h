@@ -122,8 +122,6 @@ struct Job {
   }
 };
 
-inline absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 // A rank's array in "device" memory, from the group's Allocate or from elsewhere.
 class Array {
  public:

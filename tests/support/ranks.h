@@ -1,7 +1,7 @@
 // Runs the same test on ranks that are processes under mpirun or threads of one process.
 //
 //   TEST_CASE("the barrier ends") {
-//     RunOnRanks([](Rank& rank) { RANK_CHECK_OK(rank.Finish(rank.group().Barrier())); });
+//     RunOnRanks([](Rank& rank) { RANK_CHECK_OK(rank.group().Barrier().Wait()); });
 //   }
 #ifndef TESTS_SUPPORT_RANKS_H_
 #define TESTS_SUPPORT_RANKS_H_
@@ -28,9 +28,6 @@ class Rank {
 
   // Waits until all ranks are here, without the library under test.
   void Meet() { meet_(); }
-
-  // The outcome of an operation: that of the call if it failed, else of waiting.
-  static absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
 
  private:
   Context& context_;

@@ -90,7 +90,7 @@ TEST_CASE("no two allocations in use have one number, though numbers go round") 
       }
       for (const size_t w : which) {
         const Buffer buffer = memory[r][w].View(DType::kInt32, 0, kCount);
-        statuses[r] = g.AllReduce({&buffer, 1}, {&buffer, 1})->Wait();
+        statuses[r] = g.AllReduce(buffer, buffer).Wait();
       }
     });
     for (size_t r = 0; r < 2; ++r) {

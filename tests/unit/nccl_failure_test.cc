@@ -32,7 +32,7 @@ TEST_CASE("what one rank lacks, all ranks are told before they enter NCCL") {
   Job(2).RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     DeviceGroupOptions options = rank.Options();
     options.device.index = 0;
-    RANK_CHECK_OK(Finish(RANK_VALUE(CreateNcclGroup(std::move(control), options))->Barrier()));
+    RANK_CHECK_OK(RANK_VALUE(CreateNcclGroup(std::move(control), options))->Barrier().Wait());
   });
   unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
   Job other(2);
@@ -96,40 +96,41 @@ TEST_CASE("a call that fails names itself, and fails the group on all ranks") {
           c(rank, group, DType::kFloat32, 8, false);
       if (rank.rank == 1) rank.nccl.Plan(function, 1, Mishap::kFail, nccl::kRemoteError);
       const std::string name = function;
-      absl::StatusOr<Work> work;
-      if (name == "AllReduce") work = group.AllReduce(a.Cut(1), a.Cut(1));
-      if (name == "Broadcast") work = group.Broadcast(a.Cut(1), 0);
-      if (name == "AllGather") work = group.AllGather(a.Cut(1), b.Cut(1));
-      if (name == "ReduceScatter") work = group.ReduceScatter(b.Cut(1), a.Cut(1));
-      if (name == "Send") work = group.AllToAll(b.Cut(1), c.Cut(1));
+      Work work;
+      if (name == "AllReduce") work = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);
+      if (name == "Broadcast") work = group.Broadcast(a.Cut(1), 0, kNoStream);
+      if (name == "AllGather") work = group.AllGather(a.Cut(1), b.Cut(1), kNoStream);
+      if (name == "ReduceScatter") work = group.ReduceScatter(b.Cut(1), a.Cut(1), {}, kNoStream);
+      if (name == "Send") work = group.AllToAll(b.Cut(1), c.Cut(1), kNoStream);
       if (name == "RedOpCreatePreMulSum")
-        work = group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kSum, .prescale = 3});
-      RANK_CHECK_STATUS(Finish(work), absl::StatusCode::kUnavailable, "rank 1", "failed", "peer's process");
+        work = group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kSum, .prescale = 3}, kNoStream);
+      RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kUnavailable, "rank 1", "failed", "peer's process");
       RANK_CHECK_STATUS(group.status(), absl::StatusCode::kUnavailable, "rank 1");
-      RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1)), absl::StatusCode::kUnavailable, "rank 1");
+      RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream), absl::StatusCode::kUnavailable, "rank 1");
     });
     CHECK(job.nccl.live_comms() == 0);
   }
 }
 
 TEST_CASE("ranks that call different things are told so, and nobody hangs") {
-  const std::function<absl::StatusOr<Work>(Rank&, ProcessGroup&, Array&)> calls[] = {
+  const std::function<Work(Rank&, ProcessGroup&, Array&)> calls[] = {
       [](Rank& rank, ProcessGroup& group, Array& a) {  // counts
         const Buffer b{a.whole().data, rank.rank == 0 ? 5u : 7u, DType::kFloat32, rank.device()};
-        return group.AllReduce({&b, 1}, {&b, 1});
+        return group.AllReduce(b, b, {}, kNoStream);
       },
       [](Rank& rank, ProcessGroup& group, Array& a) {  // operations
-        return rank.rank == 0 ? group.AllReduce(a.Cut(1), a.Cut(1)) : group.Broadcast(a.Cut(1), 0);
+        return rank.rank == 0 ? group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream)
+                              : group.Broadcast(a.Cut(1), 0, kNoStream);
       },
       [](Rank& rank, ProcessGroup& group, Array& a) {  // ranges
-        return group.AllReduce(a.Cut(rank.rank == 0 ? 1 : 2), a.Cut(rank.rank == 0 ? 1 : 2));
+        return group.AllReduce(a.Cut(rank.rank == 0 ? 1 : 2), a.Cut(rank.rank == 0 ? 1 : 2), {}, kNoStream);
       },
   };
   for (const auto& call : calls) {
     Job job(2);
     job.Run([&](Rank& rank, ProcessGroup& group) {
       Array a(rank, group, DType::kFloat32, 10, false);
-      RANK_CHECK_STATUS(Finish(call(rank, group, a)), absl::StatusCode::kFailedPrecondition, "rank 0 calls",
+      RANK_CHECK_STATUS(call(rank, group, a).Wait(), absl::StatusCode::kFailedPrecondition, "rank 0 calls",
                         "rank 1 calls", "same order");
     });
   }
@@ -142,16 +143,16 @@ TEST_CASE("ranks that give memory of different kinds are told so, and nobody han
       Array on_gpu(rank, group, DType::kFloat32, 10, false);
       std::vector<float> on_cpu(10);
       const Buffer host{on_cpu.data(), on_cpu.size(), DType::kFloat32, Device{}};
-      RANK_CHECK_OK(Finish(group.AllReduce({&host, 1}, {&host, 1})));
-      RANK_CHECK_OK(Finish(group.AllReduce(on_gpu.Cut(1), on_gpu.Cut(1))));
+      RANK_CHECK_OK(group.AllReduce(host, host, {}, kNoStream).Wait());
+      RANK_CHECK_OK(group.AllReduce(on_gpu.Cut(1), on_gpu.Cut(1), {}, kNoStream).Wait());
       const Buffer mine = rank.rank == 0 ? on_gpu.whole() : host;
       const absl::Status status =
-          Finish(broadcast ? group.Broadcast({&mine, 1}, 0) : group.AllReduce({&mine, 1}, {&mine, 1}));
+          (broadcast ? group.Broadcast(mine, 0, kNoStream) : group.AllReduce(mine, mine, {}, kNoStream)).Wait();
       RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "rank 0 calls", "on GPU memory", "rank 1 calls",
                         "on CPU memory");
       // The group has failed as a whole.
       RANK_CHECK_STATUS(group.status(), absl::StatusCode::kFailedPrecondition, "on GPU memory");
-      RANK_CHECK_STATUS(Finish(group.AllReduce({&host, 1}, {&host, 1})), absl::StatusCode::kFailedPrecondition,
+      RANK_CHECK_STATUS(group.AllReduce(host, host, {}, kNoStream).Wait(), absl::StatusCode::kFailedPrecondition,
                         "on GPU memory");
     });
     CHECK(job.nccl.live_comms() == 0);
@@ -165,10 +166,11 @@ TEST_CASE("a rank that does not come is named when time is out") {
     Array a(rank, group, DType::kFloat32, 10, false);
     if (rank.rank == 1) {
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded, "rank 1");
+      RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
+                        "rank 1");
       return;
     }
-    RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded,
+    RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
                       "did not arrive: rank 1", "all_reduce", absl::FormatDuration(rank.timeout), "DDP_TIMEOUT");
   });
 }
@@ -181,7 +183,7 @@ TEST_CASE("a missing root of a broadcast is named alone when time is out") {
     if (rank.rank != 1) {
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    const absl::Status status = Finish(group.Broadcast(a.Cut(1), 0));
+    const absl::Status status = group.Broadcast(a.Cut(1), 0, kNoStream).Wait();
     RANK_CHECK_STATUS(status, absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 0;", "broadcast");
     RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
   });
@@ -201,7 +203,7 @@ TEST_CASE("Abort releases whoever waits, at every stage") {
             group.Abort(absl::InternalError("enough"));
           });
         }
-        const absl::Status status = Finish(group.AllReduce(a.Cut(1), a.Cut(1)));
+        const absl::Status status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();
         if (other.joinable()) other.join();
         RANK_CHECK_STATUS(status, kAborted, "enough", absl::StrCat("rank ", aborter));
         RANK_CHECK_STATUS(group.Allocate(10, rank.device()), kAborted, "enough");
@@ -230,7 +232,7 @@ TEST_CASE("a GPU that does not come free after an abort is told with the remedy"
         return;
       }
       rank.nccl.Plan("CommAbort", 0, Mishap::kSlow);
-      Work work = RANK_VALUE(group->AllReduce(a.Cut(1), a.Cut(1)));  // nobody comes
+      Work work = group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);  // nobody comes
       group->Abort(absl::InternalError("enough"));
       const absl::Status status = work.Wait();
       RANK_CHECK_STATUS(status, kAborted, "enough", "end this process");
@@ -251,8 +253,8 @@ TEST_CASE("an error that NCCL notices by itself ends what is pending") {
       rank.nccl.Plan("AllReduce", 0, Mishap::kStuck);
       rank.nccl.SetAsyncError(0, nccl::kRemoteError);
     }
-    RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kUnavailable, "rank 0",
-                      "an operation failed");
+    RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kUnavailable,
+                      "rank 0", "an operation failed");
   });
 }
 
@@ -266,7 +268,7 @@ TEST_CASE("a step behind a reduction that fails after the call returned is skipp
     Array gradient(rank, group, DType::kFloat32, 4, true), weight(rank, group, DType::kFloat32, 4, false),
         skip(rank, group, DType::kInt32, 1, false);
     const auto step = [&] {
-      Work work = RANK_VALUE(group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine));
+      Work work = group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine);
       RANK_CHECK_OK(work.BlockStream(mine));
       const DeviceGuard guard(rank.gpus, rank.device());
       RANK_CHECK_OK(
@@ -300,7 +302,7 @@ TEST_CASE("a group that is destroyed with operations pending ends them") {
     mine = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
     const Buffer b{mine.get(), 10, DType::kFloat32, rank.device()};
     rank.nccl.Plan("AllReduce", rank.rank, Mishap::kStuck);
-    works[rank.rank] = RANK_VALUE(group.AllReduce({&b, 1}, {&b, 1}));
+    works[rank.rank] = group.AllReduce(b, b, {}, kNoStream);
   });
   for (Work& work : works) RANK_CHECK_STATUS(work.Wait(), kAborted, "destroyed");
 }
@@ -312,12 +314,13 @@ TEST_CASE("a world of one needs no NCCL") {
     RANK_CHECK(group->backend() == "local");
     Array a(rank, *group, DType::kFloat32, 10, true), b(rank, *group, DType::kFloat16, 10, true);
     a.Set(9, 3);
-    RANK_CHECK_OK(Finish(group->AllReduce(a.Cut(2), b.Cut(3), {.op = ReduceOp::kAvg, .prescale = 2, .postscale = 2})));
+    RANK_CHECK_OK(
+        group->AllReduce(a.Cut(2), b.Cut(3), {.op = ReduceOp::kAvg, .prescale = 2, .postscale = 2}, kNoStream).Wait());
     RANK_CHECK_EQ(b.Get(9), 12);
-    RANK_CHECK_OK(Finish(group->AllGather(b.Cut(1), b.Cut(1))));
-    RANK_CHECK_OK(Finish(group->Broadcast(b.Cut(1), 0)));
-    RANK_CHECK_OK(Finish(group->AllToAll(b.Cut(1), b.Cut(1))));
-    RANK_CHECK_OK(Finish(group->Barrier()));
+    RANK_CHECK_OK(group->AllGather(b.Cut(1), b.Cut(1), kNoStream).Wait());
+    RANK_CHECK_OK(group->Broadcast(b.Cut(1), 0, kNoStream).Wait());
+    RANK_CHECK_OK(group->AllToAll(b.Cut(1), b.Cut(1), kNoStream).Wait());
+    RANK_CHECK_OK(group->Barrier().Wait());
     RANK_CHECK(RANK_VALUE(group->Split(0, 0))->size() == 1);
     RANK_CHECK_EQ(rank.nccl.Calls("AllReduce"), 0);
     group->Abort(absl::InternalError("enough"));

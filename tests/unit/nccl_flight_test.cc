@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "ddp/observer.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/health/context_observer.h"
 #include "tests/support/nccl_job.h"
@@ -85,8 +86,8 @@ TEST_CASE("observers are told when an operation on GPUs is called, and when it h
   std::vector<Recorder> recorders(2);
   Observed(job, absl::ZeroDuration(), recorders, [](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, false);
-    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {.bucket = 3})));
-    RANK_CHECK_OK(Finish(group.Broadcast(a.Cut(2), 1)));
+    RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {.bucket = 3}, kNoStream).Wait());
+    RANK_CHECK_OK(group.Broadcast(a.Cut(2), 1, kNoStream).Wait());
   });
   for (Recorder& recorder : recorders) {
     const std::vector<OperationEvent> events = recorder.events();
@@ -112,12 +113,13 @@ TEST_CASE("a rank that does not come to an operation on GPUs is warned of, and i
   std::vector<Recorder> recorders(3);
   Observed(job, absl::Milliseconds(300), recorders, [](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, false);
-    RANK_CHECK_OK(Finish(group.Broadcast(a.Cut(1), 0)));
+    RANK_CHECK_OK(group.Broadcast(a.Cut(1), 0, kNoStream).Wait());
     if (rank.rank == 1) {
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;
     }
-    RANK_CHECK_STATUS(Finish(group.AllReduce(a.Cut(1), a.Cut(1))), absl::StatusCode::kDeadlineExceeded, "rank 1");
+    RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
+                      "rank 1");
   });
   std::vector<Told> told;
   for (Recorder& recorder : recorders) {
@@ -156,7 +158,7 @@ TEST_CASE("what the program aborts is not reported") {
   std::barrier all_are_done(2);
   Observed(job, absl::ZeroDuration(), recorders, [&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, false);
-    RANK_CHECK_OK(Finish(group.Broadcast(a.Cut(1), 0)));
+    RANK_CHECK_OK(group.Broadcast(a.Cut(1), 0, kNoStream).Wait());
     all_are_done.arrive_and_wait();
     group.Abort(absl::InternalError("enough"));
   });

@@ -28,7 +28,8 @@ void CheckAllReduce(Rank& rank, ProcessGroup& group, DType in, DType out, const 
   Array a(rank, group, in, count, allocated), b(rank, group, out, count, allocated);
   for (size_t i = 0; i < count; ++i) a.Set(i, WholeNumber(in, options.op, rank.rank, i));
   const bool in_place = in == out;
-  RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options)));
+  RANK_CHECK_OK(
+      (group.AllReduce(a.Cut(pieces), in_place ? a.Cut(pieces) : b.Cut(pieces + 1), options, kNoStream)).Wait());
   const Array& result = in_place ? a : b;
   for (size_t i = 0; i < count; ++i) {
     const double expected =
@@ -76,7 +77,7 @@ TEST_CASE("a result that is not finite is told, and only then") {
         ReduceOptions options{.op = ReduceOp::kAvg};
         options.nonfinite = static_cast<uint32_t*>(word.whole().data);
         const Buffer whole = a.whole();
-        RANK_CHECK_OK(Finish(group.AllReduce({&whole, 1}, {&whole, 1}, options)));
+        RANK_CHECK_OK(group.AllReduce(whole, whole, options, kNoStream).Wait());
         RANK_CHECK_EQ(word.Get(0), bad == 1 ? 0 : 1);
         RANK_CHECK_EQ(a.Get(0), 1);
       }
@@ -95,7 +96,7 @@ TEST_CASE("a sum that overflows as it is stored is told") {
         ReduceOptions options;
         options.nonfinite = static_cast<uint32_t*>(word.whole().data);
         const Buffer from = a.whole(), to = b.whole();
-        RANK_CHECK_OK(Finish(group.AllReduce({&from, 1}, {&to, 1}, options)));
+        RANK_CHECK_OK(group.AllReduce(from, to, options, kNoStream).Wait());
         RANK_CHECK_EQ(std::isinf(b.Get(49)), mine == 40'000);
         RANK_CHECK_EQ(word.Get(0), mine == 40'000 ? 1 : 0);
       }
@@ -112,23 +113,23 @@ TEST_CASE("data moves where it belongs, from and to any ranges") {
       Array small(rank, group, type, part, false), large(rank, group, type, part * n, false),
           other(rank, group, type, part * n, false);
       for (size_t i = 0; i < part; ++i) small.Set(i, static_cast<double>(1000 * r + i));
-      RANK_CHECK_OK(Finish(group.AllGather(small.Cut(pieces), large.Cut(pieces))));
+      RANK_CHECK_OK(group.AllGather(small.Cut(pieces), large.Cut(pieces), kNoStream).Wait());
       for (size_t i = 0; i < part * n; ++i)
         RANK_CHECK_EQ(large.Get(i), static_cast<double>(1000 * (i / part) + i % part));
 
-      RANK_CHECK_OK(Finish(group.ReduceScatter(large.Cut(pieces), small.Cut(pieces))));
+      RANK_CHECK_OK(group.ReduceScatter(large.Cut(pieces), small.Cut(pieces), {}, kNoStream).Wait());
       for (size_t i = 0; i < part; ++i) RANK_CHECK_EQ(small.Get(i), static_cast<double>(3 * (1000 * r + i)));
 
       for (size_t i = 0; i < part * n; ++i) large.Set(i, static_cast<double>(1000 * r + i));
-      RANK_CHECK_OK(Finish(group.AllToAll(large.Cut(pieces), other.Cut(pieces + 1))));
-      RANK_CHECK_OK(Finish(group.AllToAll(large.Cut(pieces), large.Cut(pieces))));  // in place
+      RANK_CHECK_OK(group.AllToAll(large.Cut(pieces), other.Cut(pieces + 1), kNoStream).Wait());
+      RANK_CHECK_OK(group.AllToAll(large.Cut(pieces), large.Cut(pieces), kNoStream).Wait());  // in place
       for (size_t i = 0; i < part * n; ++i) {
         const double expected = static_cast<double>(1000 * (i / part) + part * r + i % part);
         RANK_CHECK_EQ(other.Get(i), expected);
         RANK_CHECK_EQ(large.Get(i), expected);
       }
 
-      RANK_CHECK_OK(Finish(group.Broadcast(large.Cut(pieces), 2)));
+      RANK_CHECK_OK(group.Broadcast(large.Cut(pieces), 2, kNoStream).Wait());
       for (size_t i = 0; i < part * n; ++i) {
         RANK_CHECK_EQ(large.Get(i), static_cast<double>(1000 * (i / part) + part * 2 + i % part));
       }
@@ -136,15 +137,16 @@ TEST_CASE("data moves where it belongs, from and to any ranges") {
       const std::vector<size_t> counts = {7, 0, 20};
       Array uneven(rank, group, type, counts[r], false), all(rank, group, type, 27, false);
       for (size_t i = 0; i < counts[r]; ++i) uneven.Set(i, static_cast<double>(100 * r + i));
-      RANK_CHECK_OK(Finish(group.AllGatherV(uneven.Cut(1), all.Cut(pieces), counts)));
+      RANK_CHECK_OK(group.AllGather(uneven.Cut(1), all.Cut(pieces), counts, kNoStream).Wait());
       for (size_t i = 0; i < 27; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(i < 7 ? i : 200 + i - 7));
     }
     // A conversion needs room that the result of a reduce-scatter does not have.
     Array half(rank, group, DType::kFloat16, part * n, false), wide(rank, group, DType::kFloat32, part, false);
     for (size_t i = 0; i < part * n; ++i) half.Set(i, static_cast<double>(i));
-    RANK_CHECK_OK(Finish(group.ReduceScatter(half.Cut(1), wide.Cut(1), {.op = ReduceOp::kSum, .postscale = 2})));
+    RANK_CHECK_OK(
+        group.ReduceScatter(half.Cut(1), wide.Cut(1), {.op = ReduceOp::kSum, .postscale = 2}, kNoStream).Wait());
     for (size_t i = 0; i < part; ++i) RANK_CHECK_EQ(wide.Get(i), static_cast<double>(6 * (part * r + i)));
-    RANK_CHECK_OK(Finish(group.Barrier()));
+    RANK_CHECK_OK(group.Barrier().Wait());
   });
 }
 
@@ -154,21 +156,25 @@ TEST_CASE("CPU memory is served by the CPU's group, and other GPUs' memory is re
     float mine[4] = {1, 2, 3, 4};
     const Buffer cpu{mine, 4, DType::kFloat32, {}};
     const int calls = rank.nccl.Calls("AllReduce");
-    RANK_CHECK_OK(Finish(group.AllReduce({&cpu, 1}, {&cpu, 1})));
+    RANK_CHECK_OK(group.AllReduce(cpu, cpu, {}, kNoStream).Wait());
     RANK_CHECK_EQ(mine[3], 8);
     RANK_CHECK_EQ(rank.nccl.Calls("AllReduce"), calls);
-    RANK_CHECK_OK(Finish(group.Broadcast({&cpu, 1}, 1)));
+    RANK_CHECK_OK(group.Broadcast(cpu, 1, kNoStream).Wait());
     RANK_CHECK_OK(group.Allocate(100, Device{}));
 
     Array a(rank, group, DType::kFloat32, 4, true);
     Buffer there = a.whole();
     const Buffer here = there;
     there.device.index = 7;
-    RANK_CHECK_STATUS(group.AllReduce({&there, 1}, {&there, 1}), absl::StatusCode::kInvalidArgument, "GPU 7's",
+    RANK_CHECK_STATUS(group.AllReduce(there, there, {}, kNoStream), absl::StatusCode::kInvalidArgument, "GPU 7's",
                       absl::StrCat("GPU ", rank.rank, "'s"), absl::StrCat("rank ", rank.rank));
-    RANK_CHECK_STATUS(group.AllReduce({&cpu, 1}, {&here, 1}), absl::StatusCode::kInvalidArgument, "CPU memory");
+    RANK_CHECK_STATUS(group.AllReduce(cpu, here, {}, kNoStream), absl::StatusCode::kInvalidArgument, "CPU memory");
     RANK_CHECK_STATUS(group.Allocate(8, there.device), absl::StatusCode::kInvalidArgument, "GPU 7's");
-    RANK_CHECK_OK(Finish(group.AllReduce({&here, 1}, {&here, 1})));  // nothing has stuck
+    RANK_CHECK_STATUS(group.AllReduce(here, here), absl::StatusCode::kInvalidArgument, "no stream", "kNoStream");
+    RANK_CHECK_STATUS(group.Broadcast(here, 0), absl::StatusCode::kInvalidArgument, "no stream", "kNoStream");
+    RANK_CHECK_STATUS(group.AllReduce(here, here, {}, {there.device, nullptr}), absl::StatusCode::kInvalidArgument,
+                      "the stream is of GPU 7");
+    RANK_CHECK_OK(group.AllReduce(here, here, {}, kNoStream).Wait());  // nothing has stuck
   });
 }
 
@@ -179,25 +185,25 @@ TEST_CASE("messages arrive in the order of the calls") {
     Array a(rank, group, DType::kInt32, 10, false), b(rank, group, DType::kInt32, 20, false);
     for (size_t i = 0; i < 10; ++i) a.Set(i, static_cast<double>(i));
     if (rank.rank == 0) {
-      Work first = RANK_VALUE(group.Send(a.Cut(1), 1, 5)), second = RANK_VALUE(group.Send(a.Cut(2), 1, 6));
+      Work first = group.Send(a.Cut(1), 1, 5, kNoStream), second = group.Send(a.Cut(2), 1, 6, kNoStream);
       RANK_CHECK_OK(first.Wait());
       RANK_CHECK_OK(second.Wait());
-      RANK_CHECK_STATUS(group.Send(a.Cut(1), 0, 5), absl::StatusCode::kInvalidArgument);
-      RANK_CHECK_STATUS(group.Send(a.Cut(1), 1, -1), absl::StatusCode::kInvalidArgument);
+      RANK_CHECK_STATUS(group.Send(a.Cut(1), 0, 5, kNoStream), absl::StatusCode::kInvalidArgument);
+      RANK_CHECK_STATUS(group.Send(a.Cut(1), 1, -1, kNoStream), absl::StatusCode::kInvalidArgument);
     } else if (rank.rank == 1) {
       const std::vector<Buffer> halves = b.Cut(2);
-      RANK_CHECK_OK(Finish(group.Recv({&halves[0], 1}, 0, 5)));
+      RANK_CHECK_OK(group.Recv(halves[0], 0, 5, kNoStream).Wait());
       const Buffer front{halves[1].data, 5, DType::kInt32, rank.device()};
       const Buffer back{static_cast<char*>(halves[1].data) + 20, 5, DType::kInt32, rank.device()};
       const Buffer cut[] = {front, back};
-      RANK_CHECK_OK(Finish(group.Recv(cut, 0, 6)));
+      RANK_CHECK_OK(group.Recv(cut, 0, 6, kNoStream).Wait());
       for (size_t i = 0; i < 20; ++i) RANK_CHECK_EQ(b.Get(i), static_cast<double>(i % 10));
     }
     // Who took no part in the messages is where the others are.
-    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1))));
+    RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
     if (rank.rank == 2) {
-      RANK_CHECK_STATUS(Finish(group.Recv(a.Cut(1), 0, 9)), absl::StatusCode::kDeadlineExceeded, "rank 2", "recv",
-                        "rank 0", "tag 9");
+      RANK_CHECK_STATUS(group.Recv(a.Cut(1), 0, 9, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded, "rank 2",
+                        "recv", "rank 0", "tag 9");
     } else {
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -218,20 +224,21 @@ TEST_CASE("registered memory is sent and received as any other") {
         };
         const auto expected = [&](size_t i) { return static_cast<double>(1000 * (i / part) + part * me + i % part); };
         fill();
-        RANK_CHECK_OK(Finish(group.AllToAll(in.Cut(2), out.Cut(3))));
-        RANK_CHECK_OK(Finish(group.AllToAll(in.Cut(1), in.Cut(1))));  // in place
+        RANK_CHECK_OK(group.AllToAll(in.Cut(2), out.Cut(3), kNoStream).Wait());
+        RANK_CHECK_OK(group.AllToAll(in.Cut(1), in.Cut(1), kNoStream).Wait());  // in place
         for (size_t i = 0; i < 2 * part; ++i) RANK_CHECK_EQ(out.Get(i), expected(i));
         for (size_t i = 0; i < 2 * part; ++i) RANK_CHECK_EQ(in.Get(i), expected(i));
         fill();
         // From the one kind to the other.
-        RANK_CHECK_OK(Finish(me == 0 ? group.Send(in.Cut(2), 1, 0) : group.Recv(out.Cut(2), 0, 0)));
+        RANK_CHECK_OK(
+            (me == 0 ? group.Send(in.Cut(2), 1, 0, kNoStream) : group.Recv(out.Cut(2), 0, 0, kNoStream)).Wait());
         for (size_t i = 0; i < 2 * part && me == 1; ++i) RANK_CHECK_EQ(out.Get(i), static_cast<double>(i));
       }
     }
     // Peers have to receive straight into registered memory what is sent straight from it.
     Array in(rank, group, DType::kInt32, 2 * part, true), out(rank, group, DType::kInt32, 2 * part, true),
         plain(rank, group, DType::kInt32, 2 * part, false);
-    RANK_CHECK_STATUS(Finish(group.AllToAll(in.Cut(1), rank.rank == 0 ? out.Cut(1) : plain.Cut(1))),
+    RANK_CHECK_STATUS((group.AllToAll(in.Cut(1), rank.rank == 0 ? out.Cut(1) : plain.Cut(1), kNoStream)).Wait(),
                       absl::StatusCode::kFailedPrecondition, "all_to_all", "memory");
   });
 }
@@ -270,13 +277,13 @@ TEST_CASE("ranges and parts of registered memory that begin between two words ar
       };
       const auto added = [&](size_t i) { return value(0, i) + value(1, i); };
       fill();
-      RANK_CHECK_OK(Finish(group.AllReduce({&sum, 1}, {&sum, 1})));
+      RANK_CHECK_OK(group.AllReduce(sum, sum, {}, kNoStream).Wait());
       check(count, added);
       fill();
-      RANK_CHECK_OK(Finish(group.ReduceScatter({&all, 1}, {&mine, 1})));
+      RANK_CHECK_OK(group.ReduceScatter(all, mine, {}, kNoStream).Wait());
       check(n * count, [&](size_t i) { return (i - first) / count == r ? added(i) : value(r, i); });
       fill();
-      RANK_CHECK_OK(Finish(group.AllGather({&mine, 1}, {&all, 1})));
+      RANK_CHECK_OK(group.AllGather(mine, all, kNoStream).Wait());
       check(n * count, [&](size_t i) { return value((i - first) / count, i); });
     }
   });
@@ -294,7 +301,7 @@ TEST_CASE("an operation begins after the caller's stream, and the caller's strea
       while (!go) std::this_thread::yield();
       a.Set(0, 5);
     });
-    Work work = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
+    Work work = group.AllReduce(a.Cut(1), a.Cut(1), {}, mine);
     RANK_CHECK(!work.Done());
     RANK_CHECK_STATUS(work.Wait(absl::Now() + absl::Milliseconds(5)), absl::StatusCode::kDeadlineExceeded, "goes on");
     RANK_CHECK_OK(work.BlockStream(mine));
@@ -312,8 +319,8 @@ TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
   std::atomic<int> calls{0};
   job.Run([&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kInt32, 1, true);
-    for (int i = 0; i < 1000; ++i) RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1)).status());
-    RANK_CHECK_OK(group.Barrier()->Wait());
+    for (int i = 0; i < 1000; ++i) RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).call_status());
+    RANK_CHECK_OK(group.Barrier().Wait());
     if (rank.rank == 0) {  // nobody comes to these
       std::thread other([&] {
         while (calls < 60) std::this_thread::yield();
@@ -321,7 +328,7 @@ TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
         group.Abort(absl::InternalError("enough"));
       });
       absl::Status status;
-      for (; status.ok(); ++calls) status = group.AllReduce(a.Cut(1), a.Cut(1)).status();
+      for (; status.ok(); ++calls) status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).call_status();
       RANK_CHECK_STATUS(status, kAborted, "enough");
       RANK_CHECK(calls < 100, calls.load(), " operations were enqueued");
       other.join();
@@ -341,7 +348,7 @@ TEST_CASE("whoever waits for the GPU lets the program's own communication go on"
     const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
     Array a(rank, *group, DType::kInt32, 1, true);
     while (rank.rank == 1 && !went_on) std::this_thread::yield();  // until the other one waits
-    Work work = RANK_VALUE(group->AllReduce(a.Cut(1), a.Cut(1)));
+    Work work = group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);
     begun = true;
     RANK_CHECK_OK(work.Wait());
   });
@@ -355,8 +362,8 @@ TEST_CASE("what is captured into a graph supports BlockStream alone, and runs wi
       const Stream mine{rank.device(), stream.get()};
       Array a(rank, group, DType::kInt32, 1, true), b(rank, group, DType::kInt32, 1, false);
       RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
-      Work first = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
-      Work second = RANK_VALUE(group.AllReduce(a.Cut(1), b.Cut(1), {}, mine));
+      Work first = group.AllReduce(a.Cut(1), a.Cut(1), {}, mine);
+      Work second = group.AllReduce(a.Cut(1), b.Cut(1), {}, mine);
       RANK_CHECK_OK(second.BlockStream(mine));
       RANK_CHECK_STATUS(first.Wait(), absl::StatusCode::kFailedPrecondition, "captured", "graph");
       const std::shared_ptr<FakeGraph> graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
@@ -367,7 +374,7 @@ TEST_CASE("what is captured into a graph supports BlockStream alone, and runs wi
       FakeDevices::Synchronize(stream.get());
       RANK_CHECK_EQ(a.Get(0), expected);
       RANK_CHECK_EQ(b.Get(0), expected * rank.size);
-      RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine)));
+      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine).Wait());
       RANK_CHECK_EQ(a.Get(0), expected * rank.size);
     });
   }
@@ -379,8 +386,8 @@ TEST_CASE("a Work outlives its group") {
   job.Run([&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kInt32, 1, true);
     const size_t r = static_cast<size_t>(rank.rank);
-    works[r] = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1)));
-    works[r + 2] = RANK_VALUE(group.AllReduce(a.Cut(1), a.Cut(1)));
+    works[r] = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);
+    works[r + 2] = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);
     RANK_CHECK_OK(works[r].Wait());
     RANK_CHECK_OK(works[r + 2].Wait());
   });
@@ -407,7 +414,7 @@ TEST_CASE("sums on registered memory use its kernels where they are faster, as m
       Array a(rank, group, DType::kFloat32, size_t{8} << 20, true);
       const auto op_of = [&](size_t bytes, ReduceOp op) {
         const Buffer b{a.whole().data, bytes / 4, DType::kFloat32, rank.device()};
-        RANK_CHECK_OK(Finish(group.AllReduce({&b, 1}, {&b, 1}, {.op = op})));
+        RANK_CHECK_OK(group.AllReduce(b, b, {.op = op}, kNoStream).Wait());
         return rank.nccl.last_op(rank.rank);
       };
       RANK_CHECK_EQ(op_of(1024, ReduceOp::kSum), nccl::kSum);
@@ -417,10 +424,10 @@ TEST_CASE("sums on registered memory use its kernels where they are faster, as m
       RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), c.crosses ? 100 : nccl::kSum);
       const Buffer two{a.whole().data, 2, DType::kFloat32, rank.device()};
       const Buffer one{static_cast<float*>(two.data) + rank.rank, 1, two.dtype, two.device};
-      RANK_CHECK_OK(Finish(group.ReduceScatter({&two, 1}, {&one, 1}, {.op = ReduceOp::kAvg})));
+      RANK_CHECK_OK(group.ReduceScatter(two, one, {.op = ReduceOp::kAvg}, kNoStream).Wait());
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), c.version >= 23003 ? nccl::kAvg : nccl::kSum);
       Array plain(rank, group, DType::kFloat32, 8, false);
-      RANK_CHECK_OK(Finish(group.AllReduce(plain.Cut(1), plain.Cut(1), {.op = ReduceOp::kAvg})));
+      RANK_CHECK_OK(group.AllReduce(plain.Cut(1), plain.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
     });
   }
@@ -435,7 +442,7 @@ TEST_CASE("memory is good where NCCL does not register it") {
       Array a(rank, group, DType::kFloat32, 100, true);
       RANK_CHECK_EQ(a.Get(99), 0);
       a.Set(0, 1);
-      RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg})));
+      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
       RANK_CHECK_EQ(a.Get(0), 1);
     });
@@ -459,7 +466,7 @@ TEST_CASE("memory that all ranks have given back is given out again, zeroed") {
     Allocation second = RANK_VALUE(group.Allocate(4096, rank.device()));
     RANK_CHECK(second.data() != address);
     if (rank.rank == 0) kept[0] = Allocation();
-    RANK_CHECK_OK(Finish(group.Barrier()));
+    RANK_CHECK_OK(group.Barrier().Wait());
     Allocation third = RANK_VALUE(group.Allocate(4096, rank.device()));
     RANK_CHECK(third.data() == address);
     RANK_CHECK(static_cast<char*>(third.data())[5] == 0);
@@ -483,7 +490,7 @@ TEST_CASE("memory of one group can be made another's") {
     RANK_CHECK_OK(other->Register(memory));
     RANK_CHECK(rank.nccl.Calls("CommWindowRegister") > windows);
     const Buffer b = memory.View(DType::kFloat32, 0, 16);
-    RANK_CHECK_OK(Finish(other->AllReduce({&b, 1}, {&b, 1}, {.op = ReduceOp::kAvg})));
+    RANK_CHECK_OK(other->AllReduce(b, b, {.op = ReduceOp::kAvg}, kNoStream).Wait());
     RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kSum);  // by the symmetric kernels
     const Allocation cpu = RANK_VALUE(group.Allocate(64, Device{}));
     RANK_CHECK_OK(other->Register(cpu));

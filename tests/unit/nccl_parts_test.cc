@@ -19,9 +19,9 @@ TEST_CASE("one rank alone needs no NCCL") {
     RANK_CHECK_EQ(std::string(own->backend()), rank.rank == 0 ? "local" : "nccl");
     Array a(rank, *own, DType::kFloat32, 1001, true);
     a.Set(1000, 4);
-    RANK_CHECK_OK(Finish(own->AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg})));
+    RANK_CHECK_OK(own->AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
     RANK_CHECK_EQ(a.Get(1000), 4.0);
-    RANK_CHECK_OK(Finish(group.Barrier()));
+    RANK_CHECK_OK(group.Barrier().Wait());
   });
   CHECK(job.nccl.live_comms() == 0);
 }
@@ -36,7 +36,7 @@ TEST_CASE("operations of ddp/collectives.h refuse GPU memory on all ranks alike"
       RANK_CHECK_STATUS(Gather(group, a.Cut(1), b.Cut(1), root), absl::StatusCode::kInvalidArgument, "gather");
       RANK_CHECK_STATUS(Scatter(group, b.Cut(1), a.Cut(1), root), absl::StatusCode::kInvalidArgument, "scatter");
     }
-    RANK_CHECK_OK(Finish(group.AllReduce(a.Cut(1), a.Cut(1))));  // nothing has stuck
+    RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());  // nothing has stuck
   });
 }
 
@@ -48,17 +48,17 @@ TEST_CASE("groups that are split off work for themselves") {
     if (half != nullptr) {
       Array a(rank, *half, DType::kInt32, 3, true);
       a.Set(0, 1);
-      RANK_CHECK_OK(Finish(half->AllReduce(a.Cut(1), a.Cut(1))));
+      RANK_CHECK_OK(half->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
       RANK_CHECK_EQ(a.Get(0), rank.rank == 1 ? 1 : 2);
     }
-    RANK_CHECK_OK(Finish(group.Barrier()));  // nobody aborts what another has not seen finished
+    RANK_CHECK_OK(group.Barrier().Wait());  // nobody aborts what another has not seen finished
     if (half != nullptr) {
       Array a(rank, *half, DType::kInt32, 3, false);
       half->Abort(absl::InternalError("done with it"));
-      RANK_CHECK_STATUS(Finish(half->AllReduce(a.Cut(1), a.Cut(1))), kAborted, "done with it");
+      RANK_CHECK_STATUS(half->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), kAborted, "done with it");
     }
     Array b(rank, group, DType::kInt32, 1, false);
-    RANK_CHECK_OK(Finish(group.AllReduce(b.Cut(1), b.Cut(1))));
+    RANK_CHECK_OK(group.AllReduce(b.Cut(1), b.Cut(1), {}, kNoStream).Wait());
   });
 }
 
@@ -74,10 +74,10 @@ TEST_CASE("a world and its parts work at once, each from a thread of its own") {
             gathered(rank, mine, DType::kInt32, 500 * static_cast<size_t>(n), false);
         for (int round = 0; round < 30; ++round) {
           for (size_t i = 0; i < 500; ++i) a.Set(i, mine.rank() + seed + round);
-          RANK_CHECK_OK(Finish(mine.AllReduce(a.Cut(1), a.Cut(2))));
+          RANK_CHECK_OK(mine.AllReduce(a.Cut(1), a.Cut(2), {}, kNoStream).Wait());
           for (size_t i = 0; i < 500; ++i) RANK_CHECK_EQ(a.Get(i), n * (n - 1) / 2 + n * (seed + round));
           a.Set(0, mine.rank());
-          RANK_CHECK_OK(Finish(mine.AllGather(a.Cut(1), gathered.Cut(1))));
+          RANK_CHECK_OK(mine.AllGather(a.Cut(1), gathered.Cut(1), kNoStream).Wait());
           for (size_t r = 0; r < static_cast<size_t>(n); ++r) {
             RANK_CHECK_EQ(gathered.Get(500 * r), static_cast<double>(r));
           }
@@ -93,7 +93,7 @@ TEST_CASE("a world and its parts work at once, each from a thread of its own") {
     first.join();
     second.join();
     for (const std::string& failure : failures) RANK_CHECK(failure.empty(), failure);
-    RANK_CHECK_OK(Finish(group.Barrier()));
+    RANK_CHECK_OK(group.Barrier().Wait());
   });
 }
 

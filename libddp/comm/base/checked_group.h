@@ -19,7 +19,7 @@
 namespace ddp {
 
 // A collective call whose arguments are right. What it refers to lives as long as the call.
-struct Call {
+struct CheckedCall {
   OperationKey key;
   Buffers in, out;
   size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together
@@ -45,33 +45,27 @@ struct MessageCall {
 
 class CheckedGroup : public InternalGroup {
  public:
-  absl::StatusOr<Work> AllReduce(Buffers in, Buffers out, const ReduceOptions& options, Stream after) final;
-  absl::StatusOr<Work> ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options, Stream after) final;
-  absl::StatusOr<Work> Broadcast(Buffers buffers, int root, Stream after) final;
-  absl::StatusOr<Work> AllGather(Buffers in, Buffers out, Stream after) final;
-  absl::StatusOr<Work> AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, Stream after) final;
-  absl::StatusOr<Work> AllToAll(Buffers in, Buffers out, Stream after) final;
-  absl::StatusOr<Work> Barrier() override { return Start({}); }
-  absl::StatusOr<Work> Send(Buffers buffers, int to, int tag, Stream after) final;
-  absl::StatusOr<Work> Recv(Buffers buffers, int from, int tag, Stream after) final;
+  Work Start(const Call& call) final;
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   void Abort(absl::Status why) override;
 
  protected:
-  virtual absl::StatusOr<Work> Start(const Call& call) = 0;
-  virtual absl::StatusOr<Work> StartMessage(const MessageCall& message) = 0;
+  virtual Work StartChecked(const CheckedCall& call) = 0;
+  virtual Work StartMessage(const MessageCall& message) = 0;
   virtual absl::StatusOr<Allocation> AllocateHere(size_t bytes) = 0;  // on device()
 
-  // The group that serves memory of another kind than this one works on, or null: the call is checked there.
-  virtual ProcessGroup* Other(OperationKey::Kind /*kind*/, Buffers /*in*/, Buffers /*out*/) { return nullptr; }
-  virtual ProcessGroup* OtherForMessages(Buffers /*buffers*/) { return nullptr; }
+  // The group that serves the memory of this call, if that is not this one; it checks the call.
+  virtual ProcessGroup* Other(const Call& /*call*/) { return nullptr; }
 
   CallCheck Check(absl::string_view call) const { return {rank(), size(), call, device()}; }
 
  private:
-  absl::StatusOr<Work> Reduce(OperationKey::Kind kind, absl::string_view name, Buffers in, Buffers out,
-                              size_t out_times, const ReduceOptions& options, Stream after);
-  absl::StatusOr<Work> Message(bool send, Buffers buffers, int peer, int tag, Stream after);
+  Work Reduce(const Call& call);
+  Work Broadcast(const Call& call);
+  Work AllGather(const Call& call);
+  Work AllGatherV(const Call& call);
+  Work AllToAll(const Call& call);
+  Work Message(const Call& call);
 };
 
 }  // namespace ddp

@@ -34,9 +34,6 @@ struct Note {
   }
 };
 
-// The outcome of an operation: that of the call if it failed, else of waiting.
-inline absl::Status Finish(absl::StatusOr<Work> work) { return work.ok() ? work->Wait() : work.status(); }
-
 // `values` as the bytes that operations move.
 template <typename T>
 Buffer Bytes(absl::Span<T> values) {
@@ -46,23 +43,21 @@ Buffer Bytes(absl::Span<T> values) {
 
 // all[r * mine.size() + i] = rank r's mine[i]. Collective, and so is what follows; all fail as the group does.
 template <typename T>
-absl::StatusOr<Work> StartGather(ProcessGroup& group, absl::Span<T> mine, absl::Span<T> all) {
-  const Buffer in = Bytes(mine), out = Bytes(all);
-  return group.AllGather({&in, 1}, {&out, 1});
+Work StartGather(ProcessGroup& group, absl::Span<T> mine, absl::Span<T> all) {
+  return group.AllGather(Bytes(mine), Bytes(all));
 }
 
 // What everybody gives, in rank order.
 template <typename T>
 absl::StatusOr<std::vector<T>> Exchange(ProcessGroup& group, T mine) {
   std::vector<T> all(static_cast<size_t>(group.size()));
-  if (absl::Status s = Finish(StartGather<T>(group, {&mine, 1}, absl::MakeSpan(all))); !s.ok()) return s;
+  if (absl::Status s = StartGather<T>(group, {&mine, 1}, absl::MakeSpan(all)).Wait(); !s.ok()) return s;
   return all;
 }
 
 template <typename T>
 absl::Status BroadcastValues(ProcessGroup& group, absl::Span<T> values, int root) {
-  const Buffer buffer = Bytes(values);
-  return Finish(group.Broadcast({&buffer, 1}, root));
+  return group.Broadcast(Bytes(values), root).Wait();
 }
 
 inline absl::Status FirstError(const std::vector<Note>& notes) {

@@ -1,17 +1,46 @@
-// What groups offer one another beyond what programs see.
+// What the library's groups offer one another and the layers above, beyond what programs see.
 #ifndef LIBDDP_COMM_BASE_INTERNAL_GROUP_H_
 #define LIBDDP_COMM_BASE_INTERNAL_GROUP_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
 #include "absl/status/status.h"
+#include "ddp/observer.h"
 #include "ddp/process_group.h"
 
 namespace ddp {
+
+// A place inside an allocation of a group.
+struct AllocatedRange {
+  Allocation memory = {};
+  uint64_t number = 0;  // the allocation's number in its group; the same on all ranks
+  size_t offset = 0;    // bytes from the start of the memory
+};
 
 class InternalGroup : public ProcessGroup {
  public:
   // As Abort, except that `why` itself becomes the cause of failure. Any thread.
   virtual void Fail(const absl::Status& why) = 0;
+
+  // The allocation that contains all of [data, data + bytes), if it is from this group's Allocate or was passed to its
+  // Register, and still has an owner.
+  virtual std::optional<AllocatedRange> Find(const void* data, size_t bytes) const = 0;
+
+  // Receives this group's events; null if there is none.
+  virtual Observer* observer() const = 0;
 };
+
+// The same of any group. One that the program has written knows no allocations and has no observer.
+inline std::optional<AllocatedRange> FindAllocation(const ProcessGroup& group, const void* data, size_t bytes) {
+  const auto* const known = dynamic_cast<const InternalGroup*>(&group);
+  return known == nullptr ? std::nullopt : known->Find(data, bytes);
+}
+inline Observer* ObserverOf(const ProcessGroup& group) {
+  const auto* const known = dynamic_cast<const InternalGroup*>(&group);
+  return known == nullptr ? nullptr : known->observer();
+}
 
 }  // namespace ddp
 

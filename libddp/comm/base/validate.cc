@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "libddp/device/device_runtime.h"
 
 namespace ddp {
 namespace {
@@ -146,6 +147,11 @@ absl::Status CallCheck::PeerAndTag(int peer, int tag) const {
   if (peer < 0 || peer >= size_) return Error(absl::StrCat("rank ", peer, " is not in this group of ", size_));
   if (peer == rank_) return Error(absl::StrCat("rank ", peer, " is this rank itself: messages go to other ranks"));
   if (tag < 0) return Error(absl::StrCat("tag ", tag, " is negative"));
+  return absl::OkStatus();
+}
+
+absl::Status CallCheck::After(Stream after) const {
+  if (absl::Status s = CheckStream(device_, after); !s.ok()) return Error(s.message());
   return absl::OkStatus();
 }
 

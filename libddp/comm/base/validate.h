@@ -38,6 +38,8 @@ class CallCheck {
   absl::Status Root(int root) const;
   // The other end of a message.
   absl::Status PeerAndTag(int peer, int tag) const;
+  // See CheckStream.
+  absl::Status After(Stream after) const;
   absl::Status AllocationOf(size_t bytes, Device device) const;
 
  private:

@@ -43,7 +43,7 @@ Engine::~Engine() {
 
 // --- launching ------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<Work> Engine::Launch(Operation* operation) {
+Work Engine::Launch(Operation* operation) {
   Work work(operation);
   {
     Lock lock(mutex_);

@@ -55,7 +55,7 @@ class Engine final : public Driver {
   ~Engine() override;
 
   // Takes over the operation (both its references), which has its data, count, kernel and scales.
-  absl::StatusOr<Work> Launch(Operation* operation);
+  Work Launch(Operation* operation);
 
   // Finds out whether the group has failed or a peer has died; returns status().
   absl::Status CheckHealth();

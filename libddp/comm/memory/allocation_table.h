@@ -13,6 +13,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/memory/shared_segment.h"
 

@@ -70,7 +70,7 @@ Channels::~Channels() {
 
 // --- sending --------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<Work> Channels::Send(MessageSpec spec) {
+Work Channels::Send(MessageSpec spec) {
   const int to = spec.peer;
   Message* message = nullptr;
   {

@@ -74,8 +74,8 @@ class Channels final : public Driver {
   // What is unfinished ends with Aborted.
   ~Channels() override;
 
-  absl::StatusOr<Work> Send(MessageSpec spec);
-  absl::StatusOr<Work> Recv(MessageSpec spec);
+  Work Send(MessageSpec spec);
+  Work Recv(MessageSpec spec);
 
  private:
   // A message that has come, but whose data has not reached a receiver.

@@ -19,7 +19,7 @@ constexpr size_t kBriefBytes = size_t{64} << 10;
 
 }  // namespace
 
-absl::StatusOr<Work> Channels::Recv(MessageSpec spec) {
+Work Channels::Recv(MessageSpec spec) {
   Work work;
   {
     Lock lock(mutex_);

@@ -138,8 +138,8 @@ void DeviceEngine::Shutdown() {
 
 // --- launching ------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<Work> DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
-                                          absl::FunctionRef<absl::Status(void* stream)> enqueue) {
+Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
+                          absl::FunctionRef<absl::Status(void* stream)> enqueue) {
   const std::lock_guard<std::mutex> issue(issue_);
   if (options_.board != nullptr && !failed_.load(std::memory_order_relaxed)) {
     if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);

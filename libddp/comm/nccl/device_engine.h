@@ -96,8 +96,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
 
   // Calls enqueue(stream), in order, with the group's device current. An error from it fails the group: some of the
   // operation may have been enqueued.
-  absl::StatusOr<Work> Launch(const DeviceOperation& operation, Stream after,
-                              absl::FunctionRef<absl::Status(void* stream)> enqueue);
+  Work Launch(const DeviceOperation& operation, Stream after, absl::FunctionRef<absl::Status(void* stream)> enqueue);
 
   void Fail(const absl::Status& why);
   absl::Status status() const;

@@ -63,8 +63,6 @@ class DeviceGroup final : public CheckedGroup {
   absl::string_view backend() const override { return communicator_ == nullptr ? "local" : "nccl"; }
   Device device() const override { return options_.device; }
 
-  absl::StatusOr<Work> Barrier() override;
-
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
     return device.kind == Device::Kind::kCpu ? control_->Allocate(bytes, device)
                                              : CheckedGroup::Allocate(bytes, device);
@@ -112,19 +110,20 @@ class DeviceGroup final : public CheckedGroup {
                        [](const Buffer& b) { return b.device.kind == Device::Kind::kCpu; });
   }
   // The group for a call on CPU memory; peers that wait for this rank on the GPU can learn of the call.
-  ProcessGroup* Other(Kind kind, Buffers in, Buffers out) override {
-    if (!OnCpu(in) || !OnCpu(out)) return nullptr;
+  ProcessGroup* Other(const Call& call) override {
+    const Buffers in = call.in;
+    if (call.kind == Call::Kind::kBarrier || !OnCpu(in) || !OnCpu(call.out)) return nullptr;
     PeerBoard* const board = engine_->options().board.get();
-    if (board == nullptr || in.empty()) return control_.get();
+    const bool message = call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv;
+    if (board == nullptr || in.empty() || message) return control_.get();
     const size_t count =
         std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
-    board->PostHostCall({.kind = kind, .in = in[0].dtype, .out = in[0].dtype}, count);
+    board->PostHostCall({.kind = static_cast<Kind>(call.kind), .in = in[0].dtype, .out = in[0].dtype}, count);
     return control_.get();
   }
-  ProcessGroup* OtherForMessages(Buffers buffers) override { return OnCpu(buffers) ? control_.get() : nullptr; }
 
-  absl::StatusOr<Work> Start(const Call& call) override;
-  absl::StatusOr<Work> StartMessage(const MessageCall& m) override {
+  Work StartChecked(const CheckedCall& call) override;
+  Work StartMessage(const MessageCall& m) override {
     const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
     const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
     return engine_->Launch(operation, m.after, [&](void* stream) {
@@ -133,14 +132,15 @@ class DeviceGroup final : public CheckedGroup {
   }
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
   // `shape`: of the ranges, a hash of what must be equal on all ranks.
-  absl::StatusOr<Work> Launch(const Call& call, uint64_t shape, absl::FunctionRef<absl::Status(void*)> enqueue) {
+  Work Launch(const CheckedCall& call, uint64_t shape, absl::FunctionRef<absl::Status(void*)> enqueue) {
     const DeviceOperation operation{.key = call.key,
                                     .entry = {call.key.Pack(), call.count, Mix(shape, call.parameters)},
                                     .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket};
     if (call.count > 0) return engine_->Launch(operation, call.after, enqueue);
     return engine_->Launch(operation, call.after, [](void*) { return absl::OkStatus(); });
   }
-  absl::StatusOr<Work> Reduce(const Call& call);
+  Work Reduce(const CheckedCall& call);
+  Work Barrier();
   ReduceTransport TransportOf(Kind kind, Buffers in, Buffers out, size_t total_bytes) const;
 
   const OwnerProcess owner_;
@@ -154,7 +154,7 @@ class DeviceGroup final : public CheckedGroup {
   AllocationTable allocations_{0};  // of the GPU's memory
 };
 
-absl::StatusOr<Work> DeviceGroup::Start(const Call& call) {
+Work DeviceGroup::StartChecked(const CheckedCall& call) {
   const Buffers in = call.in, out = call.out;
   switch (call.key.kind) {
     case Kind::kAllReduce:
@@ -180,7 +180,7 @@ absl::StatusOr<Work> DeviceGroup::Start(const Call& call) {
   return absl::InternalError("an unknown operation");
 }
 
-absl::StatusOr<Work> DeviceGroup::Reduce(const Call& call) {
+Work DeviceGroup::Reduce(const CheckedCall& call) {
   const Buffers in = call.in, out = call.out;
   const OperationKey& key = call.key;
   const ReducePlan plan =
@@ -205,13 +205,12 @@ ReduceTransport DeviceGroup::TransportOf(Kind kind, Buffers in, Buffers out, siz
 }
 
 // The CPU's operations, too: the stream's are done when a small sum behind them is.
-absl::StatusOr<Work> DeviceGroup::Barrier() {
-  absl::StatusOr<Work> control = control_->Barrier();
-  if (!control.ok()) return control.status();
+Work DeviceGroup::Barrier() {
+  Work control = control_->Barrier();
+  if (!control.call_status().ok()) return control;
   const DeviceOperation operation{{}, {OperationKey{}.Pack(), 0, 0}};
-  absl::StatusOr<Work> work = engine_->Launch(operation, {}, [&](void* stream) { return moves_.Barrier(stream); });
-  if (!work.ok()) return work.status();
-  return BothWorks(*std::move(control), *std::move(work));
+  Work work = engine_->Launch(operation, kNoStream, [&](void* stream) { return moves_.Barrier(stream); });
+  return BothWorks(std::move(control), std::move(work));
 }
 
 absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
@@ -306,9 +305,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
   }
   if (absl::Status s = Agree(control, status); !s.ok()) return s;
   const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
-  absl::StatusOr<Work> sent = control.Broadcast({&id, 1}, 0);
-  if (!sent.ok()) return sent.status();
-  if (absl::Status s = sent->Wait(); !s.ok()) return s;
+  if (absl::Status s = control.Broadcast(id, 0).Wait(); !s.ok()) return s;
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
       NcclCommunicator::Create(setup, absl::Now() + options.timeout, [&] {
         if (absl::Status s = board.failure(); !s.ok()) return s;

@@ -81,9 +81,8 @@ absl::Status Chunk::Launch(Engine* engine, Operation* part) {
   part->CalledAs(operation_->key(), operation_->count);
   part->parameters = operation_->parameters;
   part->bucket = operation_->bucket;
-  absl::StatusOr<Work> work = engine->Launch(part);
-  if (!work.ok()) return work.status();
-  part_ = *std::move(work);
+  part_ = engine->Launch(part);
+  if (absl::Status s = part_.call_status(); !s.ok()) return s;
   engine->Progress();
   return absl::OkStatus();
 }

@@ -45,7 +45,7 @@ NodeMessage* NodeMessages::Make(bool send, NodeMessageSpec spec) {
   return message;
 }
 
-absl::StatusOr<Work> NodeMessages::Send(NodeMessageSpec spec) {
+Work NodeMessages::Send(NodeMessageSpec spec) {
   auto parcel = std::make_unique<Parcel>();
   parcel->peer = spec.peer;
   parcel->envelope.tag = spec.tag;

@@ -63,7 +63,7 @@ class NodeMessages {
   // `pipeline` drives them. It outlives this, as does the wire.
   NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks, absl::Duration timeout);
 
-  absl::StatusOr<Work> Send(NodeMessageSpec spec);
+  Work Send(NodeMessageSpec spec);
   Work Recv(NodeMessageSpec spec);
 
   // Does what can be done without waiting; returns whether anything was.

@@ -54,7 +54,7 @@ NodePipeline::~NodePipeline() {
 
 // --- launching ------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<Work> NodePipeline::Launch(NodeOperation* operation) {
+Work NodePipeline::Launch(NodeOperation* operation) {
   Work work(operation);
   {
     std::lock_guard<std::mutex> lock(launch_mutex_);
@@ -80,8 +80,8 @@ void NodePipeline::TakeLaunched() {
 }
 
 template <typename Call>
-absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
-  absl::StatusOr<Work> work;
+Work NodePipeline::StartMessage(Call call) {
+  Work work;
   {
     const Lock lock = LockToCall();
     const bool usable = wire_.Usable(/*background=*/false);
@@ -101,11 +101,11 @@ absl::StatusOr<Work> NodePipeline::StartMessage(Call call) {
   return work;
 }
 
-absl::StatusOr<Work> NodePipeline::Send(NodeMessageSpec spec) {
+Work NodePipeline::Send(NodeMessageSpec spec) {
   return StartMessage([&] { return messages_.Send(std::move(spec)); });
 }
 
-absl::StatusOr<Work> NodePipeline::Recv(NodeMessageSpec spec) {
+Work NodePipeline::Recv(NodeMessageSpec spec) {
   return StartMessage([&] { return messages_.Recv(std::move(spec)); });
 }
 

@@ -56,9 +56,9 @@ class NodePipeline final : public Driver {
   ~NodePipeline() override;
 
   // Takes over the operation (both its references), which is complete but for its sequence.
-  absl::StatusOr<Work> Launch(NodeOperation* operation);
-  absl::StatusOr<Work> Send(NodeMessageSpec spec);
-  absl::StatusOr<Work> Recv(NodeMessageSpec spec);
+  Work Launch(NodeOperation* operation);
+  Work Send(NodeMessageSpec spec);
+  Work Recv(NodeMessageSpec spec);
 
   // `background`: by a thread of the library's own.
   void Fail(const absl::Status& why, bool background);
@@ -69,7 +69,7 @@ class NodePipeline final : public Driver {
 
  private:
   template <typename Call>
-  absl::StatusOr<Work> StartMessage(Call call);
+  Work StartMessage(Call call);
 
   // The following are called with mutex_ held. `background`: by a thread of the library's own.
   bool Poll(Lock&, const Pass& pass) override { return Drive(pass.background, pass.steal); }

@@ -22,6 +22,7 @@
 #include "ddp/collectives.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/observer.h"
+#include "libddp/comm/base/internal_group.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 #include "tests/support/ranks.h"
@@ -376,7 +377,7 @@ TEST_CASE("an observer is told of operations, buckets and scopes, in order", "[n
 }
 
 TEST_CASE("without an observer nobody is told", "[nodes]") {
-  RunOnRanks([&](Rank& rank) { RANK_CHECK(rank.group().observer() == nullptr); });
+  RunOnRanks([&](Rank& rank) { RANK_CHECK(ObserverOf(rank.group()) == nullptr); });
 }
 
 }  // namespace

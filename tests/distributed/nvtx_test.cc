@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ddp/observer.h"
+#include "libddp/comm/base/internal_group.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
 #include "tests/support/ranks.h"
@@ -16,7 +17,7 @@ TEST_CASE("a tool sees scopes and operations begin and end") {
   setenv("NVTX_INJECTION64_PATH", DDP_NVTX_TOOL, 1);  // is read at the first call
   constexpr int kRounds = 5;
   RunOnRanks([](Rank& rank) {
-    RANK_CHECK(rank.group().observer() != nullptr);
+    RANK_CHECK(ObserverOf(rank.group()) != nullptr);
     Memory memory(rank, Placement::kOrdinary, DType::kFloat32, 100);
     const Buffer whole = memory.whole();
     for (int i = 0; i < kRounds; ++i) {

@@ -86,6 +86,9 @@ class BusyDevice final : public nn::Device {
   std::unique_ptr<nn::Optimizer> MakeAdam(size_t count, const nn::AdamOptions& options) override {
     return nn::Cpu().MakeAdam(count, options);
   }
+  void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) override {
+    nn::Cpu().AddScaled(x, y, count, scale, stream);
+  }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
                     const nn::LossOptions& options, double* loss) override {
     busy_ = true;

@@ -44,7 +44,7 @@ class ProgressThread {
   explicit ProgressThread(std::function<void()> elsewhere) : elsewhere_(std::move(elsewhere)) {}
   ~ProgressThread();
 
-  // To be called now and then by a thread of the program's that has been waiting for some time, without a mutex.
+  // For a thread of the program that has been waiting for some time: calls `elsewhere`. The caller holds no mutex.
   void WhileWaiting() const {
     if (elsewhere_) elsewhere_();
   }
@@ -53,8 +53,8 @@ class ProgressThread {
   // Returns when no Tick of the client is running, nor will be.
   void Remove(Client* client);
 
-  // Something has been launched, which the client's Tick finds from now on. A load, unless the thread was at rest. Not
-  // to be called with a mutex held that a Tick waits for.
+  // Something has been launched, and the next Tick of the client finds it. Costs a load, unless the thread rests. The
+  // caller holds no mutex that a Tick waits for.
   void Notify() {
     if (resting_.load()) WakeUp();
   }
@@ -64,7 +64,7 @@ class ProgressThread {
   void Run();
 
   const std::function<void()> elsewhere_;
-  // Set before the look that a long wait follows: what that look misses was launched later, and Notify sees this.
+  // Set before the Ticks that a long wait follows. What they miss is launched later, and so Notify sees this.
   std::atomic<bool> resting_{false};
   std::mutex mutex_;
   SteadyCondition wake_;

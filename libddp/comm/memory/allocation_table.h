@@ -34,7 +34,7 @@ struct ListedRange {
   uint64_t bytes;
 };
 
-// One call of Allocate or Register: a segment with one part per rank. Speaks of the memory but does not own it.
+// One call of Allocate or Register: a segment with one part for each rank. It does not keep the memory alive.
 struct SharedAllocation {
   uint64_t id = 0;
   absl::InlinedVector<char*, 4> parts = {};  // by rank, where this process sees them
@@ -59,8 +59,8 @@ class AllocationTable {
 
   uint64_t numbers() const { return numbers_; }
 
-  // How far after `from`, wrapping around, the first number lies that no allocation in use here has; numbers() if there
-  // is none.
+  // The distance from `from` to the first number that no allocation in use here has, where numbers()'s successor is 0.
+  // numbers() if all are in use.
   uint64_t ToFree(uint64_t from) const;
   // All ranks add their allocations in the same order.
   void Add(SharedAllocation allocation);
@@ -76,16 +76,17 @@ class AllocationTable {
   bool Locate(const RangeList& list, uint64_t* address) const;
   bool IsShared(const RangeList& list) const;  // whether Locate would find all of it
 
-  // Where this process sees what `rank` calls `address`; null if it is not (or no longer) known here. `keep`, if given,
-  // gets what holds it there.
+  // Where this process sees what `rank` calls `address`; null if it is not known here, or no longer. Whoever uses it
+  // keeps what is added to `keep`.
   char* Resolve(int rank, uint64_t address, size_t bytes,
                 std::vector<std::shared_ptr<SharedSegment>>* keep = nullptr) const;
 
-  // Where [data, data + bytes), of this rank's part of an allocation, has its second view; null if there is none.
-  // `keep` gets what holds it there.
+  // The second view of [data, data + bytes), a range of this rank's part of an allocation; null if there is none.
+  // Whoever uses it keeps what is added to `keep`.
   char* View(const char* data, size_t bytes, std::vector<std::shared_ptr<char>>* keep) const;
 
-  // Where [data, data + bytes) lies in this rank's part of an allocation, the process gets memory of its own there.
+  // Gives the process its own copy of [data, data + bytes), if that is in this rank's part of an allocation: see
+  // SharedSegment::MakePrivate.
   absl::Status MakePrivate(char* data, size_t bytes) const;
 
  private:

@@ -1,4 +1,4 @@
-// What stands behind an Allocation of a CPU group.
+// The memory of an Allocation of a CPU group.
 #ifndef LIBDDP_COMM_MEMORY_BACKING_H_
 #define LIBDDP_COMM_MEMORY_BACKING_H_
 
@@ -13,8 +13,8 @@
 
 namespace ddp {
 
-// The addresses stay those of the segment, or of the ordinary memory, that the Allocation was made from. What is mapped
-// there may change hands: MoveTo. Used by one thread at a time.
+// Its addresses never change. What is mapped there changes when another group registers the Allocation: see MoveTo.
+// Used by one thread at a time.
 class Backing {
  public:
   // An Allocation of [data, data + bytes), which begins a page, in `addresses`. `segment` if it is what they show.
@@ -27,8 +27,8 @@ class Backing {
   // Null for memory from elsewhere.
   static Backing* Of(const Allocation& allocation);
 
-  // Copies the memory to `segment` from `offset` on, and from then on that is what its addresses show: nobody may be
-  // using them. The group that reduced it in place no longer does. On an error of MapAt nothing has changed.
+  // Copies the memory to `segment` at `offset`, and maps that at its addresses. Nobody may be using them. The group
+  // that had the memory before can no longer reduce it in place. Changes nothing if MapAt fails.
   absl::Status MoveTo(std::shared_ptr<SharedSegment> segment, size_t offset);
 
   char* data() const { return data_; }

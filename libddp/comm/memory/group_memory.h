@@ -1,4 +1,4 @@
-// The memory that the ranks of a hierarchical group reduce where it lies.
+// Memory of a hierarchical group, which its ranks reduce without copying it.
 #ifndef LIBDDP_COMM_MEMORY_GROUP_MEMORY_H_
 #define LIBDDP_COMM_MEMORY_GROUP_MEMORY_H_
 

@@ -15,9 +15,8 @@
 
 namespace ddp {
 
-// One mapping of one segment. Ranks that are threads of one process share the mapping itself; processes map the same
-// memory each for itself. The memory lives as long as anyone maps it, and nothing has to be removed when a process
-// dies.
+// One mapping of a segment. Each process has its own mapping of the same memory; ranks that are threads of one process
+// share it. The kernel frees the memory with the last mapping, also when processes die.
 class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
  public:
   enum class Kind {
@@ -55,28 +54,28 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   // Everybody has it open: drops the name.
   void Seal();
 
-  // Says that this process has the segment open as number `place`. The kernel takes the mark away when the process ends
-  // or lets go of the segment, so it tells a living peer from a dead one where processes do not see each other. Marks
-  // of this process itself cannot be seen. Nothing happens where files cannot be locked.
+  // Marks that this process has the segment open as number `place`. The kernel removes the mark when the process ends
+  // or closes the segment. So a peer can be seen to live even by a process in another container. A process cannot see
+  // its own marks. Does nothing where files cannot be locked.
   void Mark(int place) const;
   bool Marked(int place) const;
 
-  // The pages of [address, address + bytes), where this process sees the segment from `offset` on, become its own:
-  // their contents stay, but neither side sees any more what the other writes there. Threads of this process may be
-  // writing to them meanwhile, no write is lost. Pages that are its own already stay as they are. ResourceExhausted
-  // where memory is short; the pages that it was short for are unchanged. Thread-safe.
+  // Gives the process its own copy of the pages of [address, address + bytes), where it sees the segment at `offset`.
+  // Their contents stay, but from then on neither side sees what the other writes. Threads of this process may write to
+  // them meanwhile; no write is lost. Pages copied earlier do not change again. ResourceExhausted if memory is short:
+  // then some pages are still shared. Thread-safe.
   absl::Status MakePrivate(char* address, size_t offset, size_t bytes);
 
-  // [offset, offset + bytes), which begins a page, at other addresses too: there it stays what it is, whatever becomes
-  // of the first ones, for as long as somebody has the view. ResourceExhausted where there is no room for it.
+  // Maps [offset, offset + bytes), which begins a page, at other addresses too. There it stays shared, also after
+  // MakePrivate and MapAt, for as long as somebody has the view. ResourceExhausted if there is no room for it.
   absl::StatusOr<std::shared_ptr<char>> ViewAgain(size_t offset, size_t bytes) const;
 
-  // Replaces what this process has mapped at [address, address + bytes), whole pages, by the segment from `offset` on.
-  // Nobody may be using the addresses. ResourceExhausted where there is no room for another mapping.
+  // Maps the segment, from `offset` on, at [address, address + bytes), whole pages, in place of what is there. Nobody
+  // may be using the addresses. ResourceExhausted if there is no room for another mapping.
   absl::Status MapAt(char* address, size_t offset, size_t bytes);
 
-  // Lets go of the memory, but neither of the addresses nor of what something else is mapped over at
-  // [kept, kept + bytes). Nothing happens where other ranks are threads of this process, which use it too.
+  // Unmaps the memory, but keeps the addresses, and what is mapped over them at [kept, kept + bytes). Does nothing if
+  // other ranks are threads of this process, which use it too.
   void Forget(const char* kept, size_t bytes);
 
  private:

@@ -18,8 +18,7 @@ namespace ddp {
 // Not thread-safe.
 class SharedWriter {
  public:
-  // Bytes [offset, offset + bytes) of the list to `to`. What is written afterwards with release order is seen after
-  // them.
+  // Copies bytes [offset, offset + bytes) of the list to `to`. A later store with release order makes them visible.
   void Copy(const RangeList& from, size_t offset, char* to, size_t bytes);
   // One range, by stores past the caches (where the processor has them) as far as it covers whole lines of `to`.
   static void CopyPastCaches(const char* from, char* to, size_t bytes);

@@ -60,12 +60,7 @@ class CheckedGroup : public InternalGroup {
   CallCheck Check(absl::string_view call) const { return {rank(), size(), call, device()}; }
 
  private:
-  Work Reduce(const Call& call);
-  Work Broadcast(const Call& call);
-  Work AllGather(const Call& call);
-  Work AllGatherV(const Call& call);
-  Work AllToAll(const Call& call);
-  Work Message(const Call& call);
+  absl::Status SetReduce(const ReduceOptions& options, CheckedCall* call) const;
 };
 
 }  // namespace ddp

@@ -4,6 +4,13 @@
 
 namespace ddp {
 
+absl::string_view NameOf(Call::Kind kind) {
+  static constexpr absl::string_view kNames[] = {"all_reduce",   "reduce_scatter", "all_gather",
+                                                 "all_gather_v", "all_to_all",     "broadcast",
+                                                 "barrier",      "send",           "recv"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
 uint64_t OperationKey::Pack() const {
   return uint64_t{static_cast<uint8_t>(kind)} | uint64_t{static_cast<uint8_t>(in)} << 8 |
          uint64_t{static_cast<uint8_t>(out)} << 16 | uint64_t{static_cast<uint8_t>(op)} << 24 |
@@ -24,25 +31,13 @@ OperationKey OperationKey::Unpack(uint64_t packed) {
 std::string OperationKey::Describe(uint64_t count) const {
   const std::string types =
       in == out ? std::string(Name(in)) : absl::StrCat(std::string(Name(in)), " to ", std::string(Name(out)));
-  switch (kind) {
-    case Kind::kAllReduce:
-      return absl::StrCat("all_reduce(", Name(op), ", ", types, ", ", count, " elements",
-                          check_nonfinite ? ", non-finite check)" : ")");
-    case Kind::kReduceScatter:
-      return absl::StrCat("reduce_scatter(", Name(op), ", ", types, ", ", count, " elements",
-                          check_nonfinite ? ", non-finite check)" : ")");
-    case Kind::kAllGather:
-      return absl::StrCat("all_gather(", types, ", ", count, " elements)");
-    case Kind::kAllGatherV:
-      return absl::StrCat("all_gather_v(", types, ", ", count, " elements in all)");
-    case Kind::kAllToAll:
-      return absl::StrCat("all_to_all(", types, ", ", count, " elements)");
-    case Kind::kBroadcast:
-      return absl::StrCat("broadcast(from rank ", root, ", ", types, ", ", count, " elements)");
-    case Kind::kBarrier:
-      return "barrier()";
-  }
-  return "an unknown operation";
+  if (kind > Kind::kBarrier) return "an unknown operation";
+  if (kind == Kind::kBarrier) return "barrier()";
+  const bool reduces = kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
+  return absl::StrCat(NameOf(static_cast<Call::Kind>(kind)), "(", reduces ? absl::StrCat(Name(op), ", ") : "",
+                      kind == Kind::kBroadcast ? absl::StrCat("from rank ", root, ", ") : "", types, ", ", count,
+                      " elements", kind == Kind::kAllGatherV ? " in all" : "",
+                      check_nonfinite ? ", non-finite check)" : ")");
 }
 
 absl::Status DisagreementError(uint64_t sequence, int rank, const CallSummary& call, int other_rank,

@@ -6,10 +6,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 
 namespace ddp {
+
+// "all_reduce"
+absl::string_view NameOf(Call::Kind kind);
 
 // Small enough to be compared in one word.
 struct OperationKey {

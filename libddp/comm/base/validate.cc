@@ -93,49 +93,62 @@ absl::Status CallCheck::CheckBuffers(absl::string_view name, Buffers buffers, Ex
   return absl::OkStatus();
 }
 
-absl::Status CallCheck::InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
-                              Extent* out_extent) const {
-  if (absl::Status s = CheckBuffers("in", in, in_extent); !s.ok()) return s;
-  if (absl::Status s = CheckBuffers("out", out, out_extent); !s.ok()) return s;
-  if (in_extent->count * in_times != out_extent->count * out_times) {
-    return Error(absl::StrCat("in has ", in_extent->count, " elements and out ", out_extent->count, "; with ", size_,
-                              " ranks out needs ", in_times >= out_times ? in_times : 1,
-                              out_times > 1 ? absl::StrCat("/", out_times) : "", " times as many as in"));
+absl::Status CallCheck::Arguments(const Call& call, Extent* in, Extent* out) const {
+  absl::Status status;
+  if (call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv) {
+    status = CheckBuffers("message", call.in, in);
+    if (status.ok()) status = PeerAndTag(call.peer, call.tag);
+  } else if (call.kind == Call::Kind::kBroadcast) {
+    status = CheckBuffers("in", call.in, in);
+    *out = *in;
+    if (status.ok()) status = Root(call.peer);
+  } else {
+    status = InOut(call, in, out);
+  }
+  if (status.ok() && !(status = CheckStream(device_, call.after)).ok()) status = Error(status.message());
+  return status;
+}
+
+absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
+  using Kind = Call::Kind;
+  if (absl::Status s = CheckBuffers("in", call.in, in); !s.ok()) return s;
+  if (absl::Status s = CheckBuffers("out", call.out, out); !s.ok()) return s;
+  const bool gathers = call.kind == Kind::kAllGather, scatters = call.kind == Kind::kReduceScatter;
+  if (!scatters && call.kind != Kind::kAllReduce && in->dtype != out->dtype) {
+    return Error("in and out have different types");
+  }
+  const auto size = static_cast<size_t>(size_), rank = static_cast<size_t>(rank_);
+  if (call.kind == Kind::kAllGatherV) {
+    if (absl::Status s = Counts(call.counts, in->count, out->count); !s.ok()) return s;
+  } else if (in->count * (gathers ? size : 1) != out->count * (scatters ? size : 1)) {
+    return Error(absl::StrCat("in has ", in->count, " elements and out ", out->count, "; with ", size_,
+                              " ranks out needs ", gathers ? size : 1, scatters ? absl::StrCat("/", size) : "",
+                              " times as many as in"));
+  }
+  if (call.kind == Kind::kAllToAll && in->count % size != 0) {
+    return Error(absl::StrCat(in->count, " elements cannot be cut into ", size, " equal parts"));
   }
   // Where the smaller array, a part, lies in the larger one.
-  const auto rank = static_cast<ptrdiff_t>(rank_);
-  const auto part_in = out_times > 1 ? static_cast<ptrdiff_t>(out_extent->count * SizeOf(out_extent->dtype)) : 0;
-  const auto part_out = in_times > 1 ? static_cast<ptrdiff_t>(in_extent->count * SizeOf(in_extent->dtype)) : 0;
-  const char* const wrong = CheckOverlap(in, out, rank * (part_in - part_out));
+  size_t in_place = 0, out_place = 0;
+  if (scatters) in_place = rank * out->count;
+  if (gathers) out_place = rank * in->count;
+  for (size_t r = 0; r < rank && !call.counts.empty(); ++r) out_place += call.counts[r];
+  const char* const wrong =
+      CheckOverlap(call.in, call.out, static_cast<ptrdiff_t>((in_place - out_place) * SizeOf(in->dtype)));
   return wrong == nullptr ? absl::OkStatus() : Error(wrong);
 }
 
-absl::Status CallCheck::Counts(Buffers in, Buffers out, absl::Span<const size_t> counts, Extent* out_extent) const {
-  Extent from;
-  if (absl::Status s = CheckBuffers("in", in, &from); !s.ok()) return s;
-  if (absl::Status s = CheckBuffers("out", out, out_extent); !s.ok()) return s;
-  if (from.dtype != out_extent->dtype) return Error("in and out have different types");
+// All-gather with counts, of `in` and `out` elements.
+absl::Status CallCheck::Counts(absl::Span<const size_t> counts, size_t in, size_t out) const {
   if (counts.size() != static_cast<size_t>(size_)) {
     return Error(absl::StrCat(counts.size(), " counts given to a group of ", size_, " ranks"));
   }
-  if (const size_t own = counts[static_cast<size_t>(rank_)]; from.count != own) {
-    return Error(absl::StrCat("in has ", from.count, " elements, but this rank's count is ", own));
+  if (const size_t own = counts[static_cast<size_t>(rank_)]; in != own) {
+    return Error(absl::StrCat("in has ", in, " elements, but this rank's count is ", own));
   }
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  if (out_extent->count != total) {
-    return Error(absl::StrCat("out has ", out_extent->count, " elements, but the counts come to ", total));
-  }
-  const size_t before = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0});
-  const char* const wrong = CheckOverlap(in, out, -static_cast<ptrdiff_t>(before * SizeOf(from.dtype)));
-  return wrong == nullptr ? absl::OkStatus() : Error(wrong);
-}
-
-absl::Status CallCheck::Parts(Buffers in, Buffers out, Extent* extent) const {
-  Extent to;
-  if (absl::Status s = InOut(in, out, 1, 1, extent, &to); !s.ok()) return s;
-  if (extent->dtype != to.dtype) return Error("in and out have different types");
-  if (extent->count % static_cast<size_t>(size_) == 0) return absl::OkStatus();
-  return Error(absl::StrCat(extent->count, " elements cannot be cut into ", size_, " equal parts"));
+  if (out == total) return absl::OkStatus();
+  return Error(absl::StrCat("out has ", out, " elements, but the counts come to ", total));
 }
 
 absl::Status CallCheck::Root(int root) const {
@@ -147,11 +160,6 @@ absl::Status CallCheck::PeerAndTag(int peer, int tag) const {
   if (peer < 0 || peer >= size_) return Error(absl::StrCat("rank ", peer, " is not in this group of ", size_));
   if (peer == rank_) return Error(absl::StrCat("rank ", peer, " is this rank itself: messages go to other ranks"));
   if (tag < 0) return Error(absl::StrCat("tag ", tag, " is negative"));
-  return absl::OkStatus();
-}
-
-absl::Status CallCheck::After(Stream after) const {
-  if (absl::Status s = CheckStream(device_, after); !s.ok()) return Error(s.message());
   return absl::OkStatus();
 }
 

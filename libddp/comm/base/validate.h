@@ -28,21 +28,16 @@ class CallCheck {
 
   // All buffers on the device, of one dtype, none null.
   absl::Status CheckBuffers(absl::string_view name, Buffers buffers, Extent* extent) const;
-  // in and out, where count(in) * in_times == count(out) * out_times, of one dtype.
-  absl::Status InOut(Buffers in, Buffers out, size_t in_times, size_t out_times, Extent* in_extent,
-                     Extent* out_extent) const;
-  // in has counts[rank] elements and out as many as all counts together, of one dtype.
-  absl::Status Counts(Buffers in, Buffers out, absl::Span<const size_t> counts, Extent* out_extent) const;
-  // As InOut, for `size` equal parts each.
-  absl::Status Parts(Buffers in, Buffers out, Extent* extent) const;
+  // The arguments of any call but a barrier. Sets what `in` and `out` amount to.
+  absl::Status Arguments(const Call& call, Extent* in, Extent* out) const;
   absl::Status Root(int root) const;
-  // The other end of a message.
-  absl::Status PeerAndTag(int peer, int tag) const;
-  // See CheckStream.
-  absl::Status After(Stream after) const;
   absl::Status AllocationOf(size_t bytes, Device device) const;
 
  private:
+  absl::Status InOut(const Call& call, Extent* in, Extent* out) const;
+  absl::Status Counts(absl::Span<const size_t> counts, size_t in, size_t out) const;
+  absl::Status PeerAndTag(int peer, int tag) const;
+
   int rank_, size_;
   absl::string_view call_;
   Device device_;

@@ -6,28 +6,6 @@
 #include "libddp/base/spin.h"
 
 namespace ddp {
-namespace {
-
-absl::string_view KindName(OperationKey::Kind kind) {
-  switch (kind) {
-    case OperationKey::Kind::kAllReduce:
-      return "all_reduce";
-    case OperationKey::Kind::kReduceScatter:
-      return "reduce_scatter";
-    case OperationKey::Kind::kAllGather:
-    case OperationKey::Kind::kAllGatherV:
-      return "all_gather";
-    case OperationKey::Kind::kAllToAll:
-      return "all_to_all";
-    case OperationKey::Kind::kBroadcast:
-      return "broadcast";
-    case OperationKey::Kind::kBarrier:
-      return "barrier";
-  }
-  return "operation";
-}
-
-}  // namespace
 
 // A timeline wants exact times; without one they are not worth what they cost.
 int64_t FlightNotes::Now() const { return listener_ == nullptr ? CoarseNowNs() : NowNs(); }
@@ -53,7 +31,8 @@ void FlightNotes::TellListener(const Call& call, OperationEvent::State state, in
   };
   OperationEvent event;
   event.state = state;
-  event.kind = KindName(call.key.kind);
+  const bool gathers = call.key.kind == OperationKey::Kind::kAllGatherV;
+  event.kind = NameOf(gathers ? ddp::Call::Kind::kAllGather : static_cast<ddp::Call::Kind>(call.key.kind));
   event.dtype = call.key.in;
   event.group = group_;
   event.sequence = call.sequence;

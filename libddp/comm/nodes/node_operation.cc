@@ -33,10 +33,8 @@ bool NodeOperation::spreads() const {
 absl::Status NodeOperation::Compare(const NodeHeader& theirs, int their_rank) const {
   const NodeHeader mine = header();
   if (theirs == mine) return absl::OkStatus();
-  const CallSummary my_call{mine.what, mine.count, mine.parameters};
-  const CallSummary their_call{theirs.what, theirs.count, theirs.parameters};
-  if (rank_ < their_rank) return DisagreementError(sequence, rank_, my_call, their_rank, their_call);
-  return DisagreementError(sequence, their_rank, their_call, rank_, my_call);
+  return rank_ < their_rank ? DisagreementError(sequence, rank_, mine.call, their_rank, theirs.call)
+                            : DisagreementError(sequence, their_rank, theirs.call, rank_, mine.call);
 }
 
 // Elements of the largest block.

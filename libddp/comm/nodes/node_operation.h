@@ -21,9 +21,7 @@ namespace ddp {
 // What nodes tell each other of an operation before they use each other's data.
 struct NodeHeader {
   uint64_t sequence = 0;
-  uint64_t what = 0;  // see OperationKey
-  uint64_t count = 0;
-  uint64_t parameters = 0;
+  CallSummary call = {};
   friend bool operator==(const NodeHeader&, const NodeHeader&) = default;
 };
 
@@ -55,7 +53,7 @@ class NodeOperation final : public NodeWork {
   bool exposed = false;                      // the wire may write to `out`, in its second view
   std::vector<std::shared_ptr<char>> views;  // which the wire works on
 
-  NodeHeader header() const { return {sequence, key_.Pack(), count, parameters}; }
+  NodeHeader header() const { return {sequence, {key_.Pack(), count, parameters}}; }
   // FailedPrecondition, with both calls, if a rank of another node makes another one.
   absl::Status Compare(const NodeHeader& theirs, int their_rank) const;
 

@@ -13,9 +13,9 @@
 
 namespace nn {
 
-// The maximum of windows of pixels, or the mean of adjacent ones: torch.nn.MaxPool2d and AvgPool2d, or, with one window as large
-// as the image, AdaptiveAvgPool2d(1). An activation follows the pooling: a ReLU gives the same result after maximum
-// pooling as before it, but from a quarter of the pixels. Native images in and out.
+// The maximum of windows of pixels, or the mean of adjacent ones: torch.nn.MaxPool2d and AvgPool2d, or, with one window
+// as large as the image, AdaptiveAvgPool2d(1). An activation follows the pooling: a ReLU gives the same result after
+// maximum pooling as before it, but from a quarter of the pixels. Native images in and out.
 class Pool2d final : public Layer {
  public:
   Pool2d(onednn::SessionPtr session, const Pool2dOptions& options, int max_batch);

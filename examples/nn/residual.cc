@@ -11,7 +11,7 @@
 
 namespace nn {
 
-BasicBlock::BasicBlock(onednn::SessionPtr session, const ImageShape& in, int outputs, int stride, int max_batch)
+BasicBlock::BasicBlock(const onednn::SessionPtr& session, const ImageShape& in, int outputs, int stride, int max_batch)
     : session_(session),
       in_(in),
       stride_(stride),
@@ -92,7 +92,7 @@ void BasicBlock::Backward(const float* x, const float* y, float* dy, float* dx, 
   });
 }
 
-Bottleneck::Bottleneck(onednn::SessionPtr session, const BottleneckOptions& o, int max_batch)
+Bottleneck::Bottleneck(const onednn::SessionPtr& session, const BottleneckOptions& o, int max_batch)
     : session_(session),
       conv1_(session, {.in = o.in, .outputs = o.width, .kernel = 1, .bias = false}, max_batch),
       bn1_(session, conv1_.output_shape(), Activation::kRelu, max_batch),

@@ -20,7 +20,7 @@ namespace nn {
 // "bn1.running_mean". Native images in and out.
 class BasicBlock final : public Layer {
  public:
-  BasicBlock(onednn::SessionPtr session, const ImageShape& in, int outputs, int stride, int max_batch);
+  BasicBlock(const onednn::SessionPtr& session, const ImageShape& in, int outputs, int stride, int max_batch);
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return bn2_.output_size(); }
@@ -56,7 +56,7 @@ class BasicBlock final : public Layer {
 // and out.
 class Bottleneck final : public Layer {
  public:
-  Bottleneck(onednn::SessionPtr session, const BottleneckOptions& options, int max_batch);
+  Bottleneck(const onednn::SessionPtr& session, const BottleneckOptions& options, int max_batch);
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return bn3_.output_size(); }

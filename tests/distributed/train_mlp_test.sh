@@ -120,7 +120,8 @@ case $case_name in
     succeeds 1 --environment
     grep -q '^{"date":.*"model".*"onednn":.*"launcher":"none"' out || fail "--environment"
     succeeds 1 --steps=1 --hidden=8 --save=checkpoint --summary-json=summary
-    grep -q '"environment": {' summary && grep -qa '"environment":{' checkpoint || fail "no environment"
+    grep -q '"environment": {' summary || fail "no environment in the summary"
+    grep -qa '"environment":{' checkpoint || fail "no environment in the checkpoint"
     ! grep -qa xyzzy out summary checkpoint || fail "a secret"
     ;;
 

@@ -18,11 +18,12 @@ enum class AutocastOp : uint8_t {
   kLinear,
   kMatmul,
   // Run in float32, because they need its range or precision.
-  kSoftmax,
-  kLogSoftmax,
   kCrossEntropy,
   kNll,
   kLoss,  // any other loss
+  // The same on CUDA; on the CPU they run in the type of the first input.
+  kSoftmax,
+  kLogSoftmax,
   kLayerNormStatistics,
   kGroupNormStatistics,
   kExp,
@@ -33,7 +34,7 @@ enum class AutocastOp : uint8_t {
   // Run in the widest type of the inputs.
   kAdd,
   kConcat,
-  kDot,
+  kDot,  // on the CPU in the type of the first input
   // Run in the type of the first input.
   kBatchNorm,  // statistics are computed in float32
   kRelu,
@@ -42,7 +43,8 @@ enum class AutocastOp : uint8_t {
 };
 
 // A scope of mixed precision. While the object lives, layers of this thread that call TypeFor use mixed precision on
-// devices of the given kind. Scopes nest, and the innermost one applies. The rules are those of torch.autocast.
+// devices of the given kind. Scopes nest, and the innermost one applies. The rules are those of torch.autocast for that
+// kind of device.
 //
 //   {
 //     ddp::Autocast autocast(ddp::Device::Kind::kCpu);         // bfloat16
@@ -78,7 +80,8 @@ class DDP_EXPORT Autocast {
   // Returns the type in which to run `op` on inputs of these types. Requires at least one input.
   //   - float64 is never converted to a narrower type.
   //   - Types that are not floating-point are ignored. If no input is floating-point: the type of the first input.
-  //   - If mixed precision is off: the widest type for kAdd, kConcat and kDot, the type of the first input otherwise.
+  //   - If mixed precision is off: the widest type for kAdd, kConcat and (on CUDA) kDot, the type of the first input
+  //     otherwise.
   static DType TypeFor(AutocastOp op, Device::Kind kind, absl::Span<const DType> inputs);
 
   // Returns `weight` converted to another floating-point type. Within a scope it is converted once: until the outermost

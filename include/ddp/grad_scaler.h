@@ -113,12 +113,13 @@ class DDP_EXPORT GradScaler {
   virtual absl::Status Update(float new_scale, Stream stream = {}) = 0;
 
   // Returns a word on the device for DdpOptions::nonfinite or ReduceOptions::nonfinite, so that the reduction does the
-  // check. Update zeroes it. It is valid for the scaler's life. ResourceExhausted if there are more than 60 words and
-  // optimizers together.
+  // check. Update zeroes it. It is valid for the scaler's life. ResourceExhausted if there are more than 60 of these
+  // words and optimizers that are used between two Updates; a CUDA graph needs its optimizers among the 60 used last.
   virtual absl::StatusOr<uint32_t*> AddFoundInf() = 0;
 
   // For checkpoints. Both wait for the device. An enabled scaler cannot load the state of a scaler that was not
-  // enabled. A scaler that is not enabled ignores the given state.
+  // enabled. A scaler that is not enabled ignores the given state. The scale may be below min_scale, as torch's may be:
+  // it then shrinks and grows as in torch until it has grown to min_scale.
   virtual absl::StatusOr<GradScalerState> State() = 0;
   virtual absl::Status Load(const GradScalerState& state) = 0;
 

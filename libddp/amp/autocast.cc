@@ -17,17 +17,21 @@ namespace {
 
 enum class Rule { kLower, kFloat32, kWidest, kFirst };
 
-Rule RuleOf(AutocastOp op) {
+// Torch has a list for CUDA and a shorter one for the CPU (aten/src/ATen/autocast_mode.cpp), where most of what CUDA
+// runs in float32 runs in the type of its input.
+Rule RuleOf(AutocastOp op, Device::Kind kind) {
+  const bool cuda = kind == Device::Kind::kCuda;
   switch (op) {
     case AutocastOp::kConvolution:
     case AutocastOp::kLinear:
     case AutocastOp::kMatmul:
       return Rule::kLower;
-    case AutocastOp::kSoftmax:
-    case AutocastOp::kLogSoftmax:
     case AutocastOp::kCrossEntropy:
     case AutocastOp::kNll:
     case AutocastOp::kLoss:
+      return Rule::kFloat32;
+    case AutocastOp::kSoftmax:
+    case AutocastOp::kLogSoftmax:
     case AutocastOp::kLayerNormStatistics:
     case AutocastOp::kGroupNormStatistics:
     case AutocastOp::kExp:
@@ -35,11 +39,12 @@ Rule RuleOf(AutocastOp op) {
     case AutocastOp::kPow:
     case AutocastOp::kSum:
     case AutocastOp::kNorm:
-      return Rule::kFloat32;
+      return cuda ? Rule::kFloat32 : Rule::kFirst;
     case AutocastOp::kAdd:
     case AutocastOp::kConcat:
-    case AutocastOp::kDot:
       return Rule::kWidest;
+    case AutocastOp::kDot:
+      return cuda ? Rule::kWidest : Rule::kFirst;
     case AutocastOp::kBatchNorm:
     case AutocastOp::kRelu:
     case AutocastOp::kPool:
@@ -130,7 +135,7 @@ DType Autocast::dtype(Device::Kind kind) { return PolicyOf(kind).dtype; }
 
 DType Autocast::TypeFor(AutocastOp op, Device::Kind kind, absl::Span<const DType> inputs) {
   const Policy policy = PolicyOf(kind);
-  const Rule rule = RuleOf(op);
+  const Rule rule = RuleOf(op, kind);
   const auto* const first = std::find_if(inputs.begin(), inputs.end(), IsFloatingPoint);
   if (first == inputs.end()) return inputs[0];
   DType widest = *first;

@@ -66,9 +66,10 @@ class Scaler final : public GradScaler {
   // Of one optimizer, since the last Update.
   enum class Stage { kReady, kChecked, kUnscaled, kStepped };
   struct PerOptimizer {
-    uint32_t* own_word = nullptr;  // kept for the scaler's life: captured graphs know it
+    uint32_t* own_word = nullptr;  // kept as long as there are enough: captured graphs know it
     uint32_t* word = nullptr;      // where the finding is: own_word, or one of AddFoundInf's
     Stage stage = Stage::kReady;
+    uint64_t used = 0;  // when, by uses_
   };
 
   // kNoStream: the device's default one.
@@ -98,6 +99,7 @@ class Scaler final : public GradScaler {
   ScaleRule rule_;
   std::shared_ptr<void> memory_;  // one ScalerNumbers
   int words_used_ = 0;
+  uint64_t uses_ = 0;
   bool scaled_ = false;
   std::map<const Optimizer*, PerOptimizer> optimizers_;
 };
@@ -145,24 +147,33 @@ absl::Status Scaler::CheckGrads(Buffers grads, absl::string_view call) const {
 }
 
 absl::StatusOr<Scaler::PerOptimizer*> Scaler::Find(const Optimizer& optimizer) {
-  PerOptimizer& state = optimizers_[&optimizer];
-  if (state.own_word == nullptr) {
-    absl::StatusOr<uint32_t*> word = AddFoundInf();
-    if (!word.ok()) {
-      optimizers_.erase(&optimizer);
-      return word.status();
-    }
-    state.own_word = state.word = *word;
+  auto found = optimizers_.find(&optimizer);
+  if (found == optimizers_.end()) {
+    const absl::StatusOr<uint32_t*> word = AddFoundInf();
+    if (!word.ok()) return word.status();
+    found = optimizers_.emplace(&optimizer, PerOptimizer{.own_word = *word, .word = *word}).first;
   }
-  return &state;
+  found->second.used = ++uses_;
+  return &found->second;
 }
 
+// A program may make new optimizers all the time: when there are no more words, the optimizer that was not used for
+// longest gives its own back. Since the last Update it has found nothing.
 absl::StatusOr<uint32_t*> Scaler::AddFoundInf() {
-  if (words_used_ == kFoundInfWords) {
-    return absl::ResourceExhaustedError(absl::StrCat("GradScaler: more than ", kFoundInfWords,
-                                                     " optimizers and words of AddFoundInf; use several scalers"));
+  if (words_used_ < kFoundInfWords) return &numbers()->found_inf[words_used_++];
+  auto oldest = optimizers_.end();
+  for (auto it = optimizers_.begin(); it != optimizers_.end(); ++it) {
+    if (it->second.stage != Stage::kReady) continue;
+    if (oldest == optimizers_.end() || it->second.used < oldest->second.used) oldest = it;
   }
-  return &numbers()->found_inf[words_used_++];
+  if (oldest == optimizers_.end()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("GradScaler: more than ", kFoundInfWords,
+                     " words of AddFoundInf and optimizers between two Updates; use several scalers"));
+  }
+  uint32_t* const word = oldest->second.own_word;
+  optimizers_.erase(oldest);
+  return word;
 }
 
 // --- the step -------------------------------------------------------------------------------------------------------
@@ -378,7 +389,10 @@ absl::Status Scaler::Load(const GradScalerState& state) {
   }
   if (absl::Status s = CheckFactors(state.growth_factor, state.backoff_factor, state.growth_interval); !s.ok())
     return s;
-  if (absl::Status s = CheckScale(state.scale, rule_.min_scale); !s.ok()) return s;
+  if (!(std::isfinite(state.scale) && state.scale >= kLeastScale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GradScaler::Load: a scale of ", state.scale, " cannot be used; it must be finite and above 0"));
+  }
   if (state.growth_tracker < 0 || state.hysteresis_tracker < 0) {
     return absl::InvalidArgumentError(absl::StrCat("GradScaler::Load: growth_tracker is ", state.growth_tracker,
                                                    ", hysteresis_tracker ", state.hysteresis_tracker,

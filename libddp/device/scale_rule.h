@@ -29,6 +29,9 @@ struct ScalerNumbers {
 // The part that ranks have in common: all but the findings.
 inline constexpr size_t kCommonBytes = offsetof(ScalerNumbers, found_inf);
 
+// The inverse of a smaller scale may be infinite.
+inline constexpr float kLeastScale = 1.17549435e-38f;
+
 struct ScaleRule {
   double growth_factor;
   double backoff_factor;
@@ -41,7 +44,8 @@ DDP_HOST_DEVICE inline float InverseOf(float scale) { return static_cast<float>(
 
 // After torch's amp_update_scale_ (aten/src/ATen/native/cuda/AmpKernels.cu), with a least scale, and hysteresis as in
 // Megatron-LM's DynamicGradScaler: a tracker counts down with each bad step, and is wound up again when the scale
-// grows.
+// grows. A scale that is below the least one, from a state of torch's, shrinks as in torch, as long as it has an
+// inverse. The growth tracker grows past an interval that is shorter than what it has counted, as in torch.
 DDP_HOST_DEVICE inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& numbers) {
   bool found = false;
   for (uint32_t& word : numbers.found_inf) {
@@ -57,8 +61,9 @@ DDP_HOST_DEVICE inline void UpdateScale(const ScaleRule& rule, ScalerNumbers& nu
     }
     numbers.hysteresis_tracker = 0;
     const float smaller = static_cast<float>(scale * rule.backoff_factor);
-    numbers.scale = smaller > rule.min_scale ? smaller : rule.min_scale;
-  } else if (++numbers.growth_tracker >= rule.growth_interval) {
+    const float least = numbers.scale < rule.min_scale ? kLeastScale : rule.min_scale;
+    numbers.scale = smaller > least ? smaller : least;
+  } else if (++numbers.growth_tracker == rule.growth_interval) {
     numbers.growth_tracker = 0;
     numbers.hysteresis_tracker = rule.hysteresis;
     const float larger = static_cast<float>(scale * rule.growth_factor);

@@ -17,19 +17,17 @@ constexpr Device::Kind kCpu = Device::Kind::kCpu, kCuda = Device::Kind::kCuda;
 constexpr DType kF64 = DType::kFloat64, kF32 = DType::kFloat32, kF16 = DType::kFloat16, kBf16 = DType::kBFloat16;
 
 constexpr AutocastOp kLower[] = {AutocastOp::kConvolution, AutocastOp::kLinear, AutocastOp::kMatmul};
-constexpr AutocastOp kFloat32[] = {AutocastOp::kSoftmax,
-                                   AutocastOp::kLogSoftmax,
-                                   AutocastOp::kCrossEntropy,
-                                   AutocastOp::kNll,
-                                   AutocastOp::kLoss,
-                                   AutocastOp::kLayerNormStatistics,
-                                   AutocastOp::kGroupNormStatistics,
-                                   AutocastOp::kExp,
-                                   AutocastOp::kLog,
-                                   AutocastOp::kPow,
-                                   AutocastOp::kSum,
-                                   AutocastOp::kNorm};
-constexpr AutocastOp kWidest[] = {AutocastOp::kAdd, AutocastOp::kConcat, AutocastOp::kDot};
+constexpr AutocastOp kLosses[] = {AutocastOp::kCrossEntropy, AutocastOp::kNll, AutocastOp::kLoss};
+constexpr AutocastOp kFloat32OnCuda[] = {AutocastOp::kSoftmax,
+                                         AutocastOp::kLogSoftmax,
+                                         AutocastOp::kLayerNormStatistics,
+                                         AutocastOp::kGroupNormStatistics,
+                                         AutocastOp::kExp,
+                                         AutocastOp::kLog,
+                                         AutocastOp::kPow,
+                                         AutocastOp::kSum,
+                                         AutocastOp::kNorm};
+constexpr AutocastOp kWidest[] = {AutocastOp::kAdd, AutocastOp::kConcat};
 constexpr AutocastOp kFirst[] = {AutocastOp::kBatchNorm, AutocastOp::kRelu, AutocastOp::kPool, AutocastOp::kOther};
 
 DType TypeFor(AutocastOp op, std::vector<DType> inputs) { return Autocast::TypeFor(op, kCpu, inputs); }
@@ -52,40 +50,53 @@ Allocation Cast(const Buffer& weight, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("each operation runs in the type of its list") {
-  const Autocast autocast(kCpu);
-  for (const AutocastOp op : kLower) {
-    CHECK(TypeFor(op, {kF32, kF32}) == kBf16);
-    CHECK(TypeFor(op, {kF16, kF32}) == kBf16);
-    CHECK(TypeFor(op, {kBf16, kBf16}) == kBf16);
-    CHECK(TypeFor(op, {kF64, kF32}) == kF64);
+void CheckFirst(Device::Kind kind, AutocastOp op) {
+  CHECK(Autocast::TypeFor(op, kind, {kBf16, kF32}) == kBf16);
+  CHECK(Autocast::TypeFor(op, kind, {kF32, kBf16}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kF16}) == kF16);
+  CHECK(Autocast::TypeFor(op, kind, {kF64, kF32}) == kF64);
+}
+
+void CheckFloat32(Device::Kind kind, AutocastOp op) {
+  CHECK(Autocast::TypeFor(op, kind, {kBf16}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kF16}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kF32}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kF64}) == kF64);
+  CHECK(Autocast::TypeFor(op, kind, {kBf16, DType::kInt64}) == kF32);  // a loss and its labels
+}
+
+void CheckWidest(Device::Kind kind, AutocastOp op) {
+  CHECK(Autocast::TypeFor(op, kind, {kBf16, kF32}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kBf16, kBf16}) == kBf16);
+  CHECK(Autocast::TypeFor(op, kind, {kBf16, kF16}) == kF32);
+  CHECK(Autocast::TypeFor(op, kind, {kF32, kF64, kF16}) == kF64);
+  CHECK(Autocast::TypeFor(op, kind, {DType::kInt32, kF16}) == kF16);
+}
+
+TEST_CASE("each operation runs in the type of its list, and the CPU's lists are shorter than CUDA's") {
+  for (const Device::Kind kind : {kCpu, kCuda}) {
+    INFO((kind == kCpu ? "CPU" : "CUDA"));
+    const Autocast autocast(kind, kBf16);
+    for (const AutocastOp op : kLower) {
+      CHECK(Autocast::TypeFor(op, kind, {kF32, kF32}) == kBf16);
+      CHECK(Autocast::TypeFor(op, kind, {kF16, kF32}) == kBf16);
+      CHECK(Autocast::TypeFor(op, kind, {kBf16, kBf16}) == kBf16);
+      CHECK(Autocast::TypeFor(op, kind, {kF64, kF32}) == kF64);
+    }
+    for (const AutocastOp op : kLosses) CheckFloat32(kind, op);
+    for (const AutocastOp op : kFloat32OnCuda) (kind == kCuda ? CheckFloat32 : CheckFirst)(kind, op);
+    for (const AutocastOp op : kWidest) CheckWidest(kind, op);
+    (kind == kCuda ? CheckWidest : CheckFirst)(kind, AutocastOp::kDot);
+    for (const AutocastOp op : kFirst) CheckFirst(kind, op);
+    CHECK(Autocast::TypeFor(AutocastOp::kLinear, kind, {DType::kInt8, DType::kInt64}) == DType::kInt8);
+    CHECK(Autocast::TypeFor(AutocastOp::kSum, kind, {DType::kInt64}) == DType::kInt64);
   }
-  for (const AutocastOp op : kFloat32) {
-    CHECK(TypeFor(op, {kBf16}) == kF32);
-    CHECK(TypeFor(op, {kF16}) == kF32);
-    CHECK(TypeFor(op, {kF32}) == kF32);
-    CHECK(TypeFor(op, {kF64}) == kF64);
-    CHECK(TypeFor(op, {kBf16, DType::kInt64}) == kF32);  // a loss and its labels
-  }
-  for (const AutocastOp op : kWidest) {
-    CHECK(TypeFor(op, {kBf16, kF32}) == kF32);
-    CHECK(TypeFor(op, {kBf16, kBf16}) == kBf16);
-    CHECK(TypeFor(op, {kBf16, kF16}) == kF32);
-    CHECK(TypeFor(op, {kF32, kF64, kF16}) == kF64);
-    CHECK(TypeFor(op, {DType::kInt32, kF16}) == kF16);
-  }
-  for (const AutocastOp op : kFirst) {
-    CHECK(TypeFor(op, {kBf16, kF32}) == kBf16);
-    CHECK(TypeFor(op, {kF32, kBf16}) == kF32);
-    CHECK(TypeFor(op, {kF16}) == kF16);
-  }
-  CHECK(TypeFor(AutocastOp::kLinear, {DType::kInt8, DType::kInt64}) == DType::kInt8);
-  CHECK(TypeFor(AutocastOp::kSum, {DType::kInt64}) == DType::kInt64);
 }
 
 TEST_CASE("without autocast an operation keeps its type, and promotes where it has to") {
   CHECK_FALSE(Autocast::enabled(kCpu));
-  for (const auto ops : {absl::MakeConstSpan(kLower), absl::MakeConstSpan(kFloat32), absl::MakeConstSpan(kFirst)}) {
+  for (const auto ops : {absl::MakeConstSpan(kLower), absl::MakeConstSpan(kLosses), absl::MakeConstSpan(kFloat32OnCuda),
+                         absl::MakeConstSpan(kFirst)}) {
     for (const AutocastOp op : ops) {
       CHECK(TypeFor(op, {kF32}) == kF32);
       CHECK(TypeFor(op, {kF16}) == kF16);

@@ -21,7 +21,8 @@ TEST_CASE("a state that no scaler has is refused, and nothing is loaded") {
     CHECK(*scaler->State() == good);
   };
   refused([](GradScalerState& s) { s.scale = kInf; }, "scale of inf");
-  refused([](GradScalerState& s) { s.scale = 0.5f; }, "below min_scale");
+  refused([](GradScalerState& s) { s.scale = 0; }, "above 0");
+  refused([](GradScalerState& s) { s.scale = -1; }, "above 0");
   refused([](GradScalerState& s) { s.growth_factor = 1; }, "growth_factor");
   refused([](GradScalerState& s) { s.backoff_factor = 1; }, "backoff_factor");
   refused([](GradScalerState& s) { s.growth_interval = 0; }, "growth_interval");

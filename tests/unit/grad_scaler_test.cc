@@ -4,6 +4,8 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -267,6 +269,64 @@ TEST_CASE("a loaded scaler goes on as the saved one") {
     StepWith(*loaded, two, grad);
     REQUIRE(*saved->State() == *loaded->State());
   }
+}
+
+TEST_CASE("a state of torch's with a scale below the least one goes on as in torch") {
+  const auto scaler = Make({.growth_interval = 2});
+  TestOptimizer optimizer(true);
+  Require(scaler->Load({true, 0.25f, 2, 0.5, 2, 0, 0}));
+  CHECK(ScaleOf(*scaler) == 0.25f);
+  for (const auto& [grad, scale] : std::vector<std::pair<float, float>>{{kInf, 0.125f},
+                                                                        {1.0f, 0.125f},
+                                                                        {1.0f, 0.25f},
+                                                                        {1.0f, 0.25f},
+                                                                        {1.0f, 0.5f},
+                                                                        {1.0f, 0.5f},
+                                                                        {1.0f, 1.0f},
+                                                                        {kInf, 1.0f}}) {
+    StepWith(*scaler, optimizer, grad);
+    REQUIRE(ScaleOf(*scaler) == scale);
+  }
+  Require(scaler->Load({true, 1e-38f * 1.2f, 2, 0.5, 2, 0, 0}));
+  for (int i = 0; i < 3; ++i) StepWith(*scaler, optimizer, kInf);
+  CHECK(ScaleOf(*scaler) > 0);
+  CHECK(std::isfinite(1 / ScaleOf(*scaler)));
+}
+
+// Torch compares for equality.
+TEST_CASE("a count of good steps beyond the interval grows nothing until it begins anew") {
+  const auto scaler = Make();
+  TestOptimizer optimizer(true);
+  Require(scaler->Load({true, 8, 2, 0.5, 2, 5, 0}));
+  for (int i = 0; i < 3; ++i) StepWith(*scaler, optimizer, 1);
+  CHECK(ScaleOf(*scaler) == 8);
+  CHECK(TrackerOf(*scaler) == 8);
+  StepWith(*scaler, optimizer, kInf);
+  CHECK(ScaleOf(*scaler) == 4);
+  for (int i = 0; i < 2; ++i) StepWith(*scaler, optimizer, 1);
+  CHECK(ScaleOf(*scaler) == 8);
+}
+
+TEST_CASE("a program may make new optimizers all the time") {
+  const auto scaler = Make();
+  const absl::StatusOr<uint32_t*> word = scaler->AddFoundInf();
+  REQUIRE(word.ok());
+  std::vector<std::unique_ptr<TestOptimizer>> all;
+  for (int i = 0; i < 200; ++i) {
+    TestOptimizer& optimizer = *all.emplace_back(std::make_unique<TestOptimizer>(true));
+    StepWith(*scaler, optimizer, i % 3 == 0 ? kInf : 1.0f);
+    REQUIRE(optimizer.steps_ == (i % 3 == 0 ? 0 : 1));
+    StepWith(*scaler, *all[0], 1);  // is used all the time
+    REQUIRE(all[0]->steps_ == i + 1);
+  }
+  CHECK(**word == 0);
+  // At once there may be 59 and the word.
+  ScaleSomething(*scaler);
+  for (size_t i = 0; i < 59; ++i) Require(scaler->Step(*all[i]));
+  RequireError(scaler->Step(*all[59]), absl::StatusCode::kResourceExhausted, "several scalers");
+  Require(scaler->Update());
+  ScaleSomething(*scaler);
+  Require(scaler->Step(*all[59]));
 }
 
 TEST_CASE("a kernel that multiplies by the scale counts as Scale") {

@@ -36,8 +36,8 @@ struct ContextOptions {
 
   // The device of this rank's parameters and gradients; the same kind on all ranks. Default: the CPU. With a GPU, the
   // world's operations take buffers of that GPU and CPU buffers. Index -1: the GPU with the number of the local rank,
-  // which is right for one process per GPU; Context::device returns the actual one. The library uses no GPU before
-  // Create, and no other GPU than this one.
+  // or the only one that this process sees, which is right for one process per GPU; Context::device returns the actual
+  // one. The library uses no GPU before Create, and no other GPU than this one.
   Device device = {};
 
   // The time-out of an operation, and of the start of the world. After it the group is aborted. Unset: DDP_TIMEOUT

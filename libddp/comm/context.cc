@@ -188,7 +188,10 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   backend_ = options.backend.value_or(ReadEnv(Env::kBackend).value_or("auto"));
   device_ = options.device;
   const bool gpu = device_.kind == Device::Kind::kCuda;
-  if (gpu && device_.index == -1) device_.index = static_cast<int16_t>(info_.local_rank);
+  // Some launchers let each rank see its own GPU only.
+  if (gpu && device_.index == -1) {
+    device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
+  }
   // On GPUs NCCL is the one backend for several ranks, so there is nothing to choose: a probe of it, and what comes
   // after it where it does not work, would belong here.
   if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : gpu ? "nccl" : "hierarchical";

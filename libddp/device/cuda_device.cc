@@ -260,6 +260,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return ToStatus(cuda::LaunchCommit(failed, found_inf, skip_step, AsStream(stream)), "the commit kernel");
   }
 
+  absl::Status Increment(uint32_t* counter, void* stream) override {
+    return ToStatus(cuda::LaunchIncrement(counter, AsStream(stream)), "the kernel that counts");
+  }
+
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override {
     static_assert(static_cast<int>(cuda::Norm::kMax) == static_cast<int>(NormKind::kMax));

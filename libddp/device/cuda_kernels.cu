@@ -146,6 +146,8 @@ __global__ void CommitKernel(const volatile uint32_t* failed, const volatile uin
   *skip_step = (failed != nullptr && *failed != 0) || (found_inf != nullptr && *found_inf != 0) ? 1 : 0;
 }
 
+__global__ void IncrementKernel(volatile uint32_t* counter) { *counter = *counter + 1; }
+
 template <typename In, typename Out, typename Op, int kCapacity>
 cudaError_t LaunchOne(const Op& op, size_t element_factor, uint32_t* nonfinite, const Piece* pieces, int count,
                       cudaStream_t stream) {
@@ -228,6 +230,11 @@ cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite
 
 cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream) {
   CommitKernel<<<1, 1, 0, stream>>>(failed, found_inf, skip_step);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream) {
+  IncrementKernel<<<1, 1, 0, stream>>>(counter);
   return cudaGetLastError();
 }
 

@@ -31,6 +31,9 @@ cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite
 // See ddp::DeviceRuntime::Commit.
 cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream);
 
+// See ddp::DeviceRuntime::Increment.
+cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream);
+
 // See ddp::DeviceRuntime::NormPart; as NormKind. `partials` has room for NormPartials numbers.
 enum class Norm : uint8_t { kL1, kL2, kMax };
 size_t NormPartials(const Piece* pieces, size_t count);

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -105,6 +106,8 @@ class DeviceRuntime {
   // *skip_step = 1 if *failed or *found_inf is not 0, else 0. Pointers may be null, but for skip_step. See
   // docs/decisions/17-failure-after-return.md.
   virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) = 0;
+  // Adds 1 to *counter, which the host may read meanwhile (pinned memory).
+  virtual absl::Status Increment(uint32_t* counter, void* stream) = 0;
   // *result = the sum of magnitudes (kL1) or squares (kL2), or the largest magnitude (kMax; NaN if one is), of what the
   // pieces' `in` hold, in float64, in an order that depends on the counts alone. Floating-point types; `result` is in
   // the device's memory.
@@ -137,8 +140,10 @@ inline bool IsGpu(Device device) { return device.kind == Device::Kind::kCuda; }
 // A call on a GPU's memory needs a stream of this GPU, or kNoStream; a call on CPU memory needs none.
 absl::Status CheckStream(Device device, Stream stream);
 
-// Blocks the host until what was submitted to the GPU's stream is through.
-absl::Status Synchronize(Stream stream);
+// Blocks the host until what was submitted to the GPU's stream is through, or until give_up() is true: then
+// DeadlineExceeded.
+absl::Status Synchronize(
+    Stream stream, absl::FunctionRef<bool()> give_up = [] { return false; });
 
 // Owns a stream or an event. Not thread-safe.
 template <void (DeviceRuntime::*kDestroy)(void*)>

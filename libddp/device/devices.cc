@@ -30,7 +30,7 @@ absl::Status CheckStream(Device device, Stream stream) {
       "; pass the stream on which this memory is written and read, or ddp::kNoStream if the host has waited for that"));
 }
 
-absl::Status Synchronize(Stream stream) {
+absl::Status Synchronize(Stream stream, absl::FunctionRef<bool()> give_up) {
   DeviceRuntime& gpus = Devices();
   const DeviceGuard guard(gpus, stream.device);
   if (!guard.status().ok()) return guard.status();
@@ -42,6 +42,7 @@ absl::Status Synchronize(Stream stream) {
     const absl::StatusOr<bool> finished = gpus.Finished(event->get());
     if (!finished.ok()) return finished.status();
     if (*finished) return absl::OkStatus();
+    if (give_up()) return absl::DeadlineExceededError("the GPU's stream has not come free");
     backoff.Pause();
   }
 }

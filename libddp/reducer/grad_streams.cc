@@ -70,6 +70,16 @@ absl::Status GradStreams::JoinOwn(Stream stream) {
                                                                                    : absl::OkStatus();
 }
 
+absl::StatusOr<bool> GradStreams::Capturing(Stream stream) const {
+  const DeviceGuard guard(Devices(), own_.device);
+  return guard.status().ok() ? Devices().Capturing(stream.native) : guard.status();
+}
+
+void GradStreams::Forsake() {
+  new OwnedStream(std::move(owned_));
+  new OwnedEvent(std::move(event_));
+}
+
 absl::Status GradStreams::Complete(Stream stream) const {
   return on_gpu() && stream.native == own_.native ? Synchronize(own_) : absl::OkStatus();
 }

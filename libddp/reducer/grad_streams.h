@@ -44,6 +44,11 @@ class GradStreams {
   // `stream` goes on behind what the model's own holds so far.
   absl::Status JoinOwn(Stream stream);
 
+  absl::StatusOr<bool> Capturing(Stream stream) const;
+
+  // For memory that work on the model's own stream may use for ever: the stream is not destroyed.
+  void Forsake();
+
   // The host waits if `stream` is the model's own: what the program submits to another one comes after it.
   absl::Status Complete(Stream stream) const;
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
+#include "libddp/base/spin.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/bucket_size.h"
@@ -18,6 +19,8 @@
 namespace ddp {
 namespace {
 
+// For what the model's own stream holds when the model goes: in any case, and after the group has failed.
+constexpr int64_t kLongestLeaveNs = 600'000'000'000, kLeaveFailedNs = 1'000'000'000;
 constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
 
 // Backends of one host form every sum in float32; a hook may do anything.
@@ -55,7 +58,7 @@ Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
     : group_(&group),
       options_(options),
       device_(device),
-      memory_(device, options.copy_gradients, NeedsFloat32Slots(group, options)),
+      memory_(std::make_unique<ModelMemory>(device, options.copy_gradients, NeedsFloat32Slots(group, options))),
       reducer_(&group, options.hook, options.nonfinite, &streams_,
                [this](const Bucket& bucket, Stream stream) { return CopyInBucket(bucket, stream); }),
       replicas_(options.check_replicas.value_or(0)),
@@ -85,7 +88,7 @@ absl::Status Model::Build(std::vector<Parameter> parameters) {
 absl::Status Model::Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced) {
   std::vector<size_t> order(all.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  if (absl::Status s = memory_.Place(*group_, all, order); !s.ok()) return s;
+  if (absl::Status s = memory_->Place(*group_, all, order); !s.ok()) return s;
   all_ = std::move(all);
   announced_ = std::make_unique<std::atomic<uint8_t>[]>(all_.size());
   std::copy(announced.begin(), announced.end(), announced_.get());
@@ -127,7 +130,7 @@ absl::Status Model::ChooseCaps() {
 
 absl::Status Model::Plan(absl::Span<const size_t> order) {
   statistics_.CountPlan();
-  return reducer_.Plan(all_, order, memory_, caps_);
+  return reducer_.Plan(all_, order, *memory_, caps_);
 }
 
 std::vector<Buffer> Model::ValuesAndBuffers() const {
@@ -158,17 +161,45 @@ absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream
 Model::~Model() {
   if (!owner_.IsHere()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!in_step_) {
-    reducer_.Drain().IgnoreError();
-    if (streams_.on_gpu()) Synchronize(streams_.own()).IgnoreError();
-    FinishReplicaCheck().IgnoreError();  // it logs what it has found
-  }
+  if (!in_step_) reducer_.Drain().IgnoreError();
   if (!in_step_ || !reducing_) WarnOfLostGradients();
   // The peers of a reduced step wait for this rank, whether or not it has launched anything.
   const bool expected = in_step_ && reducing_;
-  if (!expected && !reducer_.Pending() && meeting_work_.Done() && used_work_.Done()) return;
-  group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
-  Abandon();
+  if (expected || reducer_.Pending() || !meeting_work_.Done() || !used_work_.Done()) {
+    group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
+    Abandon();
+  }
+  if (streams_.on_gpu()) {
+    LeaveGpu();
+  } else {
+    FinishReplicaCheck().IgnoreError();  // it logs what it has found
+  }
+}
+
+// The model's memory goes: its own stream must be through with it. In a group that works this ends with the operations,
+// which have a time-out. After a failure the stream may be waiting for what never comes, and then it keeps the memory.
+void Model::LeaveGpu() {
+  const int64_t begin_ns = NowNs();
+  int64_t failed_ns = 0;
+  const auto give_up = [&] {
+    const int64_t now = NowNs();
+    if (failed_ns == 0 && !group_->status().ok()) failed_ns = now;
+    return now - begin_ns > kLongestLeaveNs || (failed_ns != 0 && now - failed_ns > kLeaveFailedNs);
+  };
+  absl::Status status = Synchronize(streams_.own(), give_up);
+  if (status.ok()) status = FinishReplicaCheck(give_up);  // it logs what it has found
+  if (!absl::IsDeadlineExceeded(status)) return;
+  Log().error(
+      "rank {}: a DistributedDataParallel was destroyed while GPU {} still waits for a stream of the program's or for "
+      "a "
+      "failed operation; its memory is kept",
+      group_->rank(), device_.index);
+  new std::unique_ptr<ModelMemory>(std::move(memory_));
+  new std::vector<Trained>(std::move(all_));
+  KeepForever(skip_step_);
+  replicas_.Forsake();
+  reducer_.Forsake();
+  streams_.Forsake();
 }
 
 // Waits for what is under way, whatever becomes of it: then no operation has our memory any more.
@@ -215,6 +246,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
   if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
 
+  if (absl::Status s = reducer_.Drain(); !s.ok()) return s;  // it may be working in memory that goes
   const absl::StatusOr<Stream> stream = streams_.Follow({});
   absl::Status zeroed = stream.status();
   for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
@@ -251,7 +283,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
     given.back().grad = GivenGradient(t);
   }
   if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
-  if (absl::Status s = memory_.Register(group, all_); !s.ok()) return s;
+  if (absl::Status s = memory_->Register(group, all_); !s.ok()) return s;
   // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
   int64_t steps = statistics_.steps();
   if (absl::Status s = ddp::BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "ddp/distributed_data_parallel.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/device/buffer_ops.h"
@@ -37,8 +38,8 @@ class Model final : public DistributedDataParallel {
   const Parameter& parameter(size_t index) const override { return all_[index].parameter; }
   Buffer value(size_t index) const override { return all_[index].parameter.value; }
   Buffer grad(size_t index) const override { return all_[index].parameter.grad; }
-  absl::Span<const Buffer> grad_spans() const override { return memory_.grad_spans(); }
-  absl::Span<const Buffer> value_spans() const override { return memory_.value_spans(); }
+  absl::Span<const Buffer> grad_spans() const override { return memory_->grad_spans(); }
+  absl::Span<const Buffer> value_spans() const override { return memory_->value_spans(); }
   absl::Status BroadcastValues(int root, Stream stream) override;
   absl::Status SetParameters(std::vector<Parameter> parameters) override;
 
@@ -73,6 +74,7 @@ class Model final : public DistributedDataParallel {
 
   // Creation and parameters.
   void Abandon();
+  void LeaveGpu();
   absl::Status PrepareGpu();
   absl::Status Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced);
   absl::Status PlanAfresh();
@@ -125,7 +127,7 @@ class Model final : public DistributedDataParallel {
   // Replicas.
   absl::Status BeginReplicaCheck(Stream stream);
   absl::Status TellDivergence();
-  absl::Status FinishReplicaCheck();
+  absl::Status FinishReplicaCheck(absl::FunctionRef<bool()> give_up = [] { return false; });
 
   // Unequal ranks.
   bool Meets() const { return options_.weighted || join_.has_value(); }
@@ -142,7 +144,7 @@ class Model final : public DistributedDataParallel {
   const Device device_;
   GradStreams streams_;
   std::shared_ptr<void> skip_step_;  // on a GPU
-  ModelMemory memory_;
+  std::unique_ptr<ModelMemory> memory_;
   Reducer reducer_;
   Reducer::Caps caps_;
   std::vector<Trained> all_;  // by parameter

@@ -16,7 +16,7 @@ std::vector<Buffer> Model::Gradients() const {
     if (all_[i].parameter.frozen || grad.data == nullptr || grad.count == 0) continue;
     (all_[i].owned || all_[i].in_place ? together : others).push_back(grad);
   }
-  std::vector<Buffer> all = memory_.Merge(together);
+  std::vector<Buffer> all = memory_->Merge(together);
   all.insert(all.end(), others.begin(), others.end());
   return all;
 }

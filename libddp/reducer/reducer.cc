@@ -23,7 +23,11 @@ absl::Status StatusOf(const Work& work) { return work.call_status(); }
 
 absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
                            const Caps& caps) {
-  if (absl::Status s = Drain(); !s.ok()) return s;  // it may be working in memory of the hook's
+  End();
+  // What is under way may be working in memory of the hook's.
+  if (hook_ != nullptr) {
+    if (absl::Status s = Drain(); !s.ok()) return s;
+  }
   std::vector<BucketItem> items;
   items.reserve(all.size());
   for (const Trained& t : all) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
@@ -54,7 +58,7 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
     buckets_.push_back(std::move(bucket));
   }
   names_ = std::move(names);
-  End();
+  End();  // makes the buckets ready for a step
   return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
 }
 
@@ -70,6 +74,7 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     bucket->packed = bucket->ranges.size() > 1;
     if (bucket->packed) copies += Scratch::Room(count(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
   }
+  if (captured_ && hook_ != nullptr) KeepPacked();
   if (absl::Status s = packed_.Reserve(*group_, copies, streams_.device()); !s.ok()) return s;
   std::vector<GradBucket> views;
   for (const auto& bucket : buckets_) {
@@ -97,10 +102,17 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
   }
 }
 
+// Graphs work in it.
+void Reducer::KeepPacked() { kept_.push_back(std::exchange(packed_, Scratch())); }
+
 void Reducer::Rebind(ProcessGroup* group) {
   Drain().IgnoreError();  // of the earlier group
   group_ = group;
-  packed_ = Scratch();
+  if (captured_) {
+    KeepPacked();
+  } else {
+    packed_ = Scratch();
+  }
   if (hook_ != nullptr) hook_->Reset();
 }
 
@@ -172,6 +184,10 @@ absl::Status Reducer::WaitAll(Stream stream) {
     if (!buckets_[b]->works.empty()) timer_.Done(b, buckets_[b]->times, buckets_[b]->works.back());
   }
   timer_.BeginWait(stream);
+  const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
+  status_.Update(capturing.status());
+  capturing_ = capturing.value_or(false);
+  captured_ |= capturing_;
   status_.Update(streams_.JoinOwn(stream));
   if (hook_ != nullptr) {
     for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
@@ -201,7 +217,10 @@ absl::Status Reducer::Drain() {
 
 void Reducer::End() {
   timer_.Drop();
-  if (streams_.on_gpu() && launched() > 0) {
+  // What was captured has not run, and when it will the Works do not tell.
+  if (std::exchange(capturing_, false)) {
+    in_flight_.clear();
+  } else if (streams_.on_gpu() && launched() > 0) {
     in_flight_.clear();
     for (size_t b = hook_ == nullptr ? launched() - 1 : 0; b < launched(); ++b) {
       if (!buckets_[b]->works.empty()) in_flight_.push_back(buckets_[b]->works.back());
@@ -217,6 +236,12 @@ void Reducer::End() {
   scaled_ = false;
   status_ = absl::OkStatus();
   streams_.Reset();
+}
+
+void Reducer::Forsake() {
+  new GpuTimer(std::move(timer_));
+  new Scratch(std::move(packed_));
+  new std::vector<Scratch>(std::move(kept_));
 }
 
 bool Reducer::Pending() const {

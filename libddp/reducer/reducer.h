@@ -82,6 +82,8 @@ class Reducer {
   // The same for what an earlier step has left under way on a GPU.
   absl::Status Drain();
   void End();
+  // The GPU may use its memory and streams for ever: they are kept.
+  void Forsake();
   bool Pending() const;  // whether an operation is under way
 
   size_t launched() const { return launched_.load(std::memory_order_relaxed); }  // buckets
@@ -110,6 +112,7 @@ class Reducer {
     }
   };
 
+  void KeepPacked();
   absl::Status PrepareHook(const std::vector<Trained>& all);
   bool InRounds() const;  // the last launched bucket has operations left to begin
   void Launch(Stream stream);
@@ -132,6 +135,9 @@ class Reducer {
   std::vector<size_t> bucket_of_;  // by parameter
   std::shared_ptr<const BucketNames> names_;
   Scratch packed_;  // for hooks: copies of buckets whose gradients do not lie together
+  std::vector<Scratch> kept_;
+  bool capturing_ = false;  // this step
+  bool captured_ = false;   // some step
 
   int64_t begin_ns_ = 0, step_ = 0;
   StepScale scale_;

@@ -105,11 +105,11 @@ absl::Status ReplicaCheck::Fetch(Stream stream) {
   return status;
 }
 
-absl::Status ReplicaCheck::Finish(absl::Status* divergence) {
+absl::Status ReplicaCheck::Finish(absl::Status* divergence, absl::FunctionRef<bool()> give_up) {
   *divergence = absl::OkStatus();
   if (!under_way_) return absl::OkStatus();
   absl::Status status = exchange_.Wait();
-  if (status.ok() && on_gpu_) status = WaitFetched();
+  if (status.ok() && on_gpu_) status = WaitFetched(give_up);
   if (!status.ok()) return status;
   under_way_ = false;
   exchange_ = Work();
@@ -119,12 +119,13 @@ absl::Status ReplicaCheck::Finish(absl::Status* divergence) {
   return absl::OkStatus();
 }
 
-absl::Status ReplicaCheck::WaitFetched() {
+absl::Status ReplicaCheck::WaitFetched(absl::FunctionRef<bool()> give_up) {
   Backoff backoff(/*oversubscribed=*/false);
   while (true) {
     const absl::StatusOr<bool> finished = Devices().Finished(arrays_->fetched.get());
     if (!finished.ok()) return finished.status();
     if (*finished) return absl::OkStatus();
+    if (give_up()) return absl::DeadlineExceededError("the hashes of the values have not come from the GPU");
     backoff.Pause();
   }
 }
@@ -135,7 +136,7 @@ void ReplicaCheck::Drop() {
   exchange_ = Work();
   if (!on_gpu_) return;
   if (status.ok()) {
-    WaitFetched().IgnoreError();
+    WaitFetched([] { return false; }).IgnoreError();
   } else {  // an aborted operation may hold the GPU for ever: its memory is not given back
     static_cast<void>(arrays_.release());
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
@@ -41,8 +42,14 @@ class ReplicaCheck {
   // On a GPU: brings the hashes of all ranks to the host, in the order of `stream`.
   absl::Status Fetch(Stream stream);
   // Waits for the check under way, if there is one. *divergence: FailedPrecondition where ranks differ, the same on all
-  // ranks. Returns what the group has failed with.
-  absl::Status Finish(absl::Status* divergence);
+  // ranks. Returns what the group has failed with; DeadlineExceeded once give_up() is true.
+  absl::Status Finish(
+      absl::Status* divergence, absl::FunctionRef<bool()> give_up = [] { return false; });
+  // The GPU may use its memory for ever, which is kept.
+  void Forsake() {
+    under_way_ = false;
+    static_cast<void>(arrays_.release());
+  }
   // Forgets the check under way; waits until nothing works on its memory any more.
   void Drop();
   // Forgets earlier checks, too.
@@ -65,7 +72,7 @@ class ReplicaCheck {
 
   absl::Status HashOnGpu(absl::Span<const size_t> order, size_t on_host, Stream stream);
   absl::Status MakeArrays(Device device);
-  absl::Status WaitFetched();
+  absl::Status WaitFetched(absl::FunctionRef<bool()> give_up);
   absl::Status Compare() const;
 
   const int64_t every_;

@@ -46,8 +46,8 @@ absl::Status Model::TellDivergence() {
 }
 
 // Between steps: waits for the check under way. What it has found, on all ranks alike.
-absl::Status Model::FinishReplicaCheck() {
-  absl::Status status = replicas_.Finish(&divergence_);
+absl::Status Model::FinishReplicaCheck(absl::FunctionRef<bool()> give_up) {
+  absl::Status status = replicas_.Finish(&divergence_, give_up);
   if (status.ok()) status = TellDivergence();
   agreed_failure_ = false;
   return status;

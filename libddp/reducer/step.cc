@@ -394,11 +394,11 @@ void Model::EndStep() {
 
 void Model::ZeroGrad(Stream stream) {
   // What the library owns lies together, and what is reduced in place may.
-  std::vector<Buffer> all = memory_.grad_spans(), in_place;
+  std::vector<Buffer> all = memory_->grad_spans(), in_place;
   for (const Trained& t : all_) {
     if (!t.owned && t.parameter.grad.data != nullptr) (t.in_place ? in_place : all).push_back(t.parameter.grad);
   }
-  in_place = memory_.Merge(in_place);
+  in_place = memory_->Merge(in_place);
   all.insert(all.end(), in_place.begin(), in_place.end());
   absl::Status status = CheckStreamOf("ZeroGrad", stream);
   const absl::StatusOr<Stream> followed = streams_.Follow(stream);

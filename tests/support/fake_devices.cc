@@ -183,9 +183,7 @@ absl::Status FakeDevices::Check(Device device) {
   return absl::FailedPreconditionError(absl::StrCat("GPU ", device.index, " is asked for, but there are ", count_));
 }
 
-absl::StatusOr<std::string> FakeDevices::Identity(Device device) {
-  return identity.empty() ? absl::StrCat("fake:", device.index) : identity;
-}
+absl::StatusOr<std::string> FakeDevices::Identity(Device device) { return identity(device.index); }
 
 absl::Status FakeDevices::SetCurrent(Device device) {
   current_device = device.index;
@@ -333,12 +331,22 @@ absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_i
     status.Update(Reach("Commit", word, sizeof(uint32_t)));
   }
   if (!status.ok()) return status;
-  Enqueue(stream, [=] {
+  Enqueue(stream, [=, this, device = current_device] {
+    current_device = device;  // a graph may be launched when the memory is gone
+    for (const uint32_t* word : {failed, found_inf}) Reach("Commit", word, sizeof(uint32_t)).IgnoreError();
     const auto set = [](const uint32_t* word) {
       return word != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load() != 0;
     };
     *skip_step = set(failed) || set(found_inf) ? 1 : 0;
   });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::Increment(uint32_t* counter, void* stream) {
+  absl::Status status = EnterOn("Increment", stream);
+  status.Update(Reach("Increment", counter, sizeof(uint32_t)));
+  if (!status.ok()) return status;
+  Enqueue(stream, [counter] { std::atomic_ref<uint32_t>(*counter).fetch_add(1); });
   return absl::OkStatus();
 }
 

@@ -34,8 +34,8 @@ class FakeDevices final : public DeviceRuntime {
   };
   // Whether a stream runs late; `number` counts those of its device.
   std::function<bool(int device, int number)> late = [](int, int) { return true; };
-  // All devices say that they are this one.
-  std::string identity;
+  // What a device says that it is.
+  std::function<std::string(int device)> identity = [](int device) { return "fake:" + std::to_string(device); };
 
   // Does `what` in the stream's order. Null: the current device's default stream.
   static void Enqueue(void* stream, std::function<void()> what);
@@ -82,6 +82,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Zero(void* data, size_t bytes, void* stream) override;
   absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) override;
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override;
+  absl::Status Increment(uint32_t* counter, void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;

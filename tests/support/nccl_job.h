@@ -32,6 +32,7 @@ struct Rank {
   FakeNccl& nccl;
   ProgressThread progress;
   absl::Duration timeout = absl::Seconds(60);
+  std::string host = "host 0";
 
   Device device() const { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
   OwnedStream MakeStream() const {
@@ -44,6 +45,7 @@ struct Rank {
     options.timeout = timeout;
     options.progress = &progress;
     options.runtime = &gpus;
+    options.host = host;
     options.api = nccl.api();
     return options;
   }
@@ -70,16 +72,25 @@ struct Job {
   FakeDevices& gpus;
   FakeNccl nccl;
   absl::Duration timeout = absl::Seconds(60);
+  int hosts = 1;  // of as many ranks each; their GPUs have equal names
 
   // Runs `body` on threads that are ranks; control is the CPU's group. Whoever fails says so at once.
   void RunOver(const std::function<void(Rank&, std::unique_ptr<ProcessGroup>)>& body) {
     const std::shared_ptr<Store> store = CreateMemoryStore();
+    if (hosts > 1) gpus.identity = [this](int device) { return "fake:" + std::to_string(device % (size / hosts)); };
     std::vector<std::string> failures(static_cast<size_t>(size));
     std::vector<std::thread> threads;
     for (int r = 0; r < size; ++r) {
       threads.emplace_back([&, r] {
         try {
-          Rank rank{.rank = r, .size = size, .gpus = gpus, .nccl = nccl, .progress = {}, .timeout = timeout};
+          const int on_host = size / hosts;
+          Rank rank{.rank = r,
+                    .size = size,
+                    .gpus = gpus,
+                    .nccl = nccl,
+                    .progress = {},
+                    .timeout = timeout,
+                    .host = "host " + std::to_string(r / on_host)};
           const std::unique_ptr<Rendezvous> meeting = CreateStoreRendezvous(store, r, size, "test");
           body(rank, size == 1
                          ? CreateLocalGroup(nullptr)

@@ -1,6 +1,7 @@
 // DistributedDataParallel on GPUs that are simulated.
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -124,6 +125,85 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
     open = true;
     FakeDevices::Synchronize(stream.native);
     RANK_CHECK_EQ(seen, 1.5f);
+  });
+}
+
+TEST_CASE("a captured step can be replayed, and others may follow it") {
+  for (const std::shared_ptr<CommHook>& hook : {std::shared_ptr<CommHook>(), CreateAllReduceHook()}) {
+    Job job(2);
+    const ScopedDevices devices(job.gpus);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      const Device gpu = rank.device();
+      std::vector<Parameter> parameters;
+      for (const char* name : {"a", "b", "c"})
+        parameters.push_back({name, {}, {nullptr, 64, DType::kFloat32, gpu}, {}});
+      const auto model =
+          RANK_VALUE(DistributedDataParallel::Create(group, parameters, {.bucket_bytes = 1, .hook = hook}));
+      const OwnedStream owned = rank.MakeStream();
+      const Stream stream{gpu, owned.get()};
+      const auto backward = [&](bool reversed) {
+        for (size_t k = 0; k < 3; ++k) {
+          const size_t p = reversed ? k : 2 - k;
+          auto* const grad = static_cast<float*>(model->grad(p).data);
+          FakeDevices::Enqueue(owned.get(), [grad, p, &rank] {
+            std::fill_n(grad, 64, static_cast<float>(2 * rank.rank) + static_cast<float>(p));
+          });
+          model->GradReady(p, stream);
+        }
+        RANK_CHECK_OK(model->FinishBackward(stream));
+      };
+      const auto check = [&] {
+        FakeDevices::Synchronize(owned.get());
+        for (size_t p = 0; p < 3; ++p) {
+          auto* const grad = static_cast<float*>(model->grad(p).data);
+          RANK_CHECK_EQ(grad[63], 1 + static_cast<float>(p));
+          std::fill_n(grad, 64, 99.0f);
+        }
+      };
+      for (int step = 1; step < 9; ++step) backward(false), check();
+      RANK_CHECK_OK(FakeDevices::BeginCapture(owned.get()));
+      backward(false);
+      const auto graph = RANK_VALUE(FakeDevices::EndCapture(owned.get()));
+      backward(true);  // the tenth step, whose order the buckets take over
+      check();
+      RANK_CHECK_EQ(model->statistics().plans, 2);
+      for (int replay = 0; replay < 3; ++replay) FakeDevices::Launch(graph, owned.get()), check();
+      RANK_CHECK_OK(FakeDevices::BeginCapture(owned.get()));
+      backward(false);
+      RANK_CHECK_OK(FakeDevices::EndCapture(owned.get()));
+      parameters[1].frozen = true;
+      RANK_CHECK_OK(model->SetParameters(parameters));
+    });
+  }
+}
+
+TEST_CASE("a model whose GPU does not come free can be destroyed") {
+  Job job(2);
+  std::barrier all_have_finished(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    std::vector<Parameter> parameters;
+    for (const char* name : {"a", "b"}) {
+      parameters.push_back({name, {}, {nullptr, 64, DType::kFloat32, rank.device()}, {}});
+    }
+    auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
+    const OwnedStream owned = rank.MakeStream(), other = rank.MakeStream();
+    std::atomic<bool> open{false};
+    FakeDevices::Enqueue(owned.get(), [&] {
+      while (!open) std::this_thread::yield();
+    });
+    // Gradients of two streams: the model's own waits for both.
+    model->GradReady(1, {rank.device(), owned.get()});
+    model->GradReady(0, {rank.device(), other.get()});
+    RANK_CHECK_OK(model->FinishBackward({rank.device(), other.get()}));
+    all_have_finished.arrive_and_wait();
+    group.Abort(absl::InternalError("enough"));
+    float* const grad = static_cast<float*>(model->grad(0).data);
+    model.reset();
+    FakeDevices::Enqueue(owned.get(), [grad] { grad[63] = 1; });  // still there
+    open = true;
+    FakeDevices::Synchronize(owned.get());
+    FakeDevices::Synchronize(other.get());
   });
 }
 

@@ -307,6 +307,116 @@ TEST_CASE("a group that is destroyed with operations pending ends them") {
   for (Work& work : works) RANK_CHECK_STATUS(work.Wait(), kAborted, "destroyed");
 }
 
+TEST_CASE("a rank that leaves early, and an error of NCCL that this explains, name it") {
+  for (const bool noticed : {false, true}) {
+    Job job(3);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, 10, false);
+      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+      if (rank.rank == 1) return;
+      if (rank.rank == 0 && noticed) rank.nccl.SetAsyncError(0, nccl::kRemoteError);
+      const absl::Status status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();
+      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1 has left");
+      RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
+    });
+  }
+}
+
+// The boards of the two hosts know nothing of each other.
+TEST_CASE("an abort on another host ends what waits for GPUs") {
+  for (const bool captured : {false, true}) {
+    Job job(2);
+    job.hosts = 2;
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      const OwnedStream stream = rank.MakeStream();
+      const Stream mine{rank.device(), stream.get()};
+      Array a(rank, group, DType::kFloat32, 10, false);
+      if (captured) RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
+      Work work;
+      if (rank.rank == 0 || captured) work = group.AllReduce(a.Cut(1), a.Cut(1), {}, mine);
+      if (captured) {
+        RANK_CHECK_OK(work.BlockStream(mine));
+        const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
+        if (rank.rank == 0) FakeDevices::Launch(graph, stream.get());
+        if (rank.rank == 0) FakeDevices::RunEarly(stream.get());
+      }
+      if (rank.rank == 1) group.Abort(absl::InternalError("enough"));
+      if (rank.rank == 0 && !captured) RANK_CHECK_STATUS(work.Wait(), kAborted, "enough");
+      if (rank.rank == 0) FakeDevices::Synchronize(stream.get());
+      RANK_CHECK_STATUS(group.status(), kAborted, "enough");
+    });
+  }
+}
+
+// Captures an all-reduce of `a`.
+std::shared_ptr<FakeGraph> CaptureSum(ProcessGroup& group, const Array& a, Stream stream) {
+  RANK_CHECK_OK(FakeDevices::BeginCapture(stream.native));
+  RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, stream).BlockStream(stream));
+  return RANK_VALUE(FakeDevices::EndCapture(stream.native));
+}
+
+TEST_CASE("an error that NCCL notices by itself ends a graph that runs") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    Array a(rank, group, DType::kFloat32, 10, true);
+    if (rank.rank == 0) rank.nccl.Plan("AllReduce", 0, Mishap::kStuck);
+    const auto graph = CaptureSum(group, a, {rank.device(), stream.get()});
+    FakeDevices::Launch(graph, stream.get());
+    if (rank.rank == 0) rank.nccl.SetAsyncError(0, nccl::kRemoteError);
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_STATUS(group.status(), absl::StatusCode::kUnavailable, "rank 0", "an operation failed");
+  });
+}
+
+TEST_CASE("a rank that does not launch its graph is named when time is out") {
+  Job job(3);
+  job.timeout = TimeFor(absl::Milliseconds(700));
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    Array a(rank, group, DType::kInt32, 10, true);
+    a.Set(9, 1);
+    const auto graph = CaptureSum(group, a, {rank.device(), stream.get()});
+    for (int launch = 0; launch < 2; ++launch) FakeDevices::Launch(graph, stream.get());
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(a.Get(9), 9);
+    if (rank.rank != 1) {
+      FakeDevices::Launch(graph, stream.get());
+      FakeDevices::Synchronize(stream.get());
+    } else {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    RANK_CHECK_STATUS(group.status(), absl::StatusCode::kDeadlineExceeded, "rank 1 has not launched its graph",
+                      "DDP_TIMEOUT");
+    RANK_CHECK(FailedRanks(group.status()) == std::vector<int>{1});
+  });
+}
+
+TEST_CASE("a graph that is launched when its group has gone skips its step") {
+  Job job(1);
+  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateLocalDeviceGroup(std::move(control), rank.Options()));
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    Array a(rank, *group, DType::kInt32, 10, true), skip(rank, *group, DType::kInt32, 1, false);
+    RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
+    RANK_CHECK_OK(group->AllReduce(a.Cut(1), a.Cut(1), {}, mine).BlockStream(mine));
+    {
+      const DeviceGuard guard(rank.gpus, rank.device());
+      RANK_CHECK_OK(
+          rank.gpus.Commit(group->failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+    }
+    const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
+    FakeDevices::Launch(graph, stream.get());
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(skip.Get(0), 0);
+    group.reset();
+    FakeDevices::Launch(graph, stream.get());
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(skip.Get(0), 1);
+  });
+}
+
 TEST_CASE("a world of one needs no NCCL") {
   Job job(1);
   job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {

@@ -1,10 +1,14 @@
 // Groups of part of the ranks over simulated GPUs, and what is made of a group's operations.
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "ddp/collectives.h"
+#include "ddp/context.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -24,6 +28,67 @@ TEST_CASE("one rank alone needs no NCCL") {
     RANK_CHECK_OK(group.Barrier().Wait());
   });
   CHECK(job.nccl.live_comms() == 0);
+}
+
+TEST_CASE("GPUs of several hosts may have equal names") {
+  for (int hosts : {2, 4}) {
+    Job job(4);
+    job.hosts = hosts;
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      const size_t n = 4, r = static_cast<size_t>(rank.rank);
+      Array a(rank, group, DType::kInt32, 10, true), all(rank, group, DType::kInt32, 10 * n, false);
+      for (size_t i = 0; i < 10; ++i) a.Set(i, static_cast<double>(100 * r + i));
+      RANK_CHECK_OK(group.AllGather(a.Cut(1), all.Cut(1), kNoStream).Wait());
+      for (size_t i = 0; i < 10 * n; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(100 * (i / 10) + i % 10));
+      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(2), {}, kNoStream).Wait());
+      for (size_t i = 0; i < 10; ++i) RANK_CHECK_EQ(a.Get(i), static_cast<double>(600 + 4 * i));
+      RANK_CHECK_OK(group.ReduceScatter(all.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+      for (size_t i = 0; i < 10; ++i) RANK_CHECK_EQ(a.Get(i), static_cast<double>(4 * (100 * r + i)));
+      RANK_CHECK_OK(group.Broadcast(a.Cut(1), 3, kNoStream).Wait());
+      RANK_CHECK_EQ(a.Get(1), 1204.0);
+      RANK_CHECK_OK(group.AllToAll(all.Cut(1), all.Cut(1), kNoStream).Wait());
+      for (size_t i = 0; i < 10 * n; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(100 * r + i % 10));
+      // Across the hosts, and on each of them.
+      for (const int color : {rank.rank % 2, rank.rank / 2}) {
+        const std::unique_ptr<ProcessGroup> part = RANK_VALUE(group.Split(color, 0));
+        a.Set(0, 1);
+        RANK_CHECK_OK(part->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+        RANK_CHECK_EQ(a.Get(0), 2.0);
+      }
+      RANK_CHECK_OK(group.Barrier().Wait());
+    });
+    CHECK(job.nccl.live_comms() == 0);
+  }
+  Job job(4);  // ... but not of one
+  job.hosts = 2;
+  job.Expect(absl::StatusCode::kFailedPrecondition, {"ranks 2 and 3 use the same GPU, fake:1;"},
+             [](DeviceGroupOptions& o, int rank) { o.device.index = rank == 2 ? 3 : o.device.index; });
+}
+
+TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is") {
+  FakeDevices& gpus = KeptDevices(1);
+  const ScopedDevices devices(gpus);
+  setenv("DDP_NCCL_LIBRARY", "/there/is/none", 1);  // which is looked for once the GPU is there
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  std::vector<std::string> errors(2);
+  const auto run = [&](int rank) {
+    ContextOptions options;
+    options.rank = rank;
+    options.world_size = options.local_world_size = 2;
+    options.local_rank = 1 - rank;
+    options.store = store;
+    options.device = {Device::Kind::kCuda, -1};
+    errors[static_cast<size_t>(rank)] = std::string(Context::Create(options).status().message());
+  };
+  std::thread other(run, 1);
+  run(0);
+  other.join();
+  unsetenv("DDP_NCCL_LIBRARY");
+  for (const std::string& error : errors) {
+    INFO(error);
+    CHECK(absl::StrContains(error, "NCCL"));
+    CHECK_FALSE(absl::StrContains(error, "is asked for"));
+  }
 }
 
 TEST_CASE("operations of ddp/collectives.h refuse GPU memory on all ranks alike") {

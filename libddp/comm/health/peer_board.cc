@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
-#include "libddp/base/process_id.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/base/operation_key.h"
@@ -16,13 +16,12 @@
 namespace ddp {
 
 // Ranks of one host that cannot share memory (in containers) each get a board of their own: NCCL works without it.
-absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group) {
+absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group, const std::string& host) {
   struct Member {
     ProcessId process;
     char host[320] = {};
   };
   Member self{.process = ProcessId::OfSelf()};
-  const std::string host = HostId();
   host.copy(self.host, sizeof self.host - 1);
   absl::StatusOr<std::vector<Member>> all = Exchange(group, self);
   if (!all.ok()) return all.status();
@@ -124,6 +123,15 @@ std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
   return missing;
 }
 
+std::vector<int> PeerBoard::MissingGraphs(uint32_t begun) const {
+  std::vector<int> missing;
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    const uint32_t theirs = line(p).graphs.load(std::memory_order_relaxed);
+    if (static_cast<int32_t>(begun - theirs) > 0) missing.push_back(ranks_[p]);
+  }
+  return missing;
+}
+
 bool PeerBoard::ShouldTellStall(uint64_t sequence, int64_t waited_ns, int64_t patience_ns) const {
   int before = 0;
   for (size_t p = 0; p < place_; ++p) before += line(p).posted.load(std::memory_order_acquire) > sequence;
@@ -150,21 +158,24 @@ std::vector<int> PeerBoard::Dead() {
   return watch_.Dead();
 }
 
-std::optional<std::string> PeerBoard::Gone(uint64_t sequence) {
+// All that are gone are to blame; the text is of one.
+absl::Status PeerBoard::Gone(uint64_t sequence) {
   const std::vector<int> dead = Dead();
+  std::string text;
+  std::vector<int> gone;
   for (size_t p = 0; p < ranks_.size(); ++p) {
     if (p == place_) continue;
     const bool left = line(p).departed.load(std::memory_order_acquire) != 0;
-    if (left && line(p).posted.load(std::memory_order_acquire) <= sequence) {
-      return absl::StrCat("rank ", ranks_[p], " has left the group without taking part in operation ", sequence,
-                          kLeftRemedy);
-    }
-    if (!left && std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end()) {
-      return absl::StrCat("rank ", ranks_[p], " (process ", watch_.pid(static_cast<int>(p)),
-                          ") has died; see its own output for the reason, and start the job again");
-    }
+    const bool died = !left && std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end();
+    if (!died && !(left && line(p).posted.load(std::memory_order_acquire) <= sequence)) continue;
+    gone.push_back(ranks_[p]);
+    if (!text.empty()) continue;
+    text = died ? absl::StrCat("rank ", ranks_[p], " (process ", watch_.pid(static_cast<int>(p)),
+                               ") has died; see its own output for the reason, and start the job again")
+                : absl::StrCat("rank ", ranks_[p], " has left the group without taking part in operation ", sequence,
+                               kLeftRemedy);
   }
-  return std::nullopt;
+  return gone.empty() ? absl::OkStatus() : WithFailedRanks(absl::UnavailableError(text), gone);
 }
 
 }  // namespace ddp

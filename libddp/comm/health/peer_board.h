@@ -17,6 +17,7 @@
 #include "ddp/process_group.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/page.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_ring.h"
 #include "libddp/comm/health/peer_watch.h"
@@ -39,8 +40,8 @@ struct BoardEntry {
 // for whoever waits. Thread-safe but for Post, which one thread at a time calls.
 class PeerBoard {
  public:
-  // Collective over `group`, which is used for this alone.
-  static absl::StatusOr<std::unique_ptr<PeerBoard>> Create(ProcessGroup& group);
+  // Collective over `group`, which is used for this alone. `host`: equal on the ranks of one host.
+  static absl::StatusOr<std::unique_ptr<PeerBoard>> Create(ProcessGroup& group, const std::string& host = HostId());
   // Says that this rank has left in good order.
   ~PeerBoard();
 
@@ -58,6 +59,10 @@ class PeerBoard {
   // The ranks of this host that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
 
+  // This rank has begun to run so many captured sequences of operations; the ranks of this host that have begun fewer.
+  void PostGraphs(uint32_t begun) { line(place_).graphs.store(begun, std::memory_order_relaxed); }
+  std::vector<int> MissingGraphs(uint32_t begun) const;
+
   // This rank's operations, and who tells of them, for the flight recorder.
   FlightRing& flight() const { return line(place_).flight; }
   // A stall of operation `sequence`, for which this rank has waited so long, is told once on this host, by the lowest
@@ -67,9 +72,9 @@ class PeerBoard {
   void TellFailure(const absl::Status& why, ContextObserver& observer);
   FlightIncident Incident(bool failure, absl::string_view what);
 
-  // The ranks of this host whose process has ended without leaving, or that have left without coming to `sequence`:
-  // the text of what that means; nothing if there are none.
-  std::optional<std::string> Gone(uint64_t sequence);
+  // Unavailable if ranks of this host are gone, which it names: their process has ended without leaving, or they have
+  // left without coming to `sequence`.
+  absl::Status Gone(uint64_t sequence);
 
   // Makes `why` the group's cause of failure on this host, unless there is one already; returns the one that counts.
   absl::Status Fail(const absl::Status& why) { return shared_failure().Record(why, rank_); }
@@ -86,7 +91,7 @@ class PeerBoard {
   };
   struct Line {
     alignas(kCacheLine) std::atomic<uint64_t> posted{0};  // operations so far
-    std::atomic<uint32_t> departed{0};
+    std::atomic<uint32_t> departed{0}, graphs{0};
     std::atomic<uint64_t> host_calls{0}, host_what{0}, host_count{0};  // so far; the last one
     alignas(kCacheLine) Slot ring[kRing];
     FlightRing flight;

@@ -10,17 +10,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
 
 namespace ddp {
 namespace {
 
-// Peers that call something else are found out where they leave this rank waiting.
-constexpr int64_t kDisagreementGraceNs = 5'000'000;
 // How long a group that is destroyed waits for what its caller did not wait for.
 constexpr int64_t kDrainNs = 2'000'000'000;
 
@@ -58,6 +54,7 @@ class DeviceWork final : public internal::WorkState {
     if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
       return engine->status();
     }
+    if (state.load(std::memory_order_acquire) == kCaptured) return engine->JoinCaptured(this, stream);
     // A null stream is the current device's.
     const DeviceGuard guard(engine->runtime(), stream.device);
     return guard.status().ok() ? engine->runtime().WaitEvent(stream.native, event.get()) : guard.status();
@@ -95,17 +92,24 @@ absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineO
   absl::StatusOr<OwnedEvent> event = MakeEvent(runtime);
   if (!event.ok()) return event.status();
   engine->after_event_ = *std::move(event);
-  absl::StatusOr<std::shared_ptr<void>> word = runtime.AllocatePinned(sizeof(uint32_t));
-  if (!word.ok()) return word.status();
-  engine->failed_word_ = *std::move(word);
+  absl::StatusOr<std::shared_ptr<void>> words = runtime.AllocatePinned(3 * sizeof(uint32_t));
+  if (!words.ok()) return words.status();
+  engine->words_ = *std::move(words);
+  engine->graphs_.emplace(runtime, engine->words() + 1);
   engine->options_.progress->Add(engine.get());
   return engine;
 }
 
-DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)) {
+DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)), peers_(options_) {
   if (options_.board != nullptr) notes_.emplace(options_.observer, options_.group, options_.board->flight());
 }
-DeviceEngine::~DeviceEngine() = default;
+// A graph may be launched when the group has gone: what it reads and writes stays, and tells it that its results are
+// none.
+DeviceEngine::~DeviceEngine() {
+  if (!captured_) return;
+  std::atomic_ref<uint32_t>(*words()).store(1);
+  KeepForever(words_);
+}
 
 void DeviceEngine::Shutdown() {
   const int64_t until = NowNs() + kDrainNs;
@@ -164,15 +168,19 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
     if (!captured) Note(*launched, FlightState::kAnnounced);
     ++next_sequence_;
   }
-  absl::Status enqueued = enqueue(stream_.get());
+  absl::Status enqueued;
+  if (!captured) graphs_->Abandon();
+  if (captured && options_.transport != nullptr) enqueued = graphs_->Begin(stream_.get());
+  if (enqueued.ok()) enqueued = enqueue(stream_.get());
   if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
   if (!enqueued.ok()) {
-    Fail(enqueued);
+    Fail(peers_.Explain(enqueued, launched->sequence));
     if (!captured) Note(*launched, FlightState::kFailed);
     return status();  // the first cause, which may have been another's
   }
   if (captured) {
     captured_.store(true, std::memory_order_relaxed);
+    captured_last_ = launched;
     launched->state.store(DeviceWork::kCaptured, std::memory_order_release);
     return work;
   }
@@ -209,6 +217,22 @@ absl::Status DeviceEngine::OrderAfter(Stream after, bool* captured) {
   if (!ordered) return absl::OkStatus();
   if (absl::Status s = runtime().Record(after_event_.get(), after.native); !s.ok()) return s;
   return runtime().WaitEvent(stream_.get(), after_event_.get());
+}
+
+// The sequence ends with its last operation; the stream has to join what tells of that, too.
+absl::Status DeviceEngine::JoinCaptured(DeviceWork* work, Stream stream) {
+  const std::lock_guard<std::mutex> issue(issue_);
+  if (work == captured_last_) {
+    const DeviceGuard guard(runtime(), options_.device);
+    if (!guard.status().ok()) return guard.status();
+    const absl::StatusOr<bool> ended = graphs_->End(stream_.get());
+    if (!ended.ok()) return ended.status();
+    if (*ended) {
+      if (absl::Status s = runtime().Record(work->event.get(), stream_.get()); !s.ok()) return s;
+    }
+  }
+  const DeviceGuard guard(runtime(), stream.device);
+  return guard.status().ok() ? runtime().WaitEvent(stream.native, work->event.get()) : guard.status();
 }
 
 absl::StatusOr<DeviceWork*> DeviceEngine::NewWork() {
@@ -350,12 +374,9 @@ bool DeviceEngine::Passed(uint64_t number) {
 
 ProgressThread::Found DeviceEngine::Tick() {
   // A peer's failure is known also where nothing waits for it.
-  if (options_.board != nullptr && !failed_.load(std::memory_order_acquire)) {
-    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
-    // Nobody tells when a graph is launched: while one may be running, a dead peer may be waited for.
-    if (captured_.load(std::memory_order_relaxed)) {
-      if (const auto text = options_.board->Gone(0)) Fail(absl::UnavailableError(*text));
-    }
+  if (!failed_.load(std::memory_order_acquire)) {
+    if (const absl::Status s = peers_.Failure(); !s.ok()) Fail(s);
+    if (captured_.load(std::memory_order_relaxed)) LookAtGraphs();
   }
   if (const std::string stuck = Stuck(); !stuck.empty() && !told_stuck_.exchange(true)) {
     Log().error("rank {}: the group has failed, {}", options_.rank, stuck);
@@ -373,87 +394,47 @@ ProgressThread::Found DeviceEngine::Tick() {
   return ProgressThread::Found::kWork;
 }
 
+bool DeviceEngine::TimeToLook(int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (now_ns < next_look_ns_) return false;
+  next_look_ns_ = now_ns + kLookEveryNs;
+  return true;
+}
+
+// A graph may be running, and a peer may be waited for, at any time.
+void DeviceEngine::LookAtGraphs() {
+  if (options_.board == nullptr) return;
+  const int64_t now = NowNs();
+  options_.board->PostGraphs(graphs_->begun());
+  if (const absl::Status s = options_.board->Gone(0); !s.ok()) return Fail(s);
+  if (options_.transport != nullptr) {
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, 0));
+  }
+  int64_t running = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running = graphs_->RunningNs(now);
+  }
+  if (running > absl::ToInt64Nanoseconds(options_.timeout)) Fail(peers_.GraphTimedOut(graphs_->begun()));
+}
+
 // What may keep the oldest operation from ending?
 void DeviceEngine::Look(DeviceWork* oldest) {
-  if (failed_.load(std::memory_order_acquire)) return;
   const int64_t now = NowNs();
+  if (failed_.load(std::memory_order_acquire) || !TimeToLook(now)) return;
   int64_t waited = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (now < next_look_ns_) return;
-    next_look_ns_ = now + kLookEveryNs;
     if (oldest->noticed_ns == 0) oldest->noticed_ns = now;
     waited = now - oldest->noticed_ns;
   }
-  if (options_.board != nullptr) {
-    PeerBoard& board = *options_.board;
-    if (oldest->operation.message == nullptr && waited > kDisagreementGraceNs) {
-      if (const auto text = board.Disagreement(oldest->sequence, oldest->operation.entry)) {
-        return Fail(absl::FailedPreconditionError(*text));
-      }
-      if (const auto text = board.CallsOnHost(oldest->sequence, oldest->operation.entry)) {
-        return Fail(absl::FailedPreconditionError(*text));
-      }
-    }
-    if (waited > kDeathGraceNs) {
-      if (const auto text = board.Gone(oldest->sequence)) return Fail(absl::UnavailableError(*text));
-    }
-  }
+  if (const absl::Status s = peers_.Check(oldest->operation, oldest->sequence, waited); !s.ok()) return Fail(s);
   if (options_.transport != nullptr) {
-    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(s);
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, oldest->sequence));
   }
-  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return Fail(TimedOut(*oldest));
-  TellStall(*oldest, waited);
-}
-
-void DeviceEngine::TellStall(const DeviceWork& oldest, int64_t waited_ns) const {
-  const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
-  if (options_.observer == nullptr || options_.board == nullptr || patience <= 0 || waited_ns < patience) return;
-  if (oldest.operation.message != nullptr) return;  // the receiver alone knows when it wants it
-  if (!options_.board->ShouldTellStall(oldest.sequence, waited_ns, patience)) return;
-  std::vector<int> missing;
-  const std::string laggards = Laggards(oldest, &missing);
-  options_.observer->OnIncident(options_.board->Incident(
-      false, absl::StrFormat("rank %d: operation %d, %s, has been waiting for %.1f s: %s; it goes on waiting up to the "
-                             "time-out of %s",
-                             options_.rank, oldest.sequence, oldest.operation.Describe(),
-                             static_cast<double>(waited_ns) / 1e9, laggards, absl::FormatDuration(options_.timeout))));
-}
-
-std::string DeviceOperation::Describe() const {
-  if (message == nullptr) {
-    return absl::StrCat(key.Describe(entry.count), bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
-  }
-  return absl::StrCat(message, "(", std::string(Name(key.in)), ", ", entry.count, " elements, rank ", peer, ", tag ",
-                      tag, ")");
-}
-
-absl::Status DeviceEngine::TimedOut(const DeviceWork& work) const {
-  if (work.operation.message != nullptr) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", options_.rank, ": ", work.operation.Describe(), ", timed out after ",
-        absl::FormatDuration(options_.timeout), ": rank ", work.operation.peer,
-        " has not made the matching call, or waits for a message that this rank has still to send: over NCCL messages "
-        "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
-  }
-  std::vector<int> missing;
-  const std::string laggards = Laggards(work, &missing);
-  return WithFailedRanks(
-      absl::DeadlineExceededError(absl::StrCat(
-          "rank ", options_.rank, ": operation ", work.sequence, ", ", work.operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ", laggards,
-          missing.empty() ? "" : "; they are stopped, stuck or slow", " (DDP_TIMEOUT sets the limit in seconds)")),
-      missing);
-}
-
-std::string DeviceEngine::Laggards(const DeviceWork& work, std::vector<int>* ranks) const {
-  if (options_.board != nullptr) *ranks = options_.board->Missing(work.sequence);
-  const OperationKey& key = work.operation.key;
-  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
-                        std::find(ranks->begin(), ranks->end(), int{key.root}) != ranks->end();
-  if (rootless) *ranks = {key.root};  // everybody waits for the root first
-  if (!ranks->empty()) return absl::StrCat("did not arrive: rank ", absl::StrJoin(*ranks, ", "));
-  return "all ranks of this host have called it; the GPU or the network is stuck, or a rank elsewhere did not arrive";
+  if (waited > absl::ToInt64Nanoseconds(options_.timeout))
+    return Fail(peers_.TimedOut(oldest->operation, oldest->sequence));
+  peers_.TellStall(oldest->operation, oldest->sequence, waited);
 }
 
 // --- failing --------------------------------------------------------------------------------------------------------
@@ -466,7 +447,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
   if (failed_.load(std::memory_order_relaxed)) return;
   failure_ = options_.board == nullptr ? why : options_.board->Fail(why);
   // What a stream does after the failed operation must be able to know of it: the word comes before the release.
-  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(failed_word_.get())).store(1, std::memory_order_seq_cst);
+  std::atomic_ref<uint32_t>(*words()).store(1, std::memory_order_seq_cst);
   failed_ns_ = NowNs();
   failed_.store(true, std::memory_order_release);
   Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));

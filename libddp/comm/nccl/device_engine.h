@@ -19,27 +19,18 @@
 #include "ddp/process_group.h"
 #include "libddp/base/steady_condition.h"
 #include "libddp/comm/base/internal_group.h"
-#include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/health/peer_board.h"
+#include "libddp/comm/nccl/device_operation.h"
+#include "libddp/comm/nccl/device_peers.h"
+#include "libddp/comm/nccl/graph_watch.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
 
 class DeviceWork;
-
-// What an operation is, for its peers and for errors.
-struct DeviceOperation {
-  OperationKey key;
-  BoardEntry entry;               // a collective's
-  const char* message = nullptr;  // "send" or "recv": then not for all ranks, and so not on the board
-  int peer = 0, tag = 0;
-  int bucket = -1;
-
-  std::string Describe() const;
-};
 
 // What the engine asks of the transport that its stream's kernels use.
 class DeviceTransport {
@@ -82,9 +73,9 @@ struct DeviceEngineOptions {
 // Two mutexes: `issue_` is held while the backend enqueues, which may block inside the transport; `mutex_` never is, so
 // the group can be aborted at any time.
 //
-// Operations that are captured into a CUDA graph are not watched, since nobody tells when the graph is launched: they
-// have no time-out, but the death of a peer process ends them, too. Their Works support BlockStream only, which joins
-// the capture.
+// Operations that are captured into a CUDA graph have Works that support BlockStream only, which joins the capture.
+// Nobody tells when the graph is launched, so a GraphWatch looks whether one is running: such a sequence of operations
+// has one time-out. Peers and the transport are looked after as soon as anything has been captured.
 class DeviceEngine final : public ProgressThread::Client, public std::enable_shared_from_this<DeviceEngine> {
  public:
   static absl::StatusOr<std::shared_ptr<DeviceEngine>> Create(DeviceEngineOptions options);
@@ -100,7 +91,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
 
   void Fail(const absl::Status& why);
   absl::Status status() const;
-  const uint32_t* failed_word() const { return static_cast<const uint32_t*>(failed_word_.get()); }
+  const uint32_t* failed_word() const { return words(); }
   ProgressThread::Found Tick() override;
 
   const DeviceEngineOptions& options() const { return options_; }
@@ -113,6 +104,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   // While a graph lives the abort does not return; the kernels have been told long before.
   static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
 
+  uint32_t* words() const { return static_cast<uint32_t*>(words_.get()); }
   absl::Status MakeRoom();
   absl::Status OrderAfter(Stream after, bool* captured);
   absl::StatusOr<DeviceWork*> NewWork();
@@ -121,28 +113,30 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   bool Passed(uint64_t number);
   void Settle(DeviceWork* work);
   void Look(DeviceWork* oldest);
-  void TellStall(const DeviceWork& oldest, int64_t waited_ns) const;
+  void LookAtGraphs();
+  bool TimeToLook(int64_t now_ns);
+  absl::Status JoinCaptured(DeviceWork* work, Stream stream);
   void Note(const DeviceWork& work, FlightState state) const;
   absl::Duration abort_grace() const {
     return captured_.load(std::memory_order_relaxed) ? kAbortGraceWithGraphs : options_.abort_grace;
   }
   // After a failure: what to say about a stream that has not come free, once it ought to have; else empty.
   std::string Stuck() const;
-  absl::Status TimedOut(const DeviceWork& work) const;
-  // "did not arrive: rank 1", and these ranks; an empty list if all of this host have come.
-  std::string Laggards(const DeviceWork& work, std::vector<int>* ranks) const;
   // Of one Work:
   bool Finished(DeviceWork* work);
   absl::Status Outcome(DeviceWork* work);
 
   const DeviceEngineOptions options_;
+  const DevicePeers peers_;
   std::optional<FlightNotes> notes_;  // of collective operations, where there is a board
   OwnedStream stream_;
   OwnedEvent after_event_;
-  std::shared_ptr<void> failed_word_;  // pinned; the device reads it
+  std::shared_ptr<void> words_;  // pinned: the failed word, which the device reads, and the graphs' counters
 
   std::mutex issue_;
-  uint64_t next_sequence_ = 0;  // guarded by issue_
+  uint64_t next_sequence_ = 0;                 // guarded by issue_
+  const DeviceWork* captured_last_ = nullptr;  // the same
+  std::optional<GraphWatch> graphs_;           // RunningNs guarded by mutex_, the rest by issue_
 
   std::atomic<bool> captured_{false};  // there are graphs with operations of this group
 

@@ -263,12 +263,15 @@ absl::StatusOr<Offer> MakeOffer(const DeviceGroupOptions& options) {
   return offer;
 }
 
-// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be.
-absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu) {
-  absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control, absl::StrCat(version, " ", gpu));
+// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be. GPUs of
+// several hosts may have the same name.
+absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu,
+                     const std::string& host) {
+  absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control, absl::StrCat(version, " ", gpu, " ", host));
   if (!texts.ok()) return texts.status();
   std::vector<std::pair<std::string, std::string>> all;
   for (const std::string& text : *texts) all.emplace_back(absl::StrSplit(text, absl::MaxSplits(' ', 1)));
+  const auto gpu_of = [](const std::string& place) { return place.substr(0, place.find(' ')); };
   const bool may_share = ReadEnv(Env::kNcclMultiRankGpu) == "1";
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r].first != all[0].first) {
@@ -279,7 +282,7 @@ absl::Status Compare(ProcessGroup& control, const std::string& version, const st
     for (size_t q = 0; q < r; ++q) {
       if (may_share || all[q].second != all[r].second) continue;
       return absl::FailedPreconditionError(
-          absl::StrCat("ranks ", q, " and ", r, " use the same GPU, ", all[r].second,
+          absl::StrCat("ranks ", q, " and ", r, " use the same GPU, ", gpu_of(all[r].second),
                        "; NCCL needs one for each: give every rank the GPU of its local rank's number, and start no "
                        "more ranks on a host than it has GPUs"));
     }
@@ -309,8 +312,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
       NcclCommunicator::Create(setup, absl::Now() + options.timeout, [&] {
         if (absl::Status s = board.failure(); !s.ok()) return s;
-        const auto gone = board.Gone(0);
-        return gone.has_value() ? absl::UnavailableError(*gone) : absl::OkStatus();
+        return board.Gone(0);
       });
   if (!communicator.ok()) {
     const absl::Status first = board.Fail(communicator.status());
@@ -355,8 +357,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
   if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
   absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
   if (absl::Status s = Agree(*control, gpu.status()); !s.ok()) return s;
-  if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu); !s.ok()) return s;
-  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control);
+  if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu, options.host); !s.ok()) return s;
+  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
   if (!board.ok()) return board.status();
   const std::shared_ptr<PeerBoard> shared = *std::move(board);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = Connect(*control, *offer, options, *shared);

@@ -4,10 +4,12 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/nccl/api.h"
@@ -22,7 +24,8 @@ struct DeviceGroupOptions {
   absl::Duration stall_warning;                    // zero: none
   ContextObserver* observer = nullptr;             // outlives the group; may be null
   ProgressThread* progress = nullptr;
-  DeviceRuntime* runtime = CudaDevices();
+  DeviceRuntime* runtime = &Devices();
+  std::string host = HostId();   // equal on the ranks of one host
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)
 };
 

@@ -1,0 +1,111 @@
+#include "libddp/comm/nccl/device_peers.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/nccl/device_engine.h"
+
+namespace ddp {
+namespace {
+
+// Peers that call something else are found out where they leave this rank waiting.
+constexpr int64_t kDisagreementGraceNs = 5'000'000;
+
+}  // namespace
+
+absl::Status DevicePeers::Check(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const {
+  if (options_.board == nullptr) return absl::OkStatus();
+  PeerBoard& board = *options_.board;
+  if (operation.message == nullptr && waited_ns > kDisagreementGraceNs) {
+    if (const auto text = board.Disagreement(sequence, operation.entry)) return absl::FailedPreconditionError(*text);
+    if (const auto text = board.CallsOnHost(sequence, operation.entry)) return absl::FailedPreconditionError(*text);
+  }
+  return waited_ns > kDeathGraceNs ? board.Gone(sequence) : absl::OkStatus();
+}
+
+// Other hosts are not on the board: the group over CPU memory learns of their failures.
+absl::Status DevicePeers::Failure() const {
+  if (options_.board == nullptr) return absl::OkStatus();
+  if (absl::Status s = options_.board->failure(); !s.ok()) return s;
+  const std::shared_ptr<InternalGroup> control = options_.control.lock();
+  return control == nullptr ? absl::OkStatus() : control->status();
+}
+
+// The connections of a process that dies break before it is seen to be dead.
+absl::Status DevicePeers::Explain(const absl::Status& error, uint64_t sequence) const {
+  if (options_.board == nullptr || error.code() == absl::StatusCode::kInvalidArgument) return error;
+  const int64_t until = NowNs() + (absl::IsUnavailable(error) ? kDeathGraceNs : 0);
+  while (true) {
+    const absl::Status gone = options_.board->Gone(sequence);
+    if (!gone.ok()) {
+      return WithFailedRanks(absl::UnavailableError(absl::StrCat(gone.message(), " (", error.message(), ")")),
+                             FailedRanks(gone));
+    }
+    if (NowNs() >= until) return error;
+    const timespec nap{0, 1'000'000};
+    nanosleep(&nap, nullptr);
+  }
+}
+
+void DevicePeers::TellStall(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const {
+  const int64_t patience = absl::ToInt64Nanoseconds(options_.stall_warning);
+  if (options_.observer == nullptr || options_.board == nullptr || patience <= 0 || waited_ns < patience) return;
+  if (operation.message != nullptr) return;  // the receiver alone knows when it wants it
+  if (!options_.board->ShouldTellStall(sequence, waited_ns, patience)) return;
+  std::vector<int> missing;
+  const std::string laggards = Laggards(operation, sequence, &missing);
+  options_.observer->OnIncident(options_.board->Incident(
+      false, absl::StrFormat("rank %d: operation %d, %s, has been waiting for %.1f s: %s; it goes on waiting up to the "
+                             "time-out of %s",
+                             options_.rank, sequence, operation.Describe(), static_cast<double>(waited_ns) / 1e9,
+                             laggards, absl::FormatDuration(options_.timeout))));
+}
+
+absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t sequence) const {
+  if (operation.message != nullptr) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
+        absl::FormatDuration(options_.timeout), ": rank ", operation.peer,
+        " has not made the matching call, or waits for a message that this rank has still to send: over NCCL messages "
+        "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
+  }
+  std::vector<int> missing;
+  const std::string laggards = Laggards(operation, sequence, &missing);
+  return WithFailedRanks(
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": operation ", sequence, ", ", operation.Describe(), ", timed out after ",
+          absl::FormatDuration(options_.timeout), ": ", laggards,
+          missing.empty() ? "" : "; they are stopped, stuck or slow", " (DDP_TIMEOUT sets the limit in seconds)")),
+      missing);
+}
+
+absl::Status DevicePeers::GraphTimedOut(uint32_t begun) const {
+  const std::vector<int> missing = options_.board->MissingGraphs(begun);
+  return WithFailedRanks(
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", options_.rank, ": operations captured into a CUDA graph timed out after ",
+          absl::FormatDuration(options_.timeout), ": ",
+          missing.empty() ? "all ranks of this host run theirs; the GPU or the network is stuck, or a rank elsewhere "
+                            "has not launched its graph"
+                          : absl::StrCat("rank ", absl::StrJoin(missing, ", "), " has not launched its graph"),
+          " (DDP_TIMEOUT sets the limit in seconds)")),
+      missing);
+}
+
+std::string DevicePeers::Laggards(const DeviceOperation& operation, uint64_t sequence, std::vector<int>* ranks) const {
+  if (options_.board != nullptr) *ranks = options_.board->Missing(sequence);
+  const OperationKey& key = operation.key;
+  const bool rootless = key.kind == OperationKey::Kind::kBroadcast &&
+                        std::find(ranks->begin(), ranks->end(), int{key.root}) != ranks->end();
+  if (rootless) *ranks = {key.root};  // everybody waits for the root first
+  if (!ranks->empty()) return absl::StrCat("did not arrive: rank ", absl::StrJoin(*ranks, ", "));
+  return "all ranks of this host have called it; the GPU or the network is stuck, or a rank elsewhere did not arrive";
+}
+
+}  // namespace ddp

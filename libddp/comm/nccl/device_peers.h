@@ -1,0 +1,44 @@
+// What one rank of a GPU's group knows of the others: whether they have failed, are gone or late, and how to say so.
+#ifndef LIBDDP_COMM_NCCL_DEVICE_PEERS_H_
+#define LIBDDP_COMM_NCCL_DEVICE_PEERS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "libddp/comm/nccl/device_operation.h"
+
+namespace ddp {
+
+struct DeviceEngineOptions;
+
+// Thread-safe. In a world of one it knows nothing.
+class DevicePeers {
+ public:
+  explicit DevicePeers(const DeviceEngineOptions& options) : options_(options) {}
+
+  // What the group has failed with elsewhere: on this host, or on another.
+  absl::Status Failure() const;
+  // Whether peers call something else than the operation, for which this rank has waited so long, or are gone.
+  absl::Status Check(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
+  // `error` of the transport in operation `sequence`, or that a peer is gone if that explains it. May take
+  // kDeathGraceNs.
+  absl::Status Explain(const absl::Status& error, uint64_t sequence) const;
+
+  absl::Status TimedOut(const DeviceOperation& operation, uint64_t sequence) const;
+  // Of the `begun`th captured sequence of operations.
+  absl::Status GraphTimedOut(uint32_t begun) const;
+  // If the operation has waited too long, and nobody else has told.
+  void TellStall(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
+
+ private:
+  // "did not arrive: rank 1", and these ranks; an empty list if all of this host have come.
+  std::string Laggards(const DeviceOperation& operation, uint64_t sequence, std::vector<int>* ranks) const;
+
+  const DeviceEngineOptions& options_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NCCL_DEVICE_PEERS_H_

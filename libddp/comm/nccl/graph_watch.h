@@ -1,0 +1,45 @@
+// Whether a captured sequence of operations is running, although nobody tells when its graph is launched.
+#ifndef LIBDDP_COMM_NCCL_GRAPH_WATCH_H_
+#define LIBDDP_COMM_NCCL_GRAPH_WATCH_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+
+// Two counters in memory that the GPU writes and the host reads: a kernel before the first operation of a sequence
+// increments one, a kernel behind its last operation the other. A sequence ends where the program's stream waits for
+// its last operation. Begin, End and Abandon by one thread at a time, the rest by another one.
+class GraphWatch {
+ public:
+  // `counters`: two zeros in pinned memory.
+  GraphWatch(DeviceRuntime& runtime, uint32_t* counters) : runtime_(runtime), counters_(counters) {}
+
+  // Into the capture, before an operation. Does something only for the first one of a sequence.
+  absl::Status Begin(void* stream);
+  // Behind the last one. Returns whether there was a sequence to end.
+  absl::StatusOr<bool> End(void* stream);
+  // A capture that was not completed never runs.
+  void Abandon() { open_ = false; }
+
+  // Sequences that have begun to run.
+  uint32_t begun() const { return Read(0); }
+  // For how long the host has seen the present one running; 0 if none is. To be asked now and then.
+  int64_t RunningNs(int64_t now_ns);
+
+ private:
+  uint32_t Read(int counter) const;
+
+  DeviceRuntime& runtime_;
+  uint32_t* const counters_;  // begun, ended
+  bool open_ = false;
+  uint32_t seen_ = 0;  // begun() at since_ns_
+  int64_t since_ns_ = 0;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NCCL_GRAPH_WATCH_H_

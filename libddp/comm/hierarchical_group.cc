@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const s
   if (!segment.ok()) return segment.status();
   (*segment)->Prepare(0, bytes);
   if (one_node) return MakeHostGroup(std::move(members), *std::move(segment), options);
-  return MakeMultiNodeGroup(std::move(members), *std::move(segment), options, make_wire());
+  return MakeMultiNodeGroup(std::move(members), *segment, options, make_wire());
 }
 
 // Between threads of one process memory is the wire: rank 0 makes it, and keeps it until the next exchange.

@@ -104,7 +104,7 @@ std::unique_ptr<ProcessGroup> MakeHostGroup(Members members, std::shared_ptr<Sha
                                             const GroupOptions& options,
                                             uint64_t allocation_numbers = Address::kAllocations);
 size_t MultiNodeGroupBytes(int ranks);
-std::unique_ptr<ProcessGroup> MakeMultiNodeGroup(Members members, std::shared_ptr<SharedSegment> segment,
+std::unique_ptr<ProcessGroup> MakeMultiNodeGroup(Members members, const std::shared_ptr<SharedSegment>& segment,
                                                  const GroupOptions& options, std::unique_ptr<NodeWire> wire);
 
 }  // namespace ddp

@@ -168,7 +168,7 @@ size_t MultiNodeGroupBytes(int ranks) {
   return 2 * ControlBlock::Bytes(ranks) + static_cast<size_t>(ranks) * kChunksInFlight * kScratchBytes;
 }
 
-std::unique_ptr<ProcessGroup> MakeMultiNodeGroup(Members members, std::shared_ptr<SharedSegment> segment,
+std::unique_ptr<ProcessGroup> MakeMultiNodeGroup(Members members, const std::shared_ptr<SharedSegment>& segment,
                                                  const GroupOptions& options, std::unique_ptr<NodeWire> wire) {
   return std::make_unique<MultiNodeGroup>(std::move(members), segment, options, std::move(wire));
 }

@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace ddp {
 
@@ -19,10 +22,12 @@ class OwnerProcess {
   const pid_t pid_;
 };
 
-// What `owner` owns is never destroyed.
-template <typename T>
-void KeepForever(const std::shared_ptr<T>& owner) {
-  new std::shared_ptr<T>(owner);
+// What `owner` owns is never destroyed. It stays reachable, so that leak checkers do not report it.
+inline void KeepForever(std::shared_ptr<const void> owner) {
+  static auto* const mutex = new std::mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard<std::mutex> lock(*mutex);
+  kept->push_back(std::move(owner));
 }
 
 }  // namespace ddp

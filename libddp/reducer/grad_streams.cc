@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "libddp/base/owner_process.h"
+
 namespace ddp {
 
 absl::Status GradStreams::Create(Device device) {
@@ -76,8 +78,8 @@ absl::StatusOr<bool> GradStreams::Capturing(Stream stream) const {
 }
 
 void GradStreams::Forsake() {
-  new OwnedStream(std::move(owned_));
-  new OwnedEvent(std::move(event_));
+  KeepForever(std::make_shared<OwnedStream>(std::move(owned_)));
+  KeepForever(std::make_shared<OwnedEvent>(std::move(event_)));
 }
 
 absl::Status GradStreams::Complete(Stream stream) const {

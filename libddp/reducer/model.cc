@@ -194,8 +194,8 @@ void Model::LeaveGpu() {
       "a "
       "failed operation; its memory is kept",
       group_->rank(), device_.index);
-  new std::unique_ptr<ModelMemory>(std::move(memory_));
-  new std::vector<Trained>(std::move(all_));
+  KeepForever(std::shared_ptr<ModelMemory>(std::move(memory_)));
+  KeepForever(std::make_shared<std::vector<Trained>>(std::move(all_)));
   KeepForever(skip_step_);
   replicas_.Forsake();
   reducer_.Forsake();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/log.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/layout.h"
@@ -239,9 +240,9 @@ void Reducer::End() {
 }
 
 void Reducer::Forsake() {
-  new GpuTimer(std::move(timer_));
-  new Scratch(std::move(packed_));
-  new std::vector<Scratch>(std::move(kept_));
+  KeepForever(std::make_shared<GpuTimer>(std::move(timer_)));
+  KeepForever(std::make_shared<Scratch>(std::move(packed_)));
+  KeepForever(std::make_shared<std::vector<Scratch>>(std::move(kept_)));
 }
 
 bool Reducer::Pending() const {

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
+#include "libddp/base/owner_process.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
@@ -48,7 +49,7 @@ class ReplicaCheck {
   // The GPU may use its memory for ever, which is kept.
   void Forsake() {
     under_way_ = false;
-    static_cast<void>(arrays_.release());
+    KeepForever(std::shared_ptr<DeviceArrays>(std::move(arrays_)));
   }
   // Forgets the check under way; waits until nothing works on its memory any more.
   void Drop();

@@ -327,6 +327,7 @@ TEST_CASE("an abort on another host ends what waits for GPUs") {
   for (const bool captured : {false, true}) {
     Job job(2);
     job.hosts = 2;
+    std::atomic<bool> waits{false};  // rank 0
     job.Run([&](Rank& rank, ProcessGroup& group) {
       const OwnedStream stream = rank.MakeStream();
       const Stream mine{rank.device(), stream.get()};
@@ -340,6 +341,8 @@ TEST_CASE("an abort on another host ends what waits for GPUs") {
         if (rank.rank == 0) FakeDevices::Launch(graph, stream.get());
         if (rank.rank == 0) FakeDevices::RunEarly(stream.get());
       }
+      if (rank.rank == 0) waits = true;
+      while (rank.rank == 1 && !waits && group.status().ok()) std::this_thread::yield();
       if (rank.rank == 1) group.Abort(absl::InternalError("enough"));
       if (rank.rank == 0 && !captured) RANK_CHECK_STATUS(work.Wait(), kAborted, "enough");
       if (rank.rank == 0) FakeDevices::Synchronize(stream.get());

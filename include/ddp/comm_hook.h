@@ -55,7 +55,7 @@ struct GradBucket {
 //     ddp::Work Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int) override {
 //       float* g = static_cast<float*>(bucket.buffer.data);
 //       for (size_t i = 0; i < bucket.buffer.count; ++i) g[i] = std::copysign(1.0f, g[i]);
-//       return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce);
+//       return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
 //     }
 //   };
 //

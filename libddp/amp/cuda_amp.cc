@@ -9,7 +9,7 @@ namespace ddp {
 namespace {
 
 // One launch for every type that the buffers have.
-absl::Status Run(Buffers values, bool store, Transform transform, Stream stream) {
+absl::Status RunOnAll(Buffers values, bool store, Transform transform, Stream stream) {
   const DeviceGuard guard(Devices(), stream.device);
   if (!guard.status().ok()) return guard.status();
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -31,10 +31,10 @@ class CudaAmp final : public AmpDevice {
     return Devices().Allocate(stream.device, bytes);
   }
   absl::Status Scale(Buffers values, const float* factor, uint32_t* found_inf, Stream stream) override {
-    return Run(values, true, {.nonfinite = found_inf, .factor = factor}, stream);
+    return RunOnAll(values, true, {.nonfinite = found_inf, .factor = factor}, stream);
   }
   absl::Status Check(Buffers values, uint32_t* found_inf, Stream stream) override {
-    return Run(values, false, {.nonfinite = found_inf}, stream);
+    return RunOnAll(values, false, {.nonfinite = found_inf}, stream);
   }
   absl::Status Update(const ScaleRule& rule, ScalerNumbers* numbers, Stream stream) override {
     const DeviceGuard guard(Devices(), stream.device);

@@ -8,12 +8,12 @@ namespace ddp {
 namespace {
 
 // How long a rank waits for another's report.
-constexpr int64_t kPatienceNs = 100'000'000;
+constexpr int64_t kReportNs = 100'000'000;
 
 }  // namespace
 
 bool ReportElection::ClaimStall(uint64_t sequence, uint64_t end, int before, int64_t waited_ns, int64_t patience_ns) {
-  if (waited_ns - before * kPatienceNs < patience_ns) return false;
+  if (waited_ns - before * kReportNs < patience_ns) return false;
   uint64_t reported = stalls_.load(std::memory_order_relaxed);
   return reported <= sequence && stalls_.compare_exchange_strong(reported, end);
 }
@@ -31,7 +31,7 @@ void ReportElection::AskToReport(int rank) {
 }
 
 void ReportElection::AwaitReport() const {
-  const int64_t until = NowNs() + kPatienceNs;
+  const int64_t until = NowNs() + kReportNs;
   while (failure_.load(std::memory_order_acquire) != kReported && NowNs() < until) {
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);

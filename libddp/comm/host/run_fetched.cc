@@ -11,7 +11,7 @@ namespace ddp {
 namespace {
 
 // What is fetched to be reduced stays in the cache until it is.
-constexpr size_t kChunkBytes = size_t{256} << 10;
+constexpr size_t kFetchBytes = size_t{256} << 10;
 // Fetched in one turn, so that a failure is noticed in between.
 constexpr size_t kTurnBytes = size_t{4} << 20;
 
@@ -54,7 +54,7 @@ class FetchedRun final : public Run {
   // Reduces the next part of this rank's share.
   absl::Status ReduceNext() {
     const size_t size = op_.in_size(), others = static_cast<size_t>(host_.size - 1);
-    const size_t chunk = std::min(kChunkBytes, kStageBytes / others) / size / kShareAlign * kShareAlign;
+    const size_t chunk = std::min(kFetchBytes, kStageBytes / others) / size / kShareAlign * kShareAlign;
     char* const scratch = host_.control.stage(host_.rank, round_);  // which nobody reads in this round
     const auto chunk_of = [&](int r) {
       return scratch + static_cast<size_t>(r < host_.rank ? r : r - 1) * chunk * size;

@@ -15,7 +15,7 @@ namespace ddp {
 namespace {
 
 // Data of at most so many bytes is copied in less time than it takes to release the mutex and lock it again.
-constexpr size_t kBriefBytes = size_t{64} << 10;
+constexpr size_t kBriefCopyBytes = size_t{64} << 10;
 
 }  // namespace
 
@@ -176,7 +176,7 @@ RangeList Channels::Target(const Incoming& incoming) {
 bool Channels::Fetch(Lock& lock, const IncomingPtr& incoming) {
   const RangeList to = Target(*incoming);
   Message* const receiver = incoming->data == nullptr ? incoming->receiver : nullptr;
-  const bool brief = incoming->bytes() <= kBriefBytes;
+  const bool brief = incoming->bytes() <= kBriefCopyBytes;
   incoming->busy = true;
   if (receiver != nullptr) receiver->busy = true;
   if (!brief) lock.unlock();

@@ -40,7 +40,7 @@ class DeviceGroup final : public CheckedGroup {
   DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options,
               std::shared_ptr<NcclCommunicator> communicator, std::shared_ptr<DeviceEngine> engine)
       : control_(std::move(control)),
-        options_(options),
+        options_(std::move(options)),
         communicator_(std::move(communicator)),
         memory_(communicator_ == nullptr
                     ? nullptr

@@ -310,9 +310,11 @@ TEST_CASE("a group that is destroyed with operations pending ends them") {
 TEST_CASE("a rank that leaves early, and an error of NCCL that this explains, name it") {
   for (const bool noticed : {false, true}) {
     Job job(3);
+    std::atomic<int> summed{0};  // ranks that have seen the end of the first sum
     job.Run([&](Rank& rank, ProcessGroup& group) {
       Array a(rank, group, DType::kFloat32, 10, false);
       RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+      for (++summed; summed < 3 && group.status().ok();) std::this_thread::yield();
       if (rank.rank == 1) return;
       if (rank.rank == 0 && noticed) rank.nccl.SetAsyncError(0, nccl::kRemoteError);
       const absl::Status status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();

@@ -81,7 +81,7 @@ TEST_CASE("Models learn a handful of images, whatever their size, in batches of 
   }
 }
 
-TEST_CASE("The gradient of ResNet-50 is the slope of its loss") {
+TEST_CASE("The gradient of ResNet-50 is the slope of its loss", "[resnet50]") {
   const ImageShape images = {3, 40, 48};
   nn::SetThreads(1);
   nn::testing::BoundModel bound(nn::MakeResnet50(images, 4, 4));
@@ -107,7 +107,7 @@ TEST_CASE("The gradient of ResNet-50 is the slope of its loss") {
   CHECK((above - below) / (2 * kChange) == ddp::testing::Approx(1).epsilon(0.05));
 }
 
-TEST_CASE("ResNet-50 learns two images, and announces its gradients from the last to the first") {
+TEST_CASE("ResNet-50 learns two images, and announces its gradients from the last to the first", "[resnet50]") {
   const ImageShape images = {3, 33, 40};
   nn::SetThreads(1);
   nn::testing::BoundModel bound(nn::MakeResnet50(images, 4, 2));

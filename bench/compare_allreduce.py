@@ -54,17 +54,17 @@ def run_ours(setup, times, ranks, mode, buffers, round_):
     a = setup.arguments
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, "rows.json")
-        command = [*setup.mpirun(ranks), os.path.join(a.bin, "allreduce_bench"), f"--sizes={a.sizes}", f"--json={path}",
-                   f"--budget={a.budget}"]
+        command = [*setup.mpirun(ranks), os.path.join(a.bin, "ddp_perf"), "--placement=in", f"--sizes={a.sizes}",
+                   f"--json={path}", f"--budget={a.budget}"]
         command += [f"--near={times.range[1]}", "--near-wait=4"] if times.range[1] < FAR_NS else []
         command += ["--fresh"] if mode == "fresh" else []
         command += ["--ordinary"] if buffers == "ordinary" else []
         if run(command, 600) is None:
             return
         with open(path) as file:
-            rows = json.load(file)
+            rows = json.load(file)["rows"]
     for row in rows:
-        setup.keep("allreduce", {"round": round_, **row})
+        setup.keep("allreduce", {"round": round_, "ranks": ranks, "mode": mode, "buffers": buffers, **row})
         times.add(ranks, mode, f"ours/{buffers}", row["bytes"], round_, row["time_us"], row["link_ns"], row["wrong"])
         times.add(ranks, mode, f"column/{buffers}", row["bytes"], round_, row["bound_us"], row["link_ns"], 0)
 

@@ -1,7 +1,9 @@
 """Collective operations and messages beside Open MPI's, in the same processes."""
 import collections
+import json
 import os
 import statistics
+import tempfile
 
 from peer_tools import FAR_NS, note, parse_state, print_table, run, show_size, show_us
 
@@ -19,20 +21,21 @@ def run_once(setup, ranks, variant, buffers, round_):
     a = setup.arguments
     env, mca = VARIANTS[variant]
     options = [word for key, value in mca.items() for word in ("--mca", key, str(value))]
-    command = [*setup.mpirun(ranks), *options, os.path.join(a.bin, "collective_bench"), f"--sizes={a.sizes}", f"--budget={a.budget}",
-               f"--collectives={a.collectives}"]
     low, high = parse_state(a.state)
-    command += [f"--near={high}", "--near-wait=4"] if high < FAR_NS else []
-    command += ["--ordinary"] if buffers == "ordinary" else []
-    out = run(command, 600, dict(os.environ, **env))
-    for line in (out or "").splitlines():
-        if line.startswith("#"):
-            continue
-        name, _, size, ours, theirs, _, _, link = line.split()
-        setup.keep("collective", {"round": round_, "ranks": ranks, "variant": variant, "buffers": buffers, "collective": name,
-                                  "bytes": int(size), "ours_us": float(ours), "mpi_us": float(theirs), "link_ns": float(link)})
-        if low <= float(link) <= high:
-            yield name, int(size), float(ours), float(theirs)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = os.path.join(scratch, "rows.json")
+        command = [*setup.mpirun(ranks), *options, os.path.join(a.bin, "ddp_perf"), "--peer", "--placement=out", f"--json={path}",
+                   f"--sizes={a.sizes}", f"--budget={a.budget}", f"--collectives={a.collectives}"]
+        command += [f"--near={high}", "--near-wait=4"] if high < FAR_NS else []
+        command += ["--ordinary"] if buffers == "ordinary" else []
+        if run(command, 600, dict(os.environ, **env)) is None:
+            return
+        with open(path) as file:
+            rows = json.load(file)["rows"]
+    for row in rows:
+        setup.keep("collective", {"round": round_, "ranks": ranks, "variant": variant, "buffers": buffers, **row})
+        if low <= row["link_ns"] <= high and "peer_us" in row:
+            yield row["collective"], row["bytes"], row["time_us"], row["peer_us"]
 
 
 def show(times, buffers, ranks):

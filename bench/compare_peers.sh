@@ -29,7 +29,7 @@ shift
 peers=$(cd -- "$peers" && pwd)
 
 configure release
-build release allreduce_bench collective_bench train_mlp
+build release ddp_perf train_mlp
 say "Building the peers"
 cmake -S "$peers" -B "$repo/build/peers" -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build "$repo/build/peers" --parallel "$(build_jobs)" >/dev/null

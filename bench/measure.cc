@@ -9,7 +9,7 @@ namespace bench {
 namespace {
 
 constexpr double kGroupSeconds = 0.002;
-constexpr int kMost = kMaxGroups / 2;  // groups of one contender
+constexpr int kMost = kMaxGroups / 3;  // groups of one contender, of which there are at most three
 constexpr int kTurns = 4;              // of each contender
 
 int Clamp(double value, int least, int most) {
@@ -45,7 +45,7 @@ Shape Plan(double seconds, const MeasureOptions& o) {
     shape.groups = Clamp(o.iters / shape.calls, 1, kMost);
     return shape;
   }
-  shape.groups = Clamp(o.budget_s / (shape.calls * seconds), 10, o.fresh ? 200 : 50);
+  shape.groups = Clamp(o.budget_s / (shape.calls * seconds), 10, o.fresh ? kMost : 50);
   if (10 * seconds > 4) shape.groups = Clamp(4 / seconds, 3, 10);
   return shape;
 }
@@ -82,40 +82,41 @@ class Timer {
   const bool fresh_;
 };
 
-// The two take turns, several groups at a time: what lies in the caches after the other's turn is not what a program
-// finds that reduces one buffer over and over. Even indices are the first one's.
-absl::StatusOr<Measured> TakeTurns(Meeting& meeting, const Contender& first, const Contender& second, bool fresh,
-                                   const Shape& shape, int second_calls) {
-  Timer one(meeting, first, fresh), two(meeting, second, fresh);
-  const int per_turn = (shape.groups + kTurns - 1) / kTurns;
-  for (int begin = 0; begin < shape.groups; begin += per_turn) {
-    const int end = std::min(begin + per_turn, shape.groups);
-    for (int g = begin; g < end; ++g) {
-      if (absl::Status s = one.Group(2 * g, shape.calls); !s.ok()) return s;
-    }
-    for (int g = begin; g < end; ++g) {
-      if (absl::Status s = two.Group(2 * g + 1, second_calls); !s.ok()) return s;
+// They take turns, several groups at a time: what lies in the caches after another's turn is not what a program finds
+// that calls the same operation over and over. Contender k has the indices k, k + n, k + 2 n ...
+absl::StatusOr<Measured> TakeTurns(Meeting& meeting, const std::vector<Contender>& contenders, bool fresh, int groups,
+                                   const std::vector<int>& calls) {
+  const int n = static_cast<int>(contenders.size());
+  const int per_turn = (groups + kTurns - 1) / kTurns;
+  for (int begin = 0; begin < groups; begin += per_turn) {
+    for (int k = 0; k < n; ++k) {
+      Timer timer(meeting, contenders[static_cast<size_t>(k)], fresh);
+      for (int g = begin; g < std::min(begin + per_turn, groups); ++g) {
+        if (absl::Status s = timer.Group(n * g + k, calls[static_cast<size_t>(k)]); !s.ok()) return s;
+      }
     }
   }
-  std::vector<double> times[2];
-  const std::vector<double> all = meeting.Durations(2 * shape.groups);
-  for (size_t i = 0; i < all.size(); ++i) times[i % 2].push_back(all[i]);
+  std::vector<std::vector<double>> times(contenders.size());
+  const std::vector<double> all = meeting.Durations(n * groups);
+  for (size_t i = 0; i < all.size(); ++i) times[i % times.size()].push_back(all[i]);
   Measured measured;
-  measured.first_us = Median(times[0]) / shape.calls * 1e-3;
-  measured.second_us = Median(times[1]) / second_calls * 1e-3;
+  for (size_t k = 0; k < times.size(); ++k) measured.us.push_back(Median(times[k]) / calls[k] * 1e-3);
   return measured;
 }
 
 }  // namespace
 
-absl::StatusOr<Measured> Measure(Meeting& meeting, const Contender& first, const Contender& second,
+absl::StatusOr<Measured> Measure(Meeting& meeting, const std::vector<Contender>& contenders,
                                  const MeasureOptions& options) {
-  const absl::StatusOr<double> first_seconds = WarmUp(meeting, first, options.warmup_iters);
-  if (!first_seconds.ok()) return first_seconds.status();
-  const absl::StatusOr<double> second_seconds = WarmUp(meeting, second, options.warmup_iters);
-  if (!second_seconds.ok()) return second_seconds.status();
-  const Shape shape = Plan(*first_seconds, options);
-  const int second_calls = Plan(*second_seconds, options).calls;
+  std::vector<int> calls;
+  int groups = 0;
+  for (const Contender& contender : contenders) {
+    const absl::StatusOr<double> seconds = WarmUp(meeting, contender, options.warmup_iters);
+    if (!seconds.ok()) return seconds.status();
+    const Shape shape = Plan(*seconds, options);
+    if (calls.empty()) groups = shape.groups;
+    calls.push_back(shape.calls);
+  }
 
   // A virtual machine's processors may be moved while we look: wait for them to be near each other, and repeat what was
   // disturbed.
@@ -127,7 +128,7 @@ absl::StatusOr<Measured> Measure(Meeting& meeting, const Contender& first, const
       usleep(50000);
       continue;
     }
-    absl::StatusOr<Measured> measured = TakeTurns(meeting, first, second, options.fresh, shape, second_calls);
+    absl::StatusOr<Measured> measured = TakeTurns(meeting, contenders, options.fresh, groups, calls);
     if (!measured.ok()) return measured;
     measured->link_ns = std::max(before, meeting.LinkNs());
     if (late || measured->link_ns <= options.near_ns) return measured;

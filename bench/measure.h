@@ -1,8 +1,9 @@
-// Two ways to do the same thing, timed in turn.
+// Several ways to do the same thing, timed in turn.
 #ifndef BENCH_MEASURE_H_
 #define BENCH_MEASURE_H_
 
 #include <functional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,14 +28,14 @@ struct MeasureOptions {
 };
 
 struct Measured {
-  double first_us = 0, second_us = 0;
+  std::vector<double> us;  // of each contender
   double link_ns = 0;
 };
 
-// Collective over the meeting's ranks. Medians over groups of calls, the groups of the two contenders in turn. A group
-// is as many calls as last about 2 ms, back to back; in fresh mode one call, before which every rank rewrites its
-// input. Its time runs from the first rank's begin to the last rank's end.
-absl::StatusOr<Measured> Measure(Meeting& meeting, const Contender& first, const Contender& second,
+// Collective over the meeting's ranks. Medians over groups of calls, the groups of the contenders in turn. A group is
+// as many calls as last about 2 ms, back to back; in fresh mode one call, before which every rank rewrites its input.
+// Its time runs from the first rank's begin to the last rank's end.
+absl::StatusOr<Measured> Measure(Meeting& meeting, const std::vector<Contender>& contenders,
                                  const MeasureOptions& options);
 
 }  // namespace bench

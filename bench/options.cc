@@ -15,34 +15,56 @@
 
 namespace bench {
 
-const char* const kUsage = R"(Times AllReduce over the ranks of one host and compares it with the machine's bound.
+const char* const kUsage = R"(Times collective operations over all ranks, beside the limit of the machine.
 
-  mpirun -n 2 allreduce_bench [flags]
+  mpirun -n 2 ddp_perf [flags]
 
 As in nccl-tests:
-  -b, --minbytes SIZE      smallest buffer of one rank, e.g. 1K (default 1K)
-  -e, --maxbytes SIZE      largest (default 256M)
-  -f, --stepfactor N       from one size to the next, multiply (default 4)
-  -i, --stepbytes SIZE     or add
-  -n, --iters N            timed calls for each size (default: what fits into --budget)
-  -w, --warmup_iters N     calls before them (default: 2 to 200, by their time)
-  -c, --check 0|1          check the results (default 1)
-  -d, --datatype TYPE      float, double, half, bfloat16, int64, int32, int8, uint8 or all (default float)
-  -o, --op OP              sum, avg, min, max, prod or all (default sum)
+  -b, --minbytes SIZE        smallest array, e.g. 1K (default 1K)
+  -e, --maxbytes SIZE        largest (default 256M)
+  -f, --stepfactor N         from one size to the next, multiply (default 4)
+  -i, --stepbytes SIZE       or add
+  -n, --iters N              timed calls for each size (default: what fits into --budget; on GPUs up to 750)
+  -w, --warmup_iters N       calls before them (default: 2 to 200, by their time)
+  -m, --agg_iters N          start N operations before waiting for the last (default 1; on GPUs all of a sample)
+  -c, --check N              check the results of N calls before the timing, and of one after it (default 1; 0: none)
+  -d, --datatype TYPE        float, double, half, bfloat16, int64, int32, int8, uint8 or all (default float)
+  -o, --op OP                sum, avg, min, max, prod or all (default sum)
+  -r, --root N               of broadcast, reduce, gather and scatter (default 0)
+  -G, --cudagraph N          replay the calls N times as a CUDA graph (default 1 up to 256 KiB, else 0)
+  -R, --local_register 0|1|2 0: as --ordinary; 1 and 2: memory of ProcessGroup::Allocate (default)
+  -J, --json FILE            write the rows there as well
+  -h, --help
 Of our own:
-  --sizes LIST             exactly these sizes, e.g. 1K,64K,4M
-  --out-of-place           time out of place too
-  --ordinary               buffers of this process alone instead of ProcessGroup::Allocate
-  --fresh                  every rank rewrites its buffer before each call, outside the timed part
-  --budget SECONDS         timed work for each size (default 0.2)
-  --near NS                wait while a cache line takes longer than this between ranks 0 and 1, and repeat ...
-  --near-wait SECONDS      ... for at most so long at each size (default 4)
-  --json FILE              write the rows there as well
-  --help
+  --collectives LIST         of all_reduce, all_gather, all_gather_v, reduce_scatter, broadcast, reduce, gather, scatter,
+                             all_to_all, sendrecv (to the next rank, from the previous one), pingpong (there and back),
+                             barrier, or all (default all_reduce)
+  --device cpu|cuda          where the arrays are (default cpu)
+  --backend NAME             auto, hierarchical, nccl or local (default: DDP_BACKEND, else auto)
+  --placement out|in|both    out of place, in place (default both; an operation that has only one is timed so)
+  --peer                     the same calls of MPI (cpu) or straight on NCCL (cuda) beside them, in the same processes
+  --ordinary                 memory of this process (cudaMalloc's) instead of ProcessGroup::Allocate's
+  --sizes LIST               exactly these sizes, e.g. 1K,64K,4M
+  --budget SECONDS           timed work for each size (default 0.2)
+On CPUs only, where the ranks must be processes of one host:
+  --fresh                    every rank rewrites its input before each call, outside the timed part
+  --near NS                  wait while a cache line takes longer than this between ranks 0 and 1, and repeat ...
+  --near-wait SECONDS        ... for at most so long at each size (default 4)
 
-Columns: time, algbw and busbw as nccl-tests has them; #wrong counts wrong elements; bound is the time of a bare zero-copy sum of slices in
-shared memory by the same processes, taken in turn with ours; enqueue the time of the AllReduce call alone; link the one-way latency
-of a cache line between ranks 0 and 1. Times are medians over groups of calls, from the first rank's begin to the last rank's end.
+A size is that of the larger of a rank's two buffers. Columns, in microseconds unless it says otherwise:
+  time     one call: a median. On CPUs from the first rank's start to the last rank's end; on GPUs the slowest rank's
+  algbw, busbw  in GB/s, as nccl-tests defines them
+  #wrong   wrong elements on all ranks
+  bound    the limit of the machine, measured in this run. On CPUs the same operation by bare copies or sums in shared
+           memory, in turn with ours. On GPUs the bytes of busbw at the rate at which all GPUs of the host copy from
+           the next one at the same time
+  p50, p99 of single calls, each waited for, on the slowest rank; of fewer than 100 calls p99 is the longest
+  host     the call alone, without waiting, on rank 0
+  link     (CPU) latency of a cache line between ranks 0 and 1, in ns
+  ordered  (GPU) every call ordered after the caller's stream and before its later work, as PyTorch's all_reduce
+  graph    (GPU) in a CUDA graph with others
+  peer     MPI's or NCCL's call; on GPUs on plain or registered memory, whichever is faster. N/A: it has no such call,
+           or its result was wrong. ratio: peer / time
 )";
 
 namespace {
@@ -50,9 +72,21 @@ namespace {
 using ddp::DType;
 using ddp::ReduceOp;
 
-enum LongOnly { kSizes = 256, kOutOfPlace, kOrdinary, kFresh, kBudget, kNear, kNearWait, kJson, kHelp };
+enum LongOnly {
+  kSizes = 256,
+  kCollectivesFlag,
+  kDevice,
+  kBackend,
+  kPlacement,
+  kPeer,
+  kOrdinary,
+  kFresh,
+  kBudget,
+  kNear,
+  kNearWait
+};
 
-constexpr char kShort[] = ":b:e:f:i:n:w:c:d:o:";
+constexpr char kShort[] = ":b:e:f:i:n:w:m:c:d:o:r:G:R:J:h";
 const option kLong[] = {{"minbytes", required_argument, nullptr, 'b'},
                         {"maxbytes", required_argument, nullptr, 'e'},
                         {"stepfactor", required_argument, nullptr, 'f'},
@@ -62,15 +96,23 @@ const option kLong[] = {{"minbytes", required_argument, nullptr, 'b'},
                         {"check", required_argument, nullptr, 'c'},
                         {"datatype", required_argument, nullptr, 'd'},
                         {"op", required_argument, nullptr, 'o'},
+                        {"agg_iters", required_argument, nullptr, 'm'},
+                        {"root", required_argument, nullptr, 'r'},
+                        {"cudagraph", required_argument, nullptr, 'G'},
+                        {"local_register", required_argument, nullptr, 'R'},
+                        {"json", required_argument, nullptr, 'J'},
+                        {"help", no_argument, nullptr, 'h'},
+                        {"collectives", required_argument, nullptr, kCollectivesFlag},
+                        {"device", required_argument, nullptr, kDevice},
+                        {"backend", required_argument, nullptr, kBackend},
+                        {"placement", required_argument, nullptr, kPlacement},
+                        {"peer", no_argument, nullptr, kPeer},
                         {"sizes", required_argument, nullptr, kSizes},
-                        {"out-of-place", no_argument, nullptr, kOutOfPlace},
                         {"ordinary", no_argument, nullptr, kOrdinary},
                         {"fresh", no_argument, nullptr, kFresh},
                         {"budget", required_argument, nullptr, kBudget},
                         {"near", required_argument, nullptr, kNear},
                         {"near-wait", required_argument, nullptr, kNearWait},
-                        {"json", required_argument, nullptr, kJson},
-                        {"help", no_argument, nullptr, kHelp},
                         {nullptr, 0, nullptr, 0}};
 
 constexpr std::pair<absl::string_view, DType> kDTypes[] = {
@@ -140,9 +182,68 @@ absl::Status Assign(absl::StatusOr<T> parsed, U& to) {
   return parsed.status();
 }
 
+absl::Status ParseCollectives(absl::string_view text, std::vector<Collective>& collectives) {
+  collectives.clear();
+  for (const absl::string_view name : absl::StrSplit(text, ',')) {
+    std::vector<absl::string_view> names;
+    const size_t before = collectives.size();
+    for (int i = 0; i < kCollectives; ++i) {
+      names.push_back(Info(static_cast<Collective>(i)).name);
+      if (name == names.back() || name == "all") collectives.push_back(static_cast<Collective>(i));
+    }
+    if (collectives.size() == before) return Bad("--collectives", name, absl::StrJoin(names, ", ") + " or all");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSizes(absl::string_view text, std::vector<size_t>& sizes) {
+  for (const absl::string_view one : absl::StrSplit(text, ',')) {
+    sizes.emplace_back();
+    if (absl::Status s = Assign(ParseBytes("--sizes", one), sizes.back()); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+constexpr double kMany = 1e9;
+
+absl::Status ApplyOwn(int flag, absl::string_view value, Options& o, Range& range) {
+  switch (flag) {
+    case kSizes:
+      return ParseSizes(value, range.list);
+    case kCollectivesFlag:
+      return ParseCollectives(value, o.collectives);
+    case kDevice:
+      o.cuda = value == "cuda";
+      return o.cuda || value == "cpu" ? absl::OkStatus() : Bad("--device", value, "cpu or cuda");
+    case kPlacement:
+      o.out_of_place = value != "in";
+      o.in_place = value != "out";
+      return value == "in" || value == "out" || value == "both" ? absl::OkStatus()
+                                                                : Bad("--placement", value, "out, in or both");
+    case kBudget:
+      return Assign(ParseNumber("--budget", value, 0.001, 3600), o.budget_s);
+    case kNear:
+      return Assign(ParseNumber("--near", value, 0, kMany), o.near_ns);
+    case kNearWait:
+      return Assign(ParseNumber("--near-wait", value, 0, 3600), o.near_wait_s);
+    case kBackend:
+      o.backend = std::string(value);
+      break;
+    case kPeer:
+      o.peer = true;
+      break;
+    case kOrdinary:
+      o.ordinary = true;
+      break;
+    default:
+      o.fresh = true;
+      break;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ApplyOne(int flag, absl::string_view value, Options& o, Range& range) {
-  constexpr double kMany = 1e9;
-  double check = 1;
+  int registered = 0;
   absl::Status status;
   switch (flag) {
     case 'b':
@@ -157,54 +258,51 @@ absl::Status ApplyOne(int flag, absl::string_view value, Options& o, Range& rang
       return Assign(ParseNumber("-n", value, 1, kMany), o.iters);
     case 'w':
       return Assign(ParseNumber("-w", value, 1, kMany), o.warmup_iters);
+    case 'm':
+      return Assign(ParseNumber("-m", value, 1, 1e4), o.aggregate);
     case 'c':
-      status = Assign(ParseNumber("-c", value, 0, 1), check);
-      o.check = check != 0;
-      return status;
+      return Assign(ParseNumber("-c", value, 0, 1e4), o.checks);
     case 'd':
       return Assign(ParseName("-d", value, kDTypes, kDistinctDTypes), o.dtypes);
     case 'o':
       return Assign(ParseName("-o", value, kOps, std::size(kOps)), o.ops);
-    case kBudget:
-      return Assign(ParseNumber("--budget", value, 0.001, 3600), o.budget_s);
-    case kNear:
-      return Assign(ParseNumber("--near", value, 0, kMany), o.near_ns);
-    case kNearWait:
-      return Assign(ParseNumber("--near-wait", value, 0, 3600), o.near_wait_s);
-    case kJson:
+    case 'r':
+      return Assign(ParseNumber("-r", value, 0, kMany), o.root);
+    case 'G':
+      return Assign(ParseNumber("-G", value, 0, 1e4), o.graphs);
+    case 'R':
+      status = Assign(ParseNumber("-R", value, 0, 2), registered);
+      o.ordinary = registered == 0;
+      return status;
+    case 'J':
       o.json = std::string(value);
       return absl::OkStatus();
-    case kOutOfPlace:
-      o.out_of_place = true;
-      return absl::OkStatus();
-    case kOrdinary:
-      o.ordinary = true;
-      return absl::OkStatus();
-    case kFresh:
-      o.fresh = true;
-      return absl::OkStatus();
-    case kHelp:
+    case 'h':
       o.help = true;
       return absl::OkStatus();
     default:
-      break;  // kSizes
+      return ApplyOwn(flag, value, o, range);
   }
-  for (absl::string_view one : absl::StrSplit(value, ',')) {
-    range.list.emplace_back();
-    if (status = Assign(ParseBytes("--sizes", one), range.list.back()); !status.ok()) return status;
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Unknown(int argc, char** argv) {
   const char* const word = argv[std::min(optind, argc) - 1];
-  if (optopt != 0 && absl::string_view("gtmprzGCTaIRSDxv").find(static_cast<char>(optopt)) != absl::string_view::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("-", std::string(1, static_cast<char>(optopt)),
-                     " of nccl-tests means nothing here: there is no GPU, and mpirun -n N "
-                     "sets the number of ranks"));
+  if (optopt != 0 && absl::string_view("tgNpyzCTaDxVMSAE").find(static_cast<char>(optopt)) != absl::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "-", std::string(1, static_cast<char>(optopt)),
+        " of nccl-tests has no meaning here: a rank is a process with one device, and mpirun -n N sets the "
+        "number of ranks; see --help"));
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown flag ", word, "; see --help"));
+}
+
+// What cannot go together.
+absl::Status CheckTogether(const Options& o) {
+  if (!o.cuda && o.graphs > 0) return absl::InvalidArgumentError("-G needs --device=cuda: CPUs have no CUDA graphs");
+  if (o.cuda && (o.fresh || o.near_ns > 0)) {
+    return absl::InvalidArgumentError("--fresh and --near are for CPUs: leave them out with --device=cuda");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ListSizes(const Range& range, Options& o) {
@@ -227,6 +325,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   Options options;
   Range range;
   opterr = 0;
+  optind = 1;  // the line may be read twice
   for (int flag = 0; (flag = getopt_long(argc, argv, kShort, kLong, nullptr)) != -1;) {
     if (flag == '?') return Unknown(argc, argv);
     if (flag == ':') {
@@ -238,6 +337,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   if (optind < argc) {
     return absl::InvalidArgumentError(absl::StrCat("unexpected word '", argv[optind], "'; see --help"));
   }
+  if (absl::Status s = CheckTogether(options); !s.ok()) return s;
   if (absl::Status s = ListSizes(range, options); !s.ok()) return s;
   return options;
 }

@@ -1,4 +1,4 @@
-// The command line of allreduce_bench: nccl-tests' flags where they mean something on a CPU.
+// The command line of ddp_perf: nccl-tests' flags, and some of its own.
 #ifndef BENCH_OPTIONS_H_
 #define BENCH_OPTIONS_H_
 
@@ -7,21 +7,29 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/collective.h"
 #include "ddp/types.h"
 
 namespace bench {
 
 struct Options {
-  std::vector<size_t> sizes;  // bytes of one rank's buffer
+  std::vector<Collective> collectives = {Collective::kAllReduce};
+  std::vector<size_t> sizes;  // bytes of the larger of one rank's buffers
   std::vector<ddp::DType> dtypes = {ddp::DType::kFloat32};
   std::vector<ddp::ReduceOp> ops = {ddp::ReduceOp::kSum};
-  int iters = 0;         // timed calls for each size; 0: what fits into budget_s
-  int warmup_iters = 0;  // 0: as many as fit into 20 ms, at least 2
-  double budget_s = 0.2;
-  bool check = true;
-  bool out_of_place = false;  // as well
-  bool ordinary = false;
+  int root = 0;
+  int iters = 0;         // timed calls for each size; 0: the program decides
+  int warmup_iters = 0;  // the same
+  int aggregate = 0;     // calls before the last one is waited for; 0: 1 on CPUs, all of a sample on GPUs
+  int checks = 1;        // before the timing; and one after it, unless 0
+  int graphs = -1;       // launches of a CUDA graph in a sample; -1: one, for small sizes
+  bool out_of_place = true, in_place = true;
+  bool cuda = false;
+  std::string backend;    // empty: the library decides
+  bool peer = false;      // MPI or raw NCCL beside it
+  bool ordinary = false;  // memory of the process instead of ProcessGroup::Allocate's
   bool fresh = false;
+  double budget_s = 0.2;
   double near_ns = 0;  // 0: take every state of the machine
   double near_wait_s = 4;
   std::string json;  // a file to write, or empty

@@ -31,16 +31,16 @@ uint16_t EncodeHalf(double value) {
 
 }  // namespace
 
-Pattern::Pattern(DType dtype, ReduceOp op, int ranks) : dtype_(dtype), op_(op), ranks_(ranks) {
+Pattern::Pattern(const Case& c) : case_(c), segments_(c.Results()), op_(c.info().reduces ? c.op : ReduceOp::kSum) {
   for (int value = kValues.front(); value <= kValues.back(); ++value) contributions_.push_back(Encode(value, 1));
-  const int divisor = op == ReduceOp::kAvg ? ranks : 1;
+  const int divisor = op_ == ReduceOp::kAvg ? case_.ranks : 1;
   for (int value = -kLargest; value <= kLargest; ++value) results_.push_back(Encode(value, divisor));
 }
 
 uint64_t Pattern::Encode(int value, int divisor) const {
   const double quotient = static_cast<double>(value) / divisor;
   // Integers wrap in their own type before they are divided.
-  switch (dtype_) {
+  switch (case_.dtype) {
     case DType::kFloat64:
       return std::bit_cast<uint64_t>(quotient);
     case DType::kFloat32:
@@ -63,6 +63,8 @@ uint64_t Pattern::Encode(int value, int divisor) const {
 int Pattern::Value(size_t index, int rank, uint32_t salt) const {
   const uint32_t hash = static_cast<uint32_t>(index) * 2654435761u + static_cast<uint32_t>(rank) * 2654435769u + salt;
   const uint32_t spread = hash >> 16;
+  // More ranks than kMaxRanks add nothing.
+  if (rank >= kMaxRanks && case_.info().reduces) return op_ == ReduceOp::kProduct ? 1 : 0;
   if (op_ != ReduceOp::kProduct) return kValues[spread * kValues.size() >> 16];
   const size_t choices = rank < kRanksWithTwo ? kFactors.size() : kFactors.size() - 1;
   return kFactors[spread * choices >> 16];
@@ -70,7 +72,7 @@ int Pattern::Value(size_t index, int rank, uint32_t salt) const {
 
 int Pattern::Reduced(size_t index, uint32_t salt) const {
   int result = Value(index, 0, salt);
-  for (int r = 1; r < ranks_; ++r) {
+  for (int r = 1; r < case_.ranks; ++r) {
     const int value = Value(index, r, salt);
     switch (op_) {
       case ReduceOp::kSum:
@@ -82,10 +84,10 @@ int Pattern::Reduced(size_t index, uint32_t salt) const {
         break;
       // As the type orders them: what is negative here is large where there are no signs.
       case ReduceOp::kMin:
-        result = dtype_ == DType::kUInt8 ? std::min<uint8_t>(result, value) : std::min(result, value);
+        result = case_.dtype == DType::kUInt8 ? std::min<uint8_t>(result, value) : std::min(result, value);
         break;
       case ReduceOp::kMax:
-        result = dtype_ == DType::kUInt8 ? std::max<uint8_t>(result, value) : std::max(result, value);
+        result = case_.dtype == DType::kUInt8 ? std::max<uint8_t>(result, value) : std::max(result, value);
         break;
     }
   }
@@ -95,14 +97,14 @@ int Pattern::Reduced(size_t index, uint32_t salt) const {
 template <typename Word>
 bool Pattern::Wrong(Word got, int want) const {
   const Word expected = static_cast<Word>(results_[static_cast<size_t>(want + kLargest)]);
-  if (op_ != ReduceOp::kAvg || !ddp::IsFloatingPoint(dtype_)) return got != expected;
+  if (op_ != ReduceOp::kAvg || !ddp::IsFloatingPoint(case_.dtype)) return got != expected;
   // An average may be rounded either way.
   return static_cast<Word>(got - expected + 1) > 2;
 }
 
 template <typename Fn>
 auto Pattern::WithWord(Fn&& fn) const {
-  switch (ddp::SizeOf(dtype_)) {
+  switch (ddp::SizeOf(case_.dtype)) {
     case 1:
       return fn(uint8_t{});
     case 2:
@@ -114,39 +116,36 @@ auto Pattern::WithWord(Fn&& fn) const {
   }
 }
 
-void Pattern::Fill(void* data, size_t count, int rank, uint32_t salt) const {
+void Pattern::Fill(void* in, uint32_t salt) const {
   WithWord([&]<typename Word>(Word) {
-    Word* const words = static_cast<Word*>(data);
-    for (size_t i = 0; i < count; ++i) {
-      words[i] = static_cast<Word>(contributions_[static_cast<size_t>(Value(i, rank, salt) - kValues.front())]);
+    Word* const words = static_cast<Word*>(in);
+    for (size_t i = 0; i < case_.InCount(); ++i) {
+      words[i] = static_cast<Word>(contributions_[static_cast<size_t>(Value(i, case_.rank, salt) - kValues.front())]);
     }
   });
 }
 
-int64_t Pattern::CountWrong(const void* data, size_t count, uint32_t salt) const {
-  return WithWord([&]<typename Word>(Word) {
-    const Word* const words = static_cast<const Word*>(data);
-    int64_t wrong = 0;
-    for (size_t i = 0; i < count; ++i) wrong += Wrong(words[i], Reduced(i, salt));
-    return wrong;
-  });
-}
-
-void Pattern::FillEqual(void* data, size_t count, int rank) const {
+void Pattern::FillEqual(void* in) const {
   WithWord([&]<typename Word>(Word) {
-    const int value = Value(0, rank, 0);
-    const Word word = static_cast<Word>(contributions_[static_cast<size_t>(value - kValues.front())]);
-    Word* const words = static_cast<Word*>(data);
-    std::fill(words, words + count, word);
+    const int value = Value(0, case_.rank, 0);
+    Word* const words = static_cast<Word*>(in);
+    std::fill(words, words + case_.InCount(),
+              static_cast<Word>(contributions_[static_cast<size_t>(value - kValues.front())]));
   });
 }
 
-int64_t Pattern::CountWrongEqual(const void* data, size_t count) const {
-  if (count == 0) return 0;
+int64_t Pattern::Count(const void* out, uint32_t salt, bool equal) const {
   return WithWord([&]<typename Word>(Word) {
-    const Word* const words = static_cast<const Word*>(data);
-    const int want = Reduced(0, 0);
-    return int64_t{Wrong(words[0], want)} + Wrong(words[count / 2], want) + Wrong(words[count - 1], want);
+    int64_t wrong = 0;
+    for (const Segment& segment : segments_) {
+      const Word* const words = static_cast<const Word*>(out) + segment.to;
+      const size_t step = equal ? std::max<size_t>(1, segment.count / 2) : 1;
+      for (size_t i = 0; i < segment.count; i += step) {
+        const size_t from = equal ? 0 : segment.from + i;
+        wrong += Wrong(words[i], segment.rank < 0 ? Reduced(from, salt) : Value(from, segment.rank, salt));
+      }
+    }
+    return wrong;
   });
 }
 

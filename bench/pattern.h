@@ -6,39 +6,38 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/types.h"
+#include "bench/collective.h"
 
 namespace bench {
 
 class Pattern {
  public:
-  Pattern(ddp::DType dtype, ddp::ReduceOp op, int ranks);
+  explicit Pattern(const Case& c);
 
-  // What `rank` contributes.
-  void Fill(void* data, size_t count, int rank, uint32_t salt) const;
+  // Writes this rank's input, which begins at `in`.
+  void Fill(void* in, uint32_t salt) const;
 
-  // How many elements of the reduced array are not what they must be.
-  int64_t CountWrong(const void* data, size_t count, uint32_t salt) const;
+  // How many elements of this rank's output are not what they must be after all ranks' Fill.
+  int64_t CountWrong(const void* out, uint32_t salt) const { return Count(out, salt, false); }
 
-  // The same contribution in every element: quick to write, as a backward pass would.
-  void FillEqual(void* data, size_t count, int rank) const;
-
-  // Looks at three elements of an array that was reduced after FillEqual.
-  int64_t CountWrongEqual(const void* data, size_t count) const;
+  // The same number in every element: quick to write, as a backward pass would. Looks at three elements of each part.
+  void FillEqual(void* in) const;
+  int64_t CountWrongEqual(const void* out) const { return Count(out, 0, true); }
 
  private:
   int Value(size_t index, int rank, uint32_t salt) const;
   int Reduced(size_t index, uint32_t salt) const;
   uint64_t Encode(int value, int divisor) const;
+  int64_t Count(const void* out, uint32_t salt, bool equal) const;
 
   template <typename Word>
   bool Wrong(Word got, int want) const;
   template <typename Fn>
   auto WithWord(Fn&& fn) const;
 
-  const ddp::DType dtype_;
-  const ddp::ReduceOp op_;
-  const int ranks_;
+  const Case case_;
+  const std::vector<Segment> segments_;
+  const ddp::ReduceOp op_;               // kSum if nothing is reduced
   std::vector<uint64_t> contributions_;  // bits of each value that a rank may contribute
   std::vector<uint64_t> results_;        // bits of each value that may come out
 };

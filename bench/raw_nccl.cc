@@ -8,13 +8,31 @@ namespace bench {
 
 namespace nccl = ddp::nccl;
 
+namespace {
+
+nccl::Op OpOf(ddp::ReduceOp op) {
+  switch (op) {
+    case ddp::ReduceOp::kSum:
+      return nccl::kSum;
+    case ddp::ReduceOp::kAvg:
+      return nccl::kAvg;
+    case ddp::ReduceOp::kMin:
+      return nccl::kMin;
+    case ddp::ReduceOp::kMax:
+      return nccl::kMax;
+    case ddp::ReduceOp::kProduct:
+      return nccl::kProd;
+  }
+  return nccl::kSum;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<RawNccl>> RawNccl::Create(ddp::ProcessGroup& group, size_t bytes, bool windows) {
   std::unique_ptr<RawNccl> raw(new RawNccl);
   absl::StatusOr<nccl::Api> api = nccl::Load();
   if (!api.ok()) return api.status();
   raw->api_ = *api;
-  raw->rank_ = group.rank();
-  raw->ranks_ = static_cast<size_t>(group.size());
   nccl::UniqueId id = {};
   if (group.rank() == 0) raw->Check(raw->api_.GetUniqueId(&id), "ncclGetUniqueId");
   const ddp::Buffer buffer{id.internal, sizeof id.internal, ddp::DType::kUInt8, {}};
@@ -23,43 +41,83 @@ absl::StatusOr<std::unique_ptr<RawNccl>> RawNccl::Create(ddp::ProcessGroup& grou
   nccl::Config config;
   raw->Check(raw->api_.CommInitRankConfig(&raw->comm_, group.size(), id, group.rank(), &config),
              "ncclCommInitRankConfig");
-  BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&raw->plain_), bytes));
-  BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&raw->other_), bytes));
-  BENCH_CUDA(cudaMemset(raw->plain_, 0, bytes));
+  for (char*& plain : raw->plain_) {
+    BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&plain), bytes));
+    BENCH_CUDA(cudaMemset(plain, 0, bytes));
+  }
   if (!windows || raw->api_.CommWindowRegister == nullptr) return raw;
-  void* memory = nullptr;
-  raw->Check(raw->api_.MemAlloc(&memory, bytes), "ncclMemAlloc");
-  BENCH_CUDA(cudaMemset(memory, 0, bytes));
-  raw->Check(raw->api_.CommWindowRegister(raw->comm_, memory, bytes, &raw->window_, nccl::kWinCollSymmetric),
-             "ncclCommWindowRegister");
-  raw->windowed_ = static_cast<char*>(memory);
+  for (int i = 0; i < 2; ++i) {
+    void* memory = nullptr;
+    raw->Check(raw->api_.MemAlloc(&memory, bytes), "ncclMemAlloc");
+    BENCH_CUDA(cudaMemset(memory, 0, bytes));
+    raw->Check(raw->api_.CommWindowRegister(raw->comm_, memory, bytes, &raw->windows_[i], nccl::kWinCollSymmetric),
+               "ncclCommWindowRegister");
+    raw->windowed_[i] = static_cast<char*>(memory);
+  }
   return raw;
 }
 
 RawNccl::~RawNccl() {
-  if (window_ != nullptr) api_.CommWindowDeregister(comm_, window_);
+  for (nccl::Window window : windows_) {
+    if (window != nullptr) api_.CommWindowDeregister(comm_, window);
+  }
   if (comm_ != nullptr) api_.CommDestroy(comm_);
-  if (windowed_ != nullptr) api_.MemFree(windowed_);
-  cudaFree(plain_);
-  cudaFree(other_);
+  for (char* memory : windowed_) {
+    if (memory != nullptr) api_.MemFree(memory);
+  }
+  for (char* memory : plain_) cudaFree(memory);
 }
 
-void RawNccl::Call(int kind, const std::string& op, size_t bytes, cudaStream_t stream) {
-  char* const data = kind == 0 ? plain_ : windowed_;
-  const size_t count = bytes / 4, part = count / ranks_;
-  char* const own = data + part * 4 * static_cast<size_t>(rank_);
-  const nccl::DataType type = nccl::kFloat32;
-  if (op == "all_reduce")
-    return Check(api_.AllReduce(data, data, count, type, nccl::kSum, comm_, stream), "ncclAllReduce");
-  if (op == "all_gather") return Check(api_.AllGather(own, data, part, type, comm_, stream), "ncclAllGather");
-  if (op == "reduce_scatter") {
-    return Check(api_.ReduceScatter(data, own, part, type, nccl::kSum, comm_, stream), "ncclReduceScatter");
+int RawNccl::Kinds(const Case& c) const {
+  switch (c.collective) {
+    case Collective::kAllReduce:
+    case Collective::kAllGather:
+    case Collective::kReduceScatter:
+    case Collective::kBroadcast:
+      return windowed_[0] == nullptr ? 1 : 2;
+    case Collective::kAllToAll:
+      return c.in_place ? 0 : 1;
+    case Collective::kSendRecv:
+      return 1;
+    default:
+      return 0;
   }
-  if (op == "broadcast") return Check(api_.Broadcast(data, data, count, type, 0, comm_, stream), "ncclBroadcast");
+}
+
+void RawNccl::Call(int kind, const Case& c, cudaStream_t stream) {
+  char* const* const memory = kind == 0 ? plain_ : windowed_;
+  const size_t size = ddp::SizeOf(c.dtype);
+  char* const in = memory[0] + c.InOffset(c.rank) * size;
+  char* const out = memory[c.in_place ? 0 : 1] + c.OutOffset() * size;
+  const nccl::DataType type = nccl::ToNccl(c.dtype);
+  const size_t count = c.count(), part = c.counts[static_cast<size_t>(c.rank)];
+  const auto send = [&](const char* data, size_t n, int to) {
+    Check(api_.Send(data, n, type, to, comm_, stream), "ncclSend");
+  };
+  const auto receive = [&](char* data, size_t n, int from) {
+    Check(api_.Recv(data, n, type, from, comm_, stream), "ncclRecv");
+  };
+  switch (c.collective) {
+    case Collective::kAllReduce:
+      return Check(api_.AllReduce(in, out, count, type, OpOf(c.op), comm_, stream), "ncclAllReduce");
+    case Collective::kAllGather:
+      return Check(api_.AllGather(in, out, part, type, comm_, stream), "ncclAllGather");
+    case Collective::kReduceScatter:
+      return Check(api_.ReduceScatter(in, out, part, type, OpOf(c.op), comm_, stream), "ncclReduceScatter");
+    case Collective::kBroadcast:
+      return Check(api_.Broadcast(in, out, count, type, c.root, comm_, stream), "ncclBroadcast");
+    default:
+      break;
+  }
   Check(api_.GroupStart(), "ncclGroupStart");
-  for (size_t r = 0; r < ranks_; ++r) {
-    Check(api_.Send(data + r * part * 4, part, type, static_cast<int>(r), comm_, stream), "ncclSend");
-    Check(api_.Recv(other_ + r * part * 4, part, type, static_cast<int>(r), comm_, stream), "ncclRecv");
+  if (c.collective == Collective::kSendRecv) {
+    send(in, count, c.next());
+    receive(out, count, c.previous());
+  } else {
+    for (int r = 0; r < c.ranks; ++r) {
+      send(in + c.offsets[static_cast<size_t>(r)] * size, part, r);
+      receive(out + c.offsets[static_cast<size_t>(r)] * size, part, r);
+    }
   }
   Check(api_.GroupEnd(), "ncclGroupEnd");
 }

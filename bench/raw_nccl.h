@@ -5,9 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
+#include "bench/collective.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/nccl/api.h"
 
@@ -20,12 +20,12 @@ class RawNccl {
   static absl::StatusOr<std::unique_ptr<RawNccl>> Create(ddp::ProcessGroup& group, size_t bytes, bool windows);
   ~RawNccl();
 
-  // 0: cudaMalloc's memory; 1: ncclMemAlloc's, registered in a symmetric window. What is sent from registered memory
-  // has to be received in such, or NCCL hangs: all_to_all is called on the first kind only.
-  int kinds(const std::string& op) const { return windowed_ == nullptr || op == "all_to_all" ? 1 : 2; }
+  // How many kinds of memory the case can use: 0 is cudaMalloc's; 1 is ncclMemAlloc's, registered in a symmetric
+  // window, where both buffers have to be. 0 kinds: NCCL has no such operation.
+  int Kinds(const Case& c) const;
 
-  // One call, in place where the operation has a place. Ends the program where NCCL fails.
-  void Call(int kind, const std::string& op, size_t bytes, cudaStream_t stream);
+  // One call. Ends the program where NCCL fails.
+  void Call(int kind, const Case& c, cudaStream_t stream);
 
  private:
   RawNccl() = default;
@@ -33,10 +33,8 @@ class RawNccl {
 
   ddp::nccl::Api api_;
   ddp::nccl::Comm comm_ = nullptr;
-  ddp::nccl::Window window_ = nullptr;
-  int rank_ = 0;
-  size_t ranks_ = 1;
-  char *plain_ = nullptr, *windowed_ = nullptr, *other_ = nullptr;
+  ddp::nccl::Window windows_[2] = {};
+  char *plain_[2] = {}, *windowed_[2] = {};  // input and output
 };
 
 }  // namespace bench

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 
 namespace bench {
@@ -31,13 +34,51 @@ std::string HostDescription() {
   return absl::StrCat(model, ", ", sysconf(_SC_NPROCESSORS_ONLN), " processors, ", system.sysname, " ", system.release);
 }
 
-void PrintColumns(const Row* row, double algbw, double busbw) {
-  if (row == nullptr) {
-    std::printf("  %9s %7s %7s %6s", "N/A", "N/A", "N/A", "N/A");
-    return;
-  }
-  std::printf("  %9.2f %7.2f %7.2f %6lld", row->time_us, algbw, busbw, static_cast<long long>(row->wrong));
+double AlgBw(const Row& row) { return static_cast<double>(row.shape.bytes()) / row.time_us * 1e-3; }
+double BusBw(const Row& row) { return AlgBw(row) * row.shape.BusFactor(); }
+double Ratio(const Row& row) { return row.peer_us / row.time_us; }
+
+// The columns after nccl-tests'.
+enum Shown : uint8_t { kAlways, kOnCpu, kOnGpu, kWithPeer };
+struct Column {
+  const char *name, *unit;
+  double (*value)(const Row& row);
+  int decimals;
+  Shown shown;
+};
+constexpr Column kColumns[] = {
+    {"bound", "us", [](const Row& row) { return row.bound_us; }, 2, kAlways},
+    {"p50", "us", [](const Row& row) { return row.p50_us; }, 2, kAlways},
+    {"p99", "us", [](const Row& row) { return row.p99_us; }, 2, kAlways},
+    {"host", "us", [](const Row& row) { return row.host_us; }, 3, kAlways},
+    {"link", "ns", [](const Row& row) { return row.link_ns; }, 0, kOnCpu},
+    {"ordered", "us", [](const Row& row) { return row.ordered_us; }, 2, kOnGpu},
+    {"graph", "us", [](const Row& row) { return row.graph_us; }, 2, kOnGpu},
+    {"peer", "us", [](const Row& row) { return row.peer_us; }, 2, kWithPeer},
+    {"p.host", "us", [](const Row& row) { return row.peer_host_us; }, 3, kWithPeer},
+    {"p.graph", "us", [](const Row& row) { return row.peer_graph_us; }, 2, kWithPeer},
+    {"ratio", "", &Ratio, 3, kWithPeer},
+};
+
+bool IsShown(const Column& column, const Options& options) {
+  return column.shown == kAlways || column.shown == (options.cuda ? kOnGpu : kOnCpu) ||
+         (column.shown == kWithPeer && options.peer);
 }
+
+std::string Number(double value, int decimals) {
+  return std::isfinite(value) ? absl::StrFormat("%.*f", decimals, value) : "N/A";
+}
+
+std::string FourColumns(const Row* row) {
+  if (row == nullptr) return absl::StrFormat("  %9s %7s %7s %6s", "N/A", "N/A", "N/A", "N/A");
+  return absl::StrFormat("  %9.2f %7.2f %7.2f %6d", row->time_us, AlgBw(*row), BusBw(*row), row->wrong);
+}
+
+std::string RedOp(const Case& c) { return c.info().reduces ? std::string(Name(c.op)) : "none"; }
+int Root(const Case& c) { return c.info().rooted ? c.root : -1; }
+
+// As nccl-tests: elements of a part, where the operation works on parts.
+size_t Count(const Case& c) { return c.counts.front() > 0 ? c.counts.front() : c.count(); }
 
 }  // namespace
 
@@ -56,34 +97,42 @@ absl::StatusOr<std::unique_ptr<Report>> Report::Create(const Options& options, i
 Report::Report(const Options& options, int ranks, absl::string_view backend, std::string command)
     : options_(options), ranks_(ranks), backend_(backend), command_(std::move(command)), host_(HostDescription()) {}
 
-double Report::AlgBw(const Row& row) const { return static_cast<double>(row.bytes) / row.time_us * 1e-3; }
-
-double Report::BusBw(const Row& row) const { return AlgBw(row) * 2 * (ranks_ - 1) / ranks_; }
-
 void Report::PrintHeader() const {
-  std::printf("# libddp %s: AllReduce and Wait, %s buffers, %s\n", BENCH_VERSION,
-              options_.ordinary ? "ordinary" : "allocated", options_.fresh ? "fresh" : "hot");
-  std::printf("# %s\n# nranks %d backend %s validation %d\n# %s\n#\n", command_.c_str(), ranks_, backend_.c_str(),
-              options_.check, host_.c_str());
-  std::printf("#%12s %13s %10s %6s %6s %34s %33s %10s %8s %8s\n", "", "", "", "", "", "out-of-place        ",
-              "in-place          ", "", "", "");
-  std::printf("#%12s %13s %10s %6s %6s  %9s %7s %7s %6s  %9s %7s %7s %6s %10s %8s %8s\n", "size", "count", "type",
-              "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong", "bound",
-              "enqueue", "link");
-  std::printf("#%12s %13s %10s %6s %6s  %9s %7s %7s %6s  %9s %7s %7s %6s %10s %8s %8s\n", "(B)", "(elements)", "", "",
-              "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(ns)");
+  absl::PrintF("# libddp %s: %s, %s, %s memory%s\n# %s\n# nranks %d backend %s validation %d\n# %s\n#\n", BENCH_VERSION,
+               options_.cuda ? "cuda" : "cpu", options_.fresh ? "fresh" : "hot",
+               options_.ordinary ? "ordinary" : "allocated", options_.peer ? ", beside its peer" : "", command_, ranks_,
+               backend_, options_.checks, host_);
+  std::string above = absl::StrFormat("#%14s %12s %13s %10s %6s %6s %34s %33s ", "", "", "", "", "", "",
+                                      "out-of-place        ", "in-place          ");
+  std::string names = absl::StrFormat("#%14s %12s %13s %10s %6s %6s", "", "size", "count", "type", "redop", "root");
+  std::string units = absl::StrFormat("#%14s %12s %13s %10s %6s %6s", "", "(B)", "(elements)", "", "", "");
+  for (int i = 0; i < 2; ++i) {
+    absl::StrAppendFormat(&names, "  %9s %7s %7s %6s", "time", "algbw", "busbw", "#wrong");
+    absl::StrAppendFormat(&units, "  %9s %7s %7s %6s", "(us)", "(GB/s)", "(GB/s)", "");
+  }
+  for (const Column& column : kColumns) {
+    if (!IsShown(column, options_)) continue;
+    absl::StrAppendFormat(&names, " %9s", column.name);
+    absl::StrAppendFormat(&units, " %9s", *column.unit == 0 ? "" : absl::StrCat("(", column.unit, ")"));
+  }
+  absl::PrintF("%s\n%s\n%s\n", above, names, units);
 }
 
-void Report::Print(const Row* out_of_place, const Row& in_place) {
-  std::printf("%13zu %13zu %10s %6s %6d", in_place.bytes, in_place.count, std::string(Name(in_place.dtype)).c_str(),
-              std::string(Name(in_place.op)).c_str(), -1);
-  if (out_of_place != nullptr) rows_.push_back(*out_of_place);
-  PrintColumns(out_of_place, out_of_place != nullptr ? AlgBw(*out_of_place) : 0,
-               out_of_place != nullptr ? BusBw(*out_of_place) : 0);
-  rows_.push_back(in_place);
-  PrintColumns(&in_place, AlgBw(in_place), BusBw(in_place));
-  std::printf(" %10.2f %8.3f %8.0f\n", in_place.bound_us, in_place.enqueue_us, in_place.link_ns);
+void Report::Print(const Row* out_of_place, const Row* in_place) {
+  const Row& row = in_place != nullptr ? *in_place : *out_of_place;
+  std::string line = absl::StrFormat(" %14s %12d %13d %10s %6s %6d", row.shape.info().name, row.shape.bytes(),
+                                     Count(row.shape), Name(row.shape.dtype), RedOp(row.shape), Root(row.shape));
+  absl::StrAppend(&line, FourColumns(out_of_place), FourColumns(in_place));
+  for (const Column& column : kColumns) {
+    if (!IsShown(column, options_)) continue;
+    const bool has_none = out_of_place != nullptr && !std::isfinite(column.value(row));
+    absl::StrAppendFormat(&line, " %9s", Number(column.value(has_none ? *out_of_place : row), column.decimals));
+  }
+  absl::PrintF("%s\n", line);
   std::fflush(stdout);
+  for (const Row* each : {out_of_place, in_place}) {
+    if (each != nullptr) rows_.push_back(*each);
+  }
 }
 
 void Report::PrintFooter() const {
@@ -93,40 +142,47 @@ void Report::PrintFooter() const {
     wrong += row.wrong;
     busbw += BusBw(row) / static_cast<double>(rows_.size());
   }
-  std::printf("# Out of bounds values : %lld %s\n# Avg bus bandwidth    : %g\n#\n", static_cast<long long>(wrong),
-              wrong == 0 ? "OK" : "FAILED", busbw);
+  absl::PrintF("# Out of bounds values : %d %s\n# Avg bus bandwidth    : %g\n#\n", wrong, wrong == 0 ? "OK" : "FAILED",
+               busbw);
 }
 
 absl::Status Report::Finish() {
+  if (json_ == nullptr) return absl::OkStatus();
   nlohmann::json list = nlohmann::json::array();
-  int64_t wrong = 0;
   for (const Row& row : rows_) {
-    wrong += row.wrong;
-    list.push_back({{"ranks", ranks_},
-                    {"bytes", row.bytes},
-                    {"dtype", std::string(Name(row.dtype))},
-                    {"op", std::string(Name(row.op))},
-                    {"placement", row.in_place ? "in-place" : "out-of-place"},
-                    {"buffers", options_.ordinary ? "ordinary" : "allocated"},
-                    {"mode", options_.fresh ? "fresh" : "hot"},
-                    {"time_us", row.time_us},
-                    {"algbw", AlgBw(row)},
-                    {"busbw", BusBw(row)},
-                    {"bound_us", row.bound_us},
-                    {"enqueue_us", row.enqueue_us},
-                    {"link_ns", row.link_ns},
-                    {"wrong", row.wrong},
-                    {"command", command_},
-                    {"version", BENCH_VERSION},
-                    {"host", host_}});
-  }
-  if (json_ != nullptr) {
-    const bool written = std::fputs((list.dump(1) + "\n").c_str(), json_.get()) >= 0;
-    if (std::fclose(json_.release()) != 0 || !written) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("--json=", options_.json, " cannot be written"));
+    const Case& c = row.shape;
+    nlohmann::json line = {{"collective", c.info().name},
+                           {"bytes", c.bytes()},
+                           {"count", Count(c)},
+                           {"dtype", std::string(Name(c.dtype))},
+                           {"op", RedOp(c)},
+                           {"root", Root(c)},
+                           {"placement", c.in_place ? "in-place" : "out-of-place"},
+                           {"time_us", row.time_us},
+                           {"algbw", AlgBw(row)},
+                           {"busbw", BusBw(row)},
+                           {"wrong", row.wrong}};
+    for (const Column& column : kColumns) {
+      const double value = column.value(row);
+      const std::string name = absl::StrReplaceAll(column.name, {{"p.", "peer_"}});
+      if (std::isfinite(value)) line[absl::StrCat(name, *column.unit == 0 ? "" : "_", column.unit)] = value;
     }
+    list.push_back(std::move(line));
   }
-  return wrong == 0 ? absl::OkStatus() : absl::DataLossError(absl::StrCat(wrong, " elements of the results are wrong"));
+  const nlohmann::json all = {{"command", command_},
+                              {"version", BENCH_VERSION},
+                              {"host", host_},
+                              {"ranks", ranks_},
+                              {"device", options_.cuda ? "cuda" : "cpu"},
+                              {"backend", backend_},
+                              {"buffers", options_.ordinary ? "ordinary" : "allocated"},
+                              {"mode", options_.fresh ? "fresh" : "hot"},
+                              {"rows", std::move(list)}};
+  const bool written = std::fputs((all.dump(1) + "\n").c_str(), json_.get()) >= 0;
+  if (std::fclose(json_.release()) != 0 || !written) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("--json=", options_.json, " cannot be written"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace bench

@@ -2,31 +2,35 @@
 #ifndef BENCH_REPORT_H_
 #define BENCH_REPORT_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/collective.h"
 #include "bench/options.h"
-#include "ddp/types.h"
 
 namespace bench {
 
+inline constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
+
 struct Row {
-  size_t bytes = 0;
-  size_t count = 0;
-  ddp::DType dtype = ddp::DType::kFloat32;
-  ddp::ReduceOp op = ddp::ReduceOp::kSum;
-  bool in_place = true;
-  double time_us = 0;
-  double bound_us = 0;
-  double enqueue_us = 0;
-  double link_ns = 0;
+  Case shape;
   int64_t wrong = 0;
+  double time_us = kNotMeasured, bound_us = kNotMeasured, p50_us = kNotMeasured, p99_us = kNotMeasured,
+         host_us = kNotMeasured, link_ns = kNotMeasured, ordered_us = kNotMeasured, graph_us = kNotMeasured,
+         peer_us = kNotMeasured, peer_host_us = kNotMeasured, peer_graph_us = kNotMeasured;
+};
+
+// How one kind of device times a case.
+class Bench {
+ public:
+  virtual ~Bench() = default;
+  virtual absl::StatusOr<Row> Run(const Case& c) = 0;  // collective
 };
 
 class Report {
@@ -37,10 +41,11 @@ class Report {
                                                         std::string command);
 
   void PrintHeader() const;
-  void Print(const Row* out_of_place, const Row& in_place);
+  // One of them may be null.
+  void Print(const Row* out_of_place, const Row* in_place);
   void PrintFooter() const;
 
-  // DataLoss if a result was wrong, Unavailable if the file could not be written.
+  // Unavailable if the file could not be written.
   absl::Status Finish();
 
  private:
@@ -49,8 +54,6 @@ class Report {
   };
 
   Report(const Options& options, int ranks, absl::string_view backend, std::string command);
-  double AlgBw(const Row& row) const;
-  double BusBw(const Row& row) const;
 
   const Options options_;
   const int ranks_;

@@ -258,13 +258,13 @@ part_bench() {
       skip "bench-nccl-$n" "needs $n GPUs and mpirun (Open MPI); there are $gpus"
       continue
     fi
-    step 100 "bench-nccl-$n-allocated" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/nccl_bench" -R -G --raw \
-      --json "$out/bench-nccl-$n-allocated.json"
+    step 150 "bench-nccl-$n-allocated" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/ddp_perf" --device cuda \
+      --peer -G 1 --placement in --json "$out/bench-nccl-$n-allocated.json"
     peer_bench "$n"
-    step 60 "bench-nccl-$n-plain" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/nccl_bench" -G --raw \
-      --json "$out/bench-nccl-$n-plain.json"
-    step 80 "bench-nccl-$n-others" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/nccl_bench" -R --raw -f 16 \
-      -o all_gather,reduce_scatter,broadcast,all_to_all --json "$out/bench-nccl-$n-others.json"
+    step 100 "bench-nccl-$n-plain" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/ddp_perf" --device cuda \
+      --peer -G 1 --placement in --ordinary --json "$out/bench-nccl-$n-plain.json"
+    step 150 "bench-nccl-$n-others" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/ddp_perf" --device cuda --peer -f 16 \
+      --collectives all_gather,reduce_scatter,broadcast,all_to_all --json "$out/bench-nccl-$n-others.json"
   done
 }
 

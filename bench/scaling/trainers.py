@@ -15,7 +15,7 @@ from scaling import UserError
 from scaling.environment import first_line, read_text
 from scaling.result import SUMMARY_KEYS
 
-ALL_REDUCE_BENCH = "allreduce_bench"
+ALL_REDUCE_BENCH = "ddp_perf"
 KILL_AFTER = 10  # seconds that mpirun has to end its ranks
 
 
@@ -164,6 +164,7 @@ def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout):
         command = [
             *launcher.command(ranks, False, 1),
             os.path.join(bin_folder, ALL_REDUCE_BENCH),
+            "--placement=in",
             "--fresh",
             "--budget=0.05",
             f"--sizes={','.join(map(str, sizes))}",
@@ -174,7 +175,7 @@ def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout):
             returncode, _, err = start(command, timeout, environment)
             if returncode == 0:
                 with open(path, encoding="utf-8") as file:
-                    return {row["bytes"]: row["time_us"] for row in json.load(file)}
+                    return {row["bytes"]: row["time_us"] for row in json.load(file)["rows"]}
             why = "it took too long" if returncode is None else error_line(ALL_REDUCE_BENCH, returncode, err)
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             why = f"it wrote no times: {error}"

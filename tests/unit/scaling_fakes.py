@@ -71,7 +71,7 @@ ranks = int(os.environ["FAKE_RANKS"])
 local = int(os.environ["DDP_NODE_SIZE"])
 behaviour = os.environ.get("FAKE_BEHAVIOUR", "")
 if behaviour == "no_bench":
-    print("allreduce_bench: no memory", file=sys.stderr)
+    print("ddp_perf: no memory", file=sys.stderr)
     sys.exit(1)
 def level(members, size, latency, cost):
     return 0 if members == 1 else math.ceil(math.log2(members)) * latency + 2 * (members - 1) / members * size * cost
@@ -79,7 +79,7 @@ def time(size):
     rough = 2 if behaviour == "rough" and size.bit_length() % 2 == 0 else 1
     return rough * (level(local, size, 2, 5e-4) + level(ranks // local, size, 20, 1e-3))
 with open(flags["json"], "w") as file:
-    json.dump([{{"bytes": size, "time_us": time(size)}} for size in map(int, flags["sizes"].split(","))], file)
+    json.dump({{"rows": [{{"bytes": size, "time_us": time(size)}} for size in map(int, flags["sizes"].split(","))]}}, file)
 """
 
 NVIDIA_SMI = """#!/bin/sh
@@ -101,7 +101,7 @@ def make_programs(folder):
     """Puts the programs into `folder`. Returns the flags that make ddp-scaling use them."""
     for trainer in ("train_mlp", "train_cnn"):
         write_program(os.path.join(folder, trainer), TRAINER.format(python=sys.executable))
-    write_program(os.path.join(folder, "allreduce_bench"), ALL_REDUCE_BENCH.format(python=sys.executable))
+    write_program(os.path.join(folder, "ddp_perf"), ALL_REDUCE_BENCH.format(python=sys.executable))
     return [f"--bin={folder}", f"--mpirun={write_program(os.path.join(folder, 'mpirun'), MPIRUN)}"]
 
 

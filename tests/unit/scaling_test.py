@@ -343,15 +343,15 @@ class Prediction(Scaling):
     def test_failing_benchmark_leaves_the_rest(self):
         code, _, err = self.predict(behaviour="no_bench")
         self.assertEqual(code, 0)
-        self.assertIn("allreduce_bench: no memory (exit code 1); nothing is predicted", err)
+        self.assertIn("ddp_perf: no memory (exit code 1); nothing is predicted", err)
         self.assertIn("At a glance", self.read("report.html"))
         self.assertNotIn("What more ranks", self.read("report.html"))
 
     def test_refused(self):
         self.assert_refused("give --predict too", *self.measure("--node-size=4"))
         self.assert_refused("give --link-gb-s too", *self.predict("--link-latency-us=4"))
-        os.remove(os.path.join(self.folder, "allreduce_bench"))
-        self.assert_refused("no allreduce_bench and train_mlp in|no train_mlp and allreduce_bench in", *self.predict())
+        os.remove(os.path.join(self.folder, "ddp_perf"))
+        self.assert_refused("no ddp_perf and train_mlp in|no train_mlp and ddp_perf in", *self.predict())
         self.measure("--ranks=1", "--scaling=weak", "--rounds=1")
         self.assert_refused("measure with --predict", *self.call("report", self.out, "--node-size=4"))
 

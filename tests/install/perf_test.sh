@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# ddp_perf: every collective, type and operation is right beside its bound and MPI; JSON; wrong flags.
+#
+#   perf_test.sh PROGRAM [MPIRUN...]     MPIRUN: the command up to the number of ranks; without it there is one rank
+set -u
+program=$1
+shift
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+cd "$folder" || exit 1
+failed=0
+fail() {
+  printf '%s\n' "$*"
+  failed=1
+}
+
+# refused FLAGS... TEXT: it ends with 2, or 1 where the number of ranks counts, and says TEXT.
+refused() {
+  local code=0 text=${*: -1}
+  timeout 60 "$program" "${@:1:$#-1}" >out 2>err </dev/null || code=$?
+  ((code == 1 || code == 2)) && grep -qF -- "$text" err && return
+  fail "$* (exit code $code): $(head -3 err)"
+}
+refused -b 4x "-b='4x': give a size in bytes"
+refused -b 1M -e 1K "is above -e=1024"
+refused -o median "give sum, avg, min, max, prod or all"
+refused -d float8 "give float, double"
+refused --collectives=all_reduce,reduce_all "give all_reduce, all_gather"
+refused --placement=up "give out, in or both"
+refused --device=tpu "give cpu or cuda"
+refused -g 2 "-g of nccl-tests has no meaning here"
+refused -G 1 "-G needs --device=cuda"
+refused --device=cuda --fresh "leave them out with --device=cuda"
+refused -r 1 "give a rank from 0 to 0"
+refused --sizes=64 --json=/nowhere/x.json "/nowhere/x.json cannot be written"
+refused -n "-n needs a value"
+
+# ranks N ROWS FLAGS...: no result is wrong, and the JSON file has so many rows.
+ranks() {
+  local n=$1 rows=$2 launch=()
+  shift 2
+  ((n == 1)) || launch=("${mpirun[@]}" "$n")
+  timeout 200 "${launch[@]}" "$program" "$@" -n 10 -w 2 --budget=0.001 --json=rows.json >out 2>err || fail "$n ranks, $*: $(tail -3 err)"
+  grep -q '^# Out of bounds values : 0 OK' out || fail "$n ranks, $*: no footer: $(tail -3 out)"
+  python3 - "$n" "$rows" <<'PYTHON' || fail "$n ranks, $*: rows.json"
+import json, sys
+with open("rows.json", encoding="utf-8") as file:
+    result = json.load(file)
+rows = result["rows"]
+assert result["ranks"] == int(sys.argv[1]), result["ranks"]
+assert len(rows) == int(sys.argv[2]), len(rows)
+for row in rows:
+    assert row["wrong"] == 0 and row["time_us"] > 0 and row["bound_us"] > 0, row
+    assert 0 < row["p50_us"] <= row["p99_us"], row
+    if row["collective"] == "all_reduce":
+        n = result["ranks"]
+        assert abs(row["busbw"] - row["algbw"] * 2 * (n - 1) / n) < 1e-9, row
+PYTHON
+}
+ranks 1 18 --collectives=all --sizes=1K # all but messages, which need two ranks
+mpirun=("$@")
+if ((${#mpirun[@]} > 0)); then
+  # 8 operations out of place and in place, of which 3 reduce (5 ways); broadcast; 2 messages; and a barrier
+  ranks 2 $((8 * (2 * 3 * 5 + 2 * 5 + 1 + 2) + 1)) --collectives=all --sizes=1000 -d all -o all
+  ranks 2 $((2 * 2)) -b 4K -e 8K -i 4K --fresh -c 2 --ordinary
+  ranks 3 20 --collectives=all --sizes=4 -r 2 -m 3 --peer
+fi
+exit "$failed"

@@ -91,9 +91,8 @@ StepNotice::~StepNotice() {
 absl::Status StepNotice::Begin(int32_t mine) {
   *static_cast<int32_t*>(memory_.data()) = mine;
   const ddp::Buffer buffer = memory_.View(ddp::DType::kInt32, 0, 1);
-  ddp::Work work = group_->AllReduce(buffer, buffer, {.op = ddp::ReduceOp::kMax});
-  work_ = std::move(work);
-  return absl::OkStatus();
+  work_ = group_->AllReduce(buffer, buffer, {.op = ddp::ReduceOp::kMax});
+  return work_.call_status();
 }
 
 absl::StatusOr<int32_t> StepNotice::End() {

@@ -19,8 +19,6 @@ namespace examples {
 absl::Status Agreed(absl::Status error);
 bool IsAgreed(const absl::Status& error);
 
-// The outcome of an operation: the error of the call, or that of waiting.
-
 // Returns the shortest text that reads back as exactly `value`, for texts that ranks compare.
 std::string ExactText(double value);
 

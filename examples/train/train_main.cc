@@ -140,8 +140,9 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
     gpu = *std::move(opened);
   }
   const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch, gpu != nullptr ? *gpu : nn::Cpu());
+  const bool keeps_environment = group.rank() == 0 && !(flags.save.empty() && flags.summary_json.empty());
   absl::StatusOr<std::unique_ptr<Trainer>> trainer =
-      Trainer::Create(group, flags, *data, *model, console, group.rank() == 0 ? EnvironmentOf(context, flags) : "");
+      Trainer::Create(group, flags, *data, *model, console, keeps_environment ? EnvironmentOf(context, flags) : "");
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
   const absl::StatusOr<Summary> summary = (*trainer)->Run();

@@ -10,7 +10,7 @@ namespace nn::cuda {
 namespace {
 
 // The ReLUs and the shortcut ride on the normalisations.
-class GpuBasicBlock final : public Layer {
+class GpuBasicBlock final : public CompositeLayer {
  public:
   GpuBasicBlock(SessionPtr session, const BasicBlockOptions& o, int max_batch)
       : session_(std::move(session)),
@@ -19,9 +19,9 @@ class GpuBasicBlock final : public Layer {
                max_batch),
         bn1_(session_, o.out(), Activation::kRelu),
         conv2_(session_, {.in = o.out(), .outputs = o.outputs, .padding = 1, .bias = false}, max_batch),
-        bn2_(session_, o.out(), Activation::kNone),
-        parts_({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
+        bn2_(session_, o.out(), Activation::kNone) {
     NN_CHECK(o.outputs >= o.in.channels);
+    SetParts({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}});
     const size_t elements = static_cast<size_t>(max_batch) * session_->Elements(o.out());
     for (std::shared_ptr<void>& output : outputs_) output = session_->Allocate(elements);
     for (const int which : {kBlockTemporary, kBlockTemporary + 1}) session_->ReserveTemporary(which, elements);
@@ -29,10 +29,6 @@ class GpuBasicBlock final : public Layer {
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return conv1_.output_size(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
-  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
-  void SetTraining(bool training) override { parts_.SetTraining(training); }
 
   void Forward(const float* x, float* y, int rows) override {
     conv1_.Forward(x, output(0), rows);
@@ -46,13 +42,10 @@ class GpuBasicBlock final : public Layer {
                 GradReadyFn grad_ready) override {
     auto* const d1 = static_cast<float*>(session_->Temporary(kBlockTemporary));
     auto* const d2 = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
-    const auto ready = [&](size_t part) {
-      return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
-    };
-    bn2_.BackwardFrom(output(2), y, dy, d1, rows, accumulate, ready(3));
-    conv2_.Backward(output(1), nullptr, d1, d2, rows, accumulate, ready(2));
-    bn1_.Backward(output(0), output(1), d2, d1, rows, accumulate, ready(1));
-    conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(0));
+    bn2_.BackwardFrom(output(2), y, dy, d1, rows, accumulate, Ready(3, grad_ready));
+    conv2_.Backward(output(1), nullptr, d1, d2, rows, accumulate, Ready(2, grad_ready));
+    bn1_.Backward(output(0), output(1), d2, d1, rows, accumulate, Ready(1, grad_ready));
+    conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, Ready(0, grad_ready));
     if (dx == nullptr) return;
     Launched(AddToShortcut(session_->element, y, dy, rows, ShortcutFrom(nullptr), dx, session_->stream));
   }
@@ -67,12 +60,11 @@ class GpuBasicBlock final : public Layer {
   GpuBatchNorm2d bn1_;
   GpuConv2d conv2_;
   GpuBatchNorm2d bn2_;
-  LayerParts parts_;
   std::shared_ptr<void> outputs_[3];  // of all but bn2
 };
 
 // The ReLUs and the shortcut ride on the normalisations of the body.
-class GpuBottleneck final : public Layer {
+class GpuBottleneck final : public CompositeLayer {
  public:
   GpuBottleneck(SessionPtr session, const BottleneckOptions& o, int max_batch)
       : session_(std::move(session)),
@@ -87,8 +79,10 @@ class GpuBottleneck final : public Layer {
         bn2_(session_, after_, Activation::kRelu),
         conv3_(session_, {.in = after_, .outputs = out_.channels, .kernel = 1, .bias = false}, max_batch),
         bn3_(session_, out_, Activation::kNone),
-        projection_(o.projected() ? new Projection(session_, o, max_batch) : nullptr),
-        parts_(Parts()) {
+        projection_(o.projected() ? new Projection(session_, o, max_batch) : nullptr) {
+    SetParts(BottleneckParts({&conv1_, &bn1_, &conv2_, &bn2_, &conv3_, &bn3_},
+                             projection_ == nullptr ? nullptr : &projection_->conv,
+                             projection_ == nullptr ? nullptr : &projection_->bn));
     const auto elements = [&](const ImageShape& shape) {
       return static_cast<size_t>(max_batch) * session_->Elements(shape);
     };
@@ -100,10 +94,6 @@ class GpuBottleneck final : public Layer {
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return conv3_.output_size(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
-  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
-  void SetTraining(bool training) override { parts_.SetTraining(training); }
 
   void Forward(const float* x, float* y, int rows) override {
     conv1_.Forward(x, output(0), rows);
@@ -126,20 +116,17 @@ class GpuBottleneck final : public Layer {
                 GradReadyFn grad_ready) override {
     auto* const a = static_cast<float*>(session_->Temporary(kBlockTemporary));
     auto* const b = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
-    const auto ready = [&](size_t part) {
-      return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
-    };
     if (projection_ != nullptr) {
-      projection_->bn.BackwardFrom(projection_->Output(), y, dy, a, rows, accumulate, ready(7));
-      projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, ready(6));
+      projection_->bn.BackwardFrom(projection_->Output(), y, dy, a, rows, accumulate, Ready(7, grad_ready));
+      projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, Ready(6, grad_ready));
     }
-    bn3_.BackwardFrom(output(4), y, dy, a, rows, accumulate, ready(5));
-    conv3_.Backward(output(3), nullptr, a, b, rows, accumulate, ready(4));
-    bn2_.Backward(output(2), output(3), b, b, rows, accumulate, ready(3));
-    conv2_.Backward(output(1), nullptr, b, a, rows, accumulate, ready(2));
-    bn1_.Backward(output(0), output(1), a, a, rows, accumulate, ready(1));
+    bn3_.BackwardFrom(output(4), y, dy, a, rows, accumulate, Ready(5, grad_ready));
+    conv3_.Backward(output(3), nullptr, a, b, rows, accumulate, Ready(4, grad_ready));
+    bn2_.Backward(output(2), output(3), b, b, rows, accumulate, Ready(3, grad_ready));
+    conv2_.Backward(output(1), nullptr, b, a, rows, accumulate, Ready(2, grad_ready));
+    bn1_.Backward(output(0), output(1), a, a, rows, accumulate, Ready(1, grad_ready));
     float* const of_body = projection_ == nullptr || dx == nullptr ? dx : b;
-    conv1_.Backward(x, nullptr, a, of_body, rows, accumulate, ready(0));
+    conv1_.Backward(x, nullptr, a, of_body, rows, accumulate, Ready(0, grad_ready));
     if (dx == nullptr) return;
     if (projection_ != nullptr) {
       Launched(Add(session_->element, b, static_cast<size_t>(rows) * session_->Elements(in_), dx, session_->stream));
@@ -161,15 +148,6 @@ class GpuBottleneck final : public Layer {
     GpuBatchNorm2d bn;
     std::shared_ptr<void> output;  // of conv
   };
-  LayerParts Parts() {
-    std::vector<std::pair<const char*, Layer*>> parts = {{"body.0", &conv1_}, {"body.1", &bn1_},   {"body.3", &conv2_},
-                                                         {"body.4", &bn2_},   {"body.6", &conv3_}, {"body.7", &bn3_}};
-    if (projection_ != nullptr) {
-      parts.emplace_back("shortcut.0", &projection_->conv);
-      parts.emplace_back("shortcut.1", &projection_->bn);
-    }
-    return LayerParts(parts);
-  }
   float* output(int i) const { return static_cast<float*>(outputs_[i].get()); }
 
   SessionPtr session_;
@@ -181,8 +159,7 @@ class GpuBottleneck final : public Layer {
   GpuConv2d conv3_;
   GpuBatchNorm2d bn3_;
   std::unique_ptr<Projection> projection_;  // null: the shortcut is x
-  LayerParts parts_;
-  std::shared_ptr<void> outputs_[5];  // of all layers of the body but bn3
+  std::shared_ptr<void> outputs_[5];        // of all layers of the body but bn3
 };
 
 }  // namespace

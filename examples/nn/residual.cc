@@ -18,9 +18,9 @@ BasicBlock::BasicBlock(const onednn::SessionPtr& session, const ImageShape& in, 
       conv1_(session, {.in = in, .outputs = outputs, .stride = stride, .padding = 1, .bias = false}, max_batch),
       bn1_(session, conv1_.output_shape(), Activation::kRelu, max_batch),
       conv2_(session, {.in = conv1_.output_shape(), .outputs = outputs, .padding = 1, .bias = false}, max_batch),
-      bn2_(session, conv1_.output_shape(), Activation::kNone, max_batch),
-      parts_({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}}) {
+      bn2_(session, conv1_.output_shape(), Activation::kNone, max_batch) {
   NN_CHECK(outputs >= in.channels);
+  SetParts({{"conv1", &conv1_}, {"bn1", &bn1_}, {"conv2", &conv2_}, {"bn2", &bn2_}});
   for (auto& output : outputs_) {
     output = hwy::AllocateAligned<float>(static_cast<size_t>(max_batch) * static_cast<size_t>(output_size()));
     NN_CHECK(output != nullptr);
@@ -75,13 +75,10 @@ void BasicBlock::Backward(const float* x, const float* y, float* dy, float* dx, 
   MaskPositive(y, dy, count);
   float* d1 = session_->Temporary(0, count);
   float* d2 = session_->Temporary(1, count);
-  const auto ready = [&](size_t part) {
-    return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
-  };
-  bn2_.Backward(outputs_[2].get(), nullptr, dy, d1, rows, accumulate, ready(3));
-  conv2_.Backward(outputs_[1].get(), nullptr, d1, d2, rows, accumulate, ready(2));
-  bn1_.Backward(outputs_[0].get(), nullptr, d2, d1, rows, accumulate, ready(1));
-  conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, ready(0));
+  bn2_.Backward(outputs_[2].get(), nullptr, dy, d1, rows, accumulate, Ready(3, grad_ready));
+  conv2_.Backward(outputs_[1].get(), nullptr, d1, d2, rows, accumulate, Ready(2, grad_ready));
+  bn1_.Backward(outputs_[0].get(), nullptr, d2, d1, rows, accumulate, Ready(1, grad_ready));
+  conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, Ready(0, grad_ready));
   if (dx == nullptr) return;
   if (output_shape() == in_) {
     Add(dy, dx, count);
@@ -109,8 +106,10 @@ Bottleneck::Bottleneck(const onednn::SessionPtr& session, const BottleneckOption
                                 {.in = o.in, .outputs = 4 * o.width, .kernel = 1, .stride = o.stride, .bias = false},
                                 max_batch},
                                {session, o.out(), Activation::kNone, max_batch},
-                               nullptr}),
-      parts_(Parts()) {
+                               nullptr}) {
+  SetParts(BottleneckParts({&conv1_, &bn1_, &conv2_, &bn2_, &conv3_, &bn3_},
+                           projection_ == nullptr ? nullptr : &projection_->conv,
+                           projection_ == nullptr ? nullptr : &projection_->bn));
   const auto allocate = [&](const Layer& layer) {
     auto output =
         hwy::AllocateAligned<float>(static_cast<size_t>(max_batch) * static_cast<size_t>(layer.output_size()));
@@ -120,16 +119,6 @@ Bottleneck::Bottleneck(const onednn::SessionPtr& session, const BottleneckOption
   const Layer* const layers[] = {&conv1_, &bn1_, &conv2_, &bn2_, &conv3_};
   for (size_t i = 0; i < std::size(layers); ++i) outputs_[i] = allocate(*layers[i]);
   if (projection_ != nullptr) projection_->output = allocate(projection_->conv);
-}
-
-LayerParts Bottleneck::Parts() {
-  std::vector<std::pair<const char*, Layer*>> parts = {{"body.0", &conv1_}, {"body.1", &bn1_},   {"body.3", &conv2_},
-                                                       {"body.4", &bn2_},   {"body.6", &conv3_}, {"body.7", &bn3_}};
-  if (projection_ != nullptr) {
-    parts.emplace_back("shortcut.0", &projection_->conv);
-    parts.emplace_back("shortcut.1", &projection_->bn);
-  }
-  return LayerParts(parts);
 }
 
 void Bottleneck::Forward(const float* x, float* y, int rows) {
@@ -157,20 +146,17 @@ void Bottleneck::Backward(const float* x, const float* y, float* dy, float* dx, 
   MaskPositive(y, dy, floats(output_size()));
   float* const a = session_->Temporary(0, floats(std::max(output_size(), conv1_.output_size())));
   float* const b = session_->Temporary(1, floats(std::max(conv2_.output_size(), input_size())));
-  const auto ready = [&](size_t part) {
-    return [&grad_ready, first = parts_.first(part)](size_t i) { grad_ready(first + i); };
-  };
   if (projection_ != nullptr) {
-    projection_->bn.Backward(projection_->output.get(), nullptr, dy, a, rows, accumulate, ready(7));
-    projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, ready(6));
+    projection_->bn.Backward(projection_->output.get(), nullptr, dy, a, rows, accumulate, Ready(7, grad_ready));
+    projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, Ready(6, grad_ready));
   }
-  bn3_.Backward(outputs_[4].get(), nullptr, dy, a, rows, accumulate, ready(5));
-  conv3_.Backward(outputs_[3].get(), nullptr, a, b, rows, accumulate, ready(4));
-  bn2_.Backward(outputs_[2].get(), nullptr, b, b, rows, accumulate, ready(3));
-  conv2_.Backward(outputs_[1].get(), nullptr, b, a, rows, accumulate, ready(2));
-  bn1_.Backward(outputs_[0].get(), nullptr, a, a, rows, accumulate, ready(1));
+  bn3_.Backward(outputs_[4].get(), nullptr, dy, a, rows, accumulate, Ready(5, grad_ready));
+  conv3_.Backward(outputs_[3].get(), nullptr, a, b, rows, accumulate, Ready(4, grad_ready));
+  bn2_.Backward(outputs_[2].get(), nullptr, b, b, rows, accumulate, Ready(3, grad_ready));
+  conv2_.Backward(outputs_[1].get(), nullptr, b, a, rows, accumulate, Ready(2, grad_ready));
+  bn1_.Backward(outputs_[0].get(), nullptr, a, a, rows, accumulate, Ready(1, grad_ready));
   float* const body = projection_ == nullptr ? dx : dx == nullptr ? nullptr : b;
-  conv1_.Backward(x, nullptr, a, body, rows, accumulate, ready(0));
+  conv1_.Backward(x, nullptr, a, body, rows, accumulate, Ready(0, grad_ready));
   if (dx != nullptr) Add(projection_ == nullptr ? dy : b, dx, floats(input_size()));
 }
 

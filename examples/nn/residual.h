@@ -18,17 +18,13 @@ namespace nn {
 // `stride`. The shortcut is the paper's option A: every stride-th pixel of each row and column, and zeros for the
 // channels that x does not have. Parameters and buffers have names such as "conv1.weight", "bn1.weight",
 // "bn1.running_mean". Native images in and out.
-class BasicBlock final : public Layer {
+class BasicBlock final : public CompositeLayer {
  public:
   BasicBlock(const onednn::SessionPtr& session, const ImageShape& in, int outputs, int stride, int max_batch);
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return bn2_.output_size(); }
   ImageShape output_shape() const { return conv1_.output_shape(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
-  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
-  void SetTraining(bool training) override { parts_.SetTraining(training); }
   void Forward(const float* x, float* y, int rows) override;
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
@@ -45,7 +41,6 @@ class BasicBlock final : public Layer {
   BatchNorm2d bn1_;
   Conv2d conv2_;
   BatchNorm2d bn2_;
-  LayerParts parts_;
   hwy::AlignedFreeUniquePtr<float[]> outputs_[3];  // outputs of all layers but bn2
 };
 
@@ -54,16 +49,12 @@ class BasicBlock final : public Layer {
 // stride: the paper's option B. Parameters and buffers are named as in nn.Sequentials "body" (Conv2d, BatchNorm2d,
 // ReLU, Conv2d, ...) and "shortcut" (Conv2d, BatchNorm2d): "body.0.weight", "shortcut.1.running_mean". Native images in
 // and out.
-class Bottleneck final : public Layer {
+class Bottleneck final : public CompositeLayer {
  public:
   Bottleneck(const onednn::SessionPtr& session, const BottleneckOptions& options, int max_batch);
 
   int input_size() const override { return conv1_.input_size(); }
   int output_size() const override { return bn3_.output_size(); }
-  absl::Span<const ParameterSpec> parameters() const override { return parts_.parameters(); }
-  void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) override { parts_.Bind(values, grads); }
-  std::vector<LayerBuffer> buffers() override { return parts_.buffers(); }
-  void SetTraining(bool training) override { parts_.SetTraining(training); }
   void Forward(const float* x, float* y, int rows) override;
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override;
@@ -74,7 +65,6 @@ class Bottleneck final : public Layer {
     BatchNorm2d bn;
     hwy::AlignedFreeUniquePtr<float[]> output;  // of conv
   };
-  LayerParts Parts();
 
   onednn::SessionPtr session_;
   Conv2d conv1_;
@@ -83,8 +73,7 @@ class Bottleneck final : public Layer {
   BatchNorm2d bn2_;
   Conv2d conv3_;
   BatchNorm2d bn3_;
-  std::unique_ptr<Projection> projection_;  // null: the shortcut is x
-  LayerParts parts_;
+  std::unique_ptr<Projection> projection_;         // null: the shortcut is x
   hwy::AlignedFreeUniquePtr<float[]> outputs_[5];  // outputs of all layers of the body but bn3
 };
 

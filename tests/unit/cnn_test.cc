@@ -285,56 +285,45 @@ TEST_CASE("Batch normalisation refuses to train on one value per channel, and ev
   CHECK(y[0] == 0.5f);
 }
 
-TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
+// Checks pooling with `options` on up to `rows` images against `pooled`.
+void CheckPool(const nn::Pool2dOptions& options, int rows,
+               const std::function<Numbers(const Numbers& x, int rows)>& pooled) {
   const auto session = NewSession();
+  nn::Pool2d layer(session, options, rows);
+  const Case c = {session,
+                  &layer,
+                  options.in,
+                  options.out(),
+                  Layout::kNative,
+                  Layout::kNative,
+                  [&](const Numbers& x, const std::vector<Numbers>&, int n) { return pooled(x, n); }};
+  CheckLayer(c, rows);
+  CheckLayer(c, rows - 1);
+}
+
+TEST_CASE("Pooling: the largest and the mean, odd sizes, whole images") {
   for (const ImageShape& in : {ImageShape{16, 6, 4}, ImageShape{3, 7, 5}}) {
     for (const bool max : {true, false}) {
+      const nn::PoolKind kind = max ? nn::PoolKind::kMax : nn::PoolKind::kAverage;
       for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-        const nn::Pool2dOptions options = {
-            .kind = max ? nn::PoolKind::kMax : nn::PoolKind::kAverage, .in = in, .activation = activation};
-        nn::Pool2d layer(session, options, 3);
-        const Case c = {session,
-                        &layer,
-                        in,
-                        options.out(),
-                        Layout::kNative,
-                        Layout::kNative,
-                        [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
-                          const Numbers y = PoolImages(x, rows, in, 2, 2, max);
-                          return activation == Activation::kRelu ? Rectify(y) : y;
-                        }};
-        CheckLayer(c, 3);
-        CheckLayer(c, 2);
+        CheckPool({.kind = kind, .in = in, .activation = activation}, 3, [&](const Numbers& x, int rows) {
+          const Numbers y = PoolImages(x, rows, in, 2, 2, max);
+          return activation == Activation::kRelu ? Rectify(y) : y;
+        });
       }
     }
     const nn::Pool2dOptions whole = {.kind = nn::PoolKind::kAverage, .in = in, .height = in.height, .width = in.width};
-    nn::Pool2d global(session, whole, 2);
     CHECK(whole.out() == ImageShape{in.channels, 1, 1});
-    CheckLayer({session, &global, in, whole.out(), Layout::kNative, Layout::kNative,
-                [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
-                  return PoolImages(x, rows, in, in.height, in.width, false);
-                }},
-               2);
+    CheckPool(whole, 2,
+              [&](const Numbers& x, int rows) { return PoolImages(x, rows, in, in.height, in.width, false); });
   }
 }
 
 TEST_CASE("Pooling of windows that overlap and reach over the border") {
-  const auto session = NewSession();
   for (const ImageShape& in : {ImageShape{16, 7, 6}, ImageShape{3, 4, 5}, ImageShape{32, 1, 2}}) {
     const nn::Pool2dOptions options = {.in = in, .height = 3, .width = 3, .stride = 2, .padding = 1};
     CHECK(options.out() == ImageShape{in.channels, (in.height + 1) / 2, (in.width + 1) / 2});
-    nn::Pool2d layer(session, options, 2);
-    const Case c = {session,
-                    &layer,
-                    in,
-                    options.out(),
-                    Layout::kNative,
-                    Layout::kNative,
-                    [&](const Numbers& x, const std::vector<Numbers>&, int rows) {
-                      return nn::testing::PoolMax(x, rows, in, 3, 2, 1);
-                    }};
-    CheckLayer(c, 2);
-    CheckLayer(c, 1);
+    CheckPool(options, 2, [&](const Numbers& x, int rows) { return nn::testing::PoolMax(x, rows, in, 3, 2, 1); });
   }
 }
 

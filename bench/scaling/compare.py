@@ -1,10 +1,9 @@
 """The page of two results side by side: two machines, builds or settings. Pure functions, but for `write`."""
 
 import os
-import re
 
 from scaling import analysis, charts, markup, result as result_file
-from scaling.markup import escape, number, percent_range
+from scaling.markup import escape, file_stem, number, percent_range
 
 
 def pairs(points_a, points_b):
@@ -73,7 +72,7 @@ def pictures(matched):
     for case, scaling in dict.fromkeys((a["case"], a["scaling"]) for a, _ in matched):
         both = [(a, b) for a, b in matched if (a["case"], a["scaling"]) == (case, scaling)]
         sides = {"A": [a for a, _ in both], "B": [b for _, b in both]}
-        stem = "compare-" + re.sub(r"[^a-z0-9.]+", "-", f"{case}-{scaling}".lower())
+        stem = "compare-" + file_stem(f"{case}-{scaling}")
         caption = f"{both[0][0]['title']}, {scaling} scaling."
         found.append(
             (

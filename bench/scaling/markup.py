@@ -2,12 +2,18 @@
 
 import html
 import os
+import re
 
 from scaling import charts
 
 
 def escape(text):
     return html.escape(str(text), quote=True)
+
+
+def file_stem(text):
+    """`text` as part of a file's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())
 
 
 def page(title, body):

@@ -1,10 +1,9 @@
 """The page, the pictures and the CSV file of one result. Pure functions over scaling.json, but for `write`."""
 
 import os
-import re
 
 from scaling import analysis, charts, markup, model, plan, result as result_file
-from scaling.markup import bad_badge, escape, number, percent, percent_range, ranks_cell
+from scaling.markup import bad_badge, escape, file_stem, number, percent, percent_range, ranks_cell
 
 
 def pictures(result, points):
@@ -12,7 +11,7 @@ def pictures(result, points):
     found = {}
     for case in dict.fromkeys(p["case"] for p in analysis.headline(result, points)):
         of_case = [p for p in points if p["case"] == case]
-        stem = re.sub(r"[^a-z0-9.]+", "-", case.lower())
+        stem = file_stem(case)
         spread = "Bars: range of the rounds." if max(p["rounds"] for p in of_case) > 1 else ""
         found[case] = [
             (
@@ -180,7 +179,7 @@ def reduction_pictures(points):
     """For every training that was reduced in several ways: its points, and (file name, SVG, caption)."""
     found = []
     for group in analysis.reductions(points):
-        name = re.sub(r"[^a-z0-9.]+", "-", f"{group[0]['case_without_reduction']}-reductions".lower())
+        name = file_stem(f"{group[0]['case_without_reduction']}-reductions")
         caption = (
             f"{group[0]['training']}: the step without reduction, and what each way to reduce adds to it. Bars: range"
             " of the rounds."
@@ -245,7 +244,7 @@ def prediction_pictures(predicted, points):
         return []
     found = []
     for case, training in predicted["trainings"].items():
-        name = re.sub(r"[^a-z0-9.]+", "-", f"{case}-predicted".lower())
+        name = file_stem(f"{case}-predicted")
         of_case = [p for p in points if p["case"] == case and p["scaling"] == "weak"]
         title = training["point"]["title"]
         caption = f"{title}. Dashed: what the model of the machine says; nothing was measured there."

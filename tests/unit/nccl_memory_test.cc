@@ -1,0 +1,136 @@
+// The nccl backend's memory over an NCCL and GPUs that are none: registered with NCCL, given back, shared by groups.
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+using Mishap = FakeNccl::Mishap;
+
+TEST_CASE("sums on registered memory use its kernels where they are faster, as measured") {
+  struct Case {
+    int version;
+    size_t symmetric_wins_until;
+    bool crosses;
+  };
+  for (const Case& c :
+       {Case{22809, size_t{4} << 20, true}, Case{22809, size_t{1} << 40, false}, Case{23003, size_t{4} << 20, true}}) {
+    Job job(2, c.version);
+    job.nccl.cost = [&](size_t bytes, bool bare) { return bare == (bytes <= c.symmetric_wins_until) ? 10 : 20; };
+    job.gpus.elapsed_us = FakeNccl::LastCost;
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, size_t{8} << 20, true);
+      const auto op_of = [&](size_t bytes, ReduceOp op) {
+        const Buffer b{a.whole().data, bytes / 4, DType::kFloat32, rank.device()};
+        RANK_CHECK_OK(group.AllReduce(b, b, {.op = op}, kNoStream).Wait());
+        return rank.nccl.last_op(rank.rank);
+      };
+      RANK_CHECK_EQ(op_of(1024, ReduceOp::kSum), nccl::kSum);
+      RANK_CHECK_EQ(op_of(1024, ReduceOp::kAvg), nccl::kSum);
+      // From between 4 MiB, where they win, and 16, where they lose.
+      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kSum), c.crosses ? 100 : nccl::kSum);
+      RANK_CHECK_EQ(op_of(size_t{16} << 20, ReduceOp::kAvg), c.crosses ? 100 : nccl::kSum);
+      const Buffer two{a.whole().data, 2, DType::kFloat32, rank.device()};
+      const Buffer one{static_cast<float*>(two.data) + rank.rank, 1, two.dtype, two.device};
+      RANK_CHECK_OK(group.ReduceScatter(two, one, {.op = ReduceOp::kAvg}, kNoStream).Wait());
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), c.version >= 23003 ? nccl::kAvg : nccl::kSum);
+      Array plain(rank, group, DType::kFloat32, 8, false);
+      RANK_CHECK_OK(group.AllReduce(plain.Cut(1), plain.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
+    });
+  }
+}
+
+TEST_CASE("memory is good where NCCL does not register it") {
+  for (int what : {0, 1, 2}) {
+    Job job(2, what == 0 ? 22100 : 22809);  // before windows; a window that is null; one rank that fails
+    job.nccl.null_windows = what == 1;
+    if (what == 2) job.nccl.Plan("CommWindowRegister", 1, Mishap::kFail, nccl::kInvalidUsage);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Array a(rank, group, DType::kFloat32, 100, true);
+      RANK_CHECK_EQ(a.Get(99), 0);
+      a.Set(0, 1);
+      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
+      RANK_CHECK_EQ(a.Get(0), 1);
+    });
+    CHECK(job.nccl.live_windows() == 0);
+    CHECK(job.nccl.live_memory() == 0);
+  }
+}
+
+TEST_CASE("memory that all ranks have given back is given out again, zeroed") {
+  Job job(2);
+  std::vector<Allocation> kept(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    void* address = nullptr;
+    {
+      Allocation first = RANK_VALUE(group.Allocate(4096, rank.device()));
+      address = first.data();
+      static_cast<char*>(address)[5] = 1;
+      // One rank keeps it for now.
+      if (rank.rank == 0) kept[0] = first;
+    }
+    Allocation second = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(second.data() != address);
+    if (rank.rank == 0) kept[0] = Allocation();
+    RANK_CHECK_OK(group.Barrier().Wait());
+    Allocation third = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(third.data() == address);
+    RANK_CHECK(static_cast<char*>(third.data())[5] == 0);
+    RANK_CHECK_STATUS(group.Allocate(rank.rank == 0 ? 100 : 200, rank.device()), absl::StatusCode::kFailedPrecondition,
+                      "rank 0 asks for 100", "rank 1 for 200");
+    kept[static_cast<size_t>(rank.rank)] = second;
+  });
+  CHECK(job.nccl.live_memory() == 2);  // outlives the group
+  kept.clear();
+  CHECK(job.nccl.live_memory() == 0);
+}
+
+TEST_CASE("memory of one group can be made another's") {
+  Job job(2);
+  std::vector<Allocation> kept(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    Allocation& memory = kept[static_cast<size_t>(rank.rank)];
+    memory = RANK_VALUE(group.Allocate(4096, rank.device()));
+    std::unique_ptr<ProcessGroup> other = RANK_VALUE(group.Split(0, 0));
+    const int windows = rank.nccl.Calls("CommWindowRegister");
+    RANK_CHECK_OK(other->Register(memory));
+    RANK_CHECK(rank.nccl.Calls("CommWindowRegister") > windows);
+    const Buffer b = memory.View(DType::kFloat32, 0, 16);
+    RANK_CHECK_OK(other->AllReduce(b, b, {.op = ReduceOp::kAvg}, kNoStream).Wait());
+    RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kSum);  // by the symmetric kernels
+    const Allocation cpu = RANK_VALUE(group.Allocate(64, Device{}));
+    RANK_CHECK_OK(other->Register(cpu));
+    RANK_CHECK_STATUS(other->Register(Allocation()), absl::StatusCode::kInvalidArgument);
+    const Allocation small(std::shared_ptr<void>(memory.data(), [](void*) {}), 64, rank.device());
+    const Allocation& uneven = rank.rank == 0 ? memory : small;
+    RANK_CHECK_STATUS(other->Register(uneven), absl::StatusCode::kFailedPrecondition, "4096", "64");
+  });
+  CHECK(job.nccl.live_windows() == 0);
+  kept.clear();
+  CHECK(job.nccl.live_memory() == 0);
+}
+
+TEST_CASE("no memory left is an error on all ranks, and nothing sticks") {
+  Job job(2);
+  job.nccl.Plan("MemAlloc", 0, Mishap::kFail, nccl::kUnhandledCudaError);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    RANK_CHECK_STATUS(group.Allocate(100, rank.device()), absl::StatusCode::kResourceExhausted, "100 bytes");
+    RANK_CHECK_OK(group.Allocate(100, rank.device()));
+  });
+  Job old(2, 21803);  // in which NCCL does not allocate
+  old.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t bytes = size_t{1} << 60;
+    RANK_CHECK_STATUS(group.Allocate(bytes, rank.device()), absl::StatusCode::kResourceExhausted,
+                      absl::StrCat("no ", bytes, " bytes of GPU memory left"), "rank ");
+    RANK_CHECK_OK(group.Allocate(100, rank.device()));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

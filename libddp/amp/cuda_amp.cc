@@ -41,7 +41,7 @@ class CudaAmp final : public AmpDevice {
     return guard.status().ok() ? Devices().UpdateScale(rule, numbers, stream.native) : guard.status();
   }
   absl::Status Convert(const Buffer& in, const Buffer& out, Stream stream) override {
-    return CopyScaled({&in, 1}, {&out, 1}, 1, stream);
+    return CopyScaled(in, out, 1, stream);
   }
   absl::Status Read(const void* data, void* host, size_t bytes, Stream stream) override {
     return Transfer(host, data, bytes, stream);

@@ -17,7 +17,7 @@ class AllReduceHook final : public CommHook {
  public:
   std::string name() const override { return "all_reduce"; }
   Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
-    return group.AllReduce({&bucket.buffer, 1}, {&bucket.buffer, 1}, bucket.reduce, bucket.stream);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
   }
 };
 
@@ -66,7 +66,7 @@ class CompressionHook final : public CommHook {
       if (Compresses(bucket)) {
         // What is to be divided before the sum had better be before it is rounded to fewer bits.
         sent.reduce.prescale = 1;
-        absl::Status s = CopyScaled({&bucket.buffer, 1}, {&sent.buffer, 1}, bucket.reduce.prescale, bucket.stream);
+        absl::Status s = CopyScaled(bucket.buffer, sent.buffer, bucket.reduce.prescale, bucket.stream);
         if (!s.ok()) return s;
       }
     }
@@ -79,7 +79,7 @@ class CompressionHook final : public CommHook {
     GradBucket& sent = compressed_[bucket.index];
     sent.stream = bucket.stream;
     if (absl::Status s = inner_->Finish(sent); !s.ok()) return s;
-    return CopyScaled({&sent.buffer, 1}, {&bucket.buffer, 1}, 1, bucket.stream);
+    return CopyScaled(sent.buffer, bucket.buffer, 1, bucket.stream);
   }
 
  private:

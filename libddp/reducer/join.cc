@@ -116,7 +116,7 @@ absl::Status Model::ShadowStep() {
   ForgetGivenGradients();
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kTrained && roles_[i] != Role::kIdle) continue;
-    status.Update(Zero({&all_[i].slot, 1}, stream));
+    status.Update(Zero(all_[i].slot, stream));
     if (Detecting()) {
       left_out_.push_back(i);
       kept_.emplace_back();

@@ -250,7 +250,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   const absl::StatusOr<Stream> stream = streams_.Follow({});
   absl::Status zeroed = stream.status();
   for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
-    if (all_[i].owned && !trains_on[i]) zeroed = Zero({&all_[i].parameter.grad, 1}, *stream);
+    if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
   }
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
   if (!zeroed.ok()) return zeroed;

@@ -92,6 +92,8 @@ class Model final : public DistributedDataParallel {
   void Arrive(size_t index);
   void Misused(absl::string_view what, absl::StatusCode code = absl::StatusCode::kFailedPrecondition);
   absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
+  // The stream that a call works on; see GradStreams.
+  absl::StatusOr<Stream> Follow(absl::string_view call, Stream stream);
   void GiveUp(const absl::Status& why);
   absl::Status Reduce(Stream stream);
   absl::Status Communicate(Stream stream);

@@ -22,8 +22,7 @@ std::vector<Buffer> Model::Gradients() const {
 }
 
 absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
-  if (absl::Status s = CheckStreamOf("GradNorm", stream); !s.ok()) return s;
-  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  const absl::StatusOr<Stream> followed = Follow("GradNorm", stream);
   if (!followed.ok()) return followed.status();
   if (order == 1) return Norm(Gradients(), NormKind::kL1, *followed);
   if (order == 2) return Norm(Gradients(), NormKind::kL2, *followed);
@@ -45,7 +44,7 @@ absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order, Stream
   const absl::StatusOr<Stream> followed = streams_.Follow(stream);
   absl::Status status = followed.status();
   for (const Buffer& range : Gradients()) {
-    if (status.ok()) status = CopyScaled({&range, 1}, {&range, 1}, scale, *followed);
+    if (status.ok()) status = CopyScaled(range, range, scale, *followed);
   }
   if (status.ok()) status = streams_.Complete(*followed);
   if (!status.ok()) return status;

@@ -243,14 +243,14 @@ absl::Status PowerSgdHook::MakeP(const GradBucket& bucket, Messages& messages) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count);
     const Buffer to = Part(messages.first, at, gradient.count);
-    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
     at += gradient.count;
   }
   for (const size_t g : messages.compressed) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     State& state = StateOf(gradient);
     const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count), to = Floats(state.next_error);
-    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
     AddScaled(state.next_error.data(), state.error.data(), 1, state.error.size());
     PrepareQ(bucket, gradient, state);
     const Matrix m{state.next_error.data(), state.rows, state.columns};
@@ -260,7 +260,7 @@ absl::Status PowerSgdHook::MakeP(const GradBucket& bucket, Messages& messages) {
       }
     }
     const Buffer p = Floats(state.p), message = Part(messages.first, at, state.p.size());
-    if (absl::Status s = CopyScaled({&p, 1}, {&message, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(p, message, 1, bucket.stream); !s.ok()) return s;
     at += state.p.size();
   }
   return absl::OkStatus();
@@ -273,7 +273,7 @@ absl::Status PowerSgdHook::MakeQ(const GradBucket& bucket, Messages& messages) {
   for (const size_t g : messages.compressed) {
     State& state = StateOf(bucket.gradients[g]);
     const Buffer message = Part(messages.first, at, state.p.size()), p = Floats(state.p);
-    if (absl::Status s = CopyScaled({&message, 1}, {&p, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(message, p, 1, bucket.stream); !s.ok()) return s;
     at += state.p.size();
     Orthonormalize({state.p.data(), state.rank, state.rows});
     const Matrix m{state.next_error.data(), state.rows, state.columns};
@@ -284,7 +284,7 @@ absl::Status PowerSgdHook::MakeQ(const GradBucket& bucket, Messages& messages) {
       }
     }
     const Buffer q = Floats(state.next_q), to = Part(messages.second, out, state.next_q.size());
-    if (absl::Status s = CopyScaled({&q, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(q, to, 1, bucket.stream); !s.ok()) return s;
     out += state.next_q.size();
   }
   return absl::OkStatus();
@@ -302,7 +302,7 @@ absl::Status PowerSgdHook::Decompress(const GradBucket& bucket, const GradBucket
   }
   AddScaled(state.next_error.data(), result.data(), -static_cast<float>(bucket.share), result.size());
   const Buffer from = Floats(result), to = Part(bucket.buffer, gradient.offset, gradient.count);
-  return CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream);
+  return CopyScaled(from, to, 1, bucket.stream);
 }
 
 absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
@@ -313,7 +313,7 @@ absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     const Buffer from = Part(messages.first, at, gradient.count);
     const Buffer to = Part(bucket.buffer, gradient.offset, gradient.count);
-    if (absl::Status s = CopyScaled({&from, 1}, {&to, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
     at += gradient.count;
   }
   size_t in = 0;
@@ -322,11 +322,11 @@ absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
     const GradBucket::Gradient& gradient = bucket.gradients[g];
     State& state = StateOf(gradient);
     const Buffer message = Part(messages.second, in, state.next_q.size()), q = Floats(state.next_q);
-    if (absl::Status s = CopyScaled({&message, 1}, {&q, 1}, 1, bucket.stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(message, q, 1, bucket.stream); !s.ok()) return s;
     in += state.next_q.size();
     if (absl::Status s = Decompress(bucket, gradient, state, result); !s.ok()) return s;
   }
-  const absl::StatusOr<double> largest = Norm({&bucket.buffer, 1}, NormKind::kMax, bucket.stream);
+  const absl::StatusOr<double> largest = Norm(bucket.buffer, NormKind::kMax, bucket.stream);
   if (!largest.ok()) return largest.status();
   finite_ &= std::isfinite(*largest);
   if (bucket.is_last && finite_) KeepStep();

@@ -293,7 +293,7 @@ void Reducer::Launch(Stream stream) {
   bucket.view.reduce = scale_.reduce;
   bucket.view.share = scale_.share;
   bucket.view.stream = stream;
-  if (bucket.packed) status_ = CopyScaled(bucket.ranges, {&bucket.view.buffer, 1}, 1, stream);
+  if (bucket.packed) status_ = CopyScaled(bucket.ranges, bucket.view.buffer, 1, stream);
   if (status_.ok()) StartRound(bucket);
 }
 
@@ -344,8 +344,8 @@ void Reducer::Complete(BucketState& bucket, Stream stream) {
   if (hook_ == nullptr || !status_.ok()) return;
   bucket.view.stream = stream;
   status_ = Call(bucket, [&] { return hook_->Finish(bucket.view); });
-  if (status_.ok() && nonfinite_ != nullptr) status_ = CheckFinite({&bucket.view.buffer, 1}, nonfinite_, stream);
-  if (status_.ok() && bucket.packed) status_ = CopyScaled({&bucket.view.buffer, 1}, bucket.ranges, 1, stream);
+  if (status_.ok() && nonfinite_ != nullptr) status_ = CheckFinite(bucket.view.buffer, nonfinite_, stream);
+  if (status_.ok() && bucket.packed) status_ = CopyScaled(bucket.view.buffer, bucket.ranges, 1, stream);
   bucket.times.done_ns = NowNs() - begin_ns_;
 }
 

@@ -138,7 +138,7 @@ void ReplicaCheck::Drop() {
   if (status.ok()) {
     WaitFetched([] { return false; }).IgnoreError();
   } else {  // an aborted operation may hold the GPU for ever: its memory is not given back
-    static_cast<void>(arrays_.release());
+    Forsake();
   }
 }
 

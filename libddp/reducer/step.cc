@@ -69,7 +69,7 @@ absl::Status Model::ZeroIdle(Stream stream) {
   absl::Status status = own.status();
   for (const size_t i : idle) {
     status.Update(UseStandIn(i));
-    if (status.ok()) status = Zero({&all_[i].slot, 1}, streams_.Use(*own));
+    if (status.ok()) status = Zero(all_[i].slot, streams_.Use(*own));
     Arrive(i);
   }
   return status;
@@ -80,10 +80,10 @@ void Model::Arrive(size_t index) {
 }
 
 void Model::GradReady(size_t index, Stream stream) noexcept {
-  const bool elsewhere = streams_.on_gpu() && IsGpu(stream.device) && stream.device != device_;
+  const absl::Status ordered = CheckStream(device_, stream);
   if (!in_step_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(mutex_);
-    BeginStep(elsewhere ? Stream{} : stream);
+    BeginStep(ordered.ok() ? stream : kNoStream);
   }
   const auto misused = [this](const auto&... what) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -106,9 +106,9 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
     return misused("the gradient of '", trained.parameter.name,
                    "' was announced before its memory was given; call SetGrad first, in every step");
   }
-  if (absl::Status s = CheckStream(device_, stream); !s.ok()) {
+  if (!ordered.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Misused(absl::StrCat("GradReady of '", trained.parameter.name, "': ", s.message()), s.code());
+    Misused(absl::StrCat("GradReady of '", trained.parameter.name, "': ", ordered.message()), ordered.code());
     return;
   }
   if (!reducing_.load(std::memory_order_relaxed)) return;
@@ -151,6 +151,11 @@ absl::Status Model::CheckStreamOf(absl::string_view call, Stream stream) const {
   absl::Status status = CheckStream(device_, stream);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("rank ", group_->rank(), ": ", call, ": ", status.message()));
+}
+
+absl::StatusOr<Stream> Model::Follow(absl::string_view call, Stream stream) {
+  if (absl::Status s = CheckStreamOf(call, stream); !s.ok()) return s;
+  return streams_.Follow(stream);
 }
 
 // --- copying mode ---------------------------------------------------------------------------------------------------
@@ -283,9 +288,8 @@ absl::Status Model::CheckGivenGradients() {
 absl::Status Model::FinishBackward(Stream stream) {
   const TraceScope scope(*group_, "FinishBackward");
   std::lock_guard<std::mutex> lock(mutex_);
-  BeginStep(stream);
-  misuse_.Update(CheckStreamOf("FinishBackward", stream));
-  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  BeginStep(CheckStream(device_, stream).ok() ? stream : kNoStream);
+  const absl::StatusOr<Stream> followed = Follow("FinishBackward", stream);
   misuse_.Update(followed.status());
   const absl::Status status = reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_;
   if (!status.ok() && !agreed_failure_) GiveUp(status);
@@ -400,9 +404,8 @@ void Model::ZeroGrad(Stream stream) {
   }
   in_place = memory_->Merge(in_place);
   all.insert(all.end(), in_place.begin(), in_place.end());
-  absl::Status status = CheckStreamOf("ZeroGrad", stream);
-  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
-  status.Update(followed.status());
+  const absl::StatusOr<Stream> followed = Follow("ZeroGrad", stream);
+  absl::Status status = followed.status();
   if (status.ok()) status = Zero(all, *followed);
   if (status.ok()) status = streams_.Complete(*followed);
   if (status.ok()) return;

@@ -65,10 +65,10 @@ absl::Status Model::LeaveOut(size_t index, Stream stream) {
   if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
     absl::StatusOr<StreamArray> copy = StreamArray::Make(trained.slot.count, trained.slot.dtype, stream);
     if (!copy.ok()) return copy.status();
-    if (absl::Status s = CopyScaled({&trained.slot, 1}, copy->span(), 1, stream); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(trained.slot, copy->span(), 1, stream); !s.ok()) return s;
     kept_.back() = *std::move(copy);
   }
-  if (absl::Status s = Zero({&trained.slot, 1}, stream); !s.ok()) return s;
+  if (absl::Status s = Zero(trained.slot, stream); !s.ok()) return s;
   Arrive(index);
   return absl::OkStatus();
 }
@@ -91,7 +91,7 @@ absl::Status Model::FinishUsedMap(Stream stream) {
       status = UseStandIn(left_out_[k]);
       status.Update(CopyGradients({&left_out_[k], 1}, false, stream));
     } else if (kept_[k].has_value()) {
-      status = CopyScaled(kept_[k]->span(), {&trained.slot, 1}, 1, stream);
+      status = CopyScaled(kept_[k]->span(), trained.slot, 1, stream);
     }
     if (!status.ok()) return status;
   }

@@ -139,7 +139,9 @@ const BlockPlan& MultiNodeGroup::PlanOf(const CheckedCall& call) const {
     case Kind::kBroadcast:
       return from_root_[call.key.root];
     case Kind::kBarrier:
-      return even_;
+    case Kind::kSend:
+    case Kind::kRecv:
+      break;
     case Kind::kReduceScatter:
     case Kind::kAllGather:
     case Kind::kAllGatherV:

@@ -22,7 +22,7 @@ Work CheckedGroup::Start(const Call& call) {
   if (call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv) {
     return StartMessage({call.kind == Call::Kind::kSend, call.in, call.peer, call.tag, in, call.after});
   }
-  CheckedCall checked{.key = {.kind = static_cast<OperationKey::Kind>(call.kind), .in = in.dtype, .out = out.dtype},
+  CheckedCall checked{.key = {.kind = call.kind, .in = in.dtype, .out = out.dtype},
                       .in = call.in,
                       .out = call.out,
                       .count = call.kind == Call::Kind::kAllGatherV ? out.count : in.count,

@@ -34,7 +34,7 @@ std::string OperationKey::Describe(uint64_t count) const {
   if (kind > Kind::kBarrier) return "an unknown operation";
   if (kind == Kind::kBarrier) return "barrier()";
   const bool reduces = kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
-  return absl::StrCat(NameOf(static_cast<Call::Kind>(kind)), "(", reduces ? absl::StrCat(Name(op), ", ") : "",
+  return absl::StrCat(NameOf(kind), "(", reduces ? absl::StrCat(Name(op), ", ") : "",
                       kind == Kind::kBroadcast ? absl::StrCat("from rank ", root, ", ") : "", types, ", ", count,
                       " elements", kind == Kind::kAllGatherV ? " in all" : "",
                       check_nonfinite ? ", non-finite check)" : ")");

@@ -17,7 +17,7 @@ absl::string_view NameOf(Call::Kind kind);
 
 // Small enough to be compared in one word.
 struct OperationKey {
-  enum class Kind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllGatherV, kAllToAll, kBroadcast, kBarrier };
+  using Kind = Call::Kind;  // of a collective operation
   Kind kind = Kind::kBarrier;
   DType in = DType::kUInt8;
   DType out = DType::kUInt8;

@@ -1,30 +1,20 @@
-#include <atomic>
-#include <utility>
+#include "libddp/comm/base/counted_work.h"
 
-#include "ddp/process_group.h"
+#include <utility>
 
 namespace ddp {
 namespace {
 
-// A call that was refused.
-class RefusedWork final : public internal::WorkState {
+// A call that was refused. Only the Work owns it.
+class RefusedWork final : public CountedWork {
  public:
-  explicit RefusedWork(absl::Status error) : error_(std::move(error)) {}
-
-  bool Done() const override { return true; }
-  absl::Status Wait(absl::Time) override { return error_; }
-  absl::Status BlockStream(Stream) override { return error_; }
-  absl::Status CallStatus() const override { return error_; }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  explicit RefusedWork(absl::Status error) {
+    Finish(std::move(error));
+    Unref();
   }
 
- private:
-  ~RefusedWork() override = default;
-
-  const absl::Status error_;
-  std::atomic<int> refs_{1};
+  absl::Status Wait(absl::Time) override { return status(); }
+  absl::Status CallStatus() const override { return status(); }
 };
 
 }  // namespace

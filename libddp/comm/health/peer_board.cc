@@ -170,10 +170,8 @@ absl::Status PeerBoard::Gone(uint64_t sequence) {
     if (!died && !(left && line(p).posted.load(std::memory_order_acquire) <= sequence)) continue;
     gone.push_back(ranks_[p]);
     if (!text.empty()) continue;
-    text = died ? absl::StrCat("rank ", ranks_[p], " (process ", watch_.pid(static_cast<int>(p)),
-                               ") has died; see its own output for the reason, and start the job again")
-                : absl::StrCat("rank ", ranks_[p], " has left the group without taking part in operation ", sequence,
-                               kLeftRemedy);
+    text = died ? DiedText(ranks_[p], watch_.pid(static_cast<int>(p)))
+                : LeftText(ranks_[p], absl::StrCat("taking part in operation ", sequence, kLeftRemedy));
   }
   return gone.empty() ? absl::OkStatus() : WithFailedRanks(absl::UnavailableError(text), gone);
 }

@@ -8,7 +8,18 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace ddp {
+
+std::string DiedText(int rank, pid_t pid) {
+  return absl::StrCat("rank ", rank, " (process ", pid,
+                      ") has died; see its own output for the reason, and start the job again");
+}
+
+std::string LeftText(int rank, absl::string_view without) {
+  return absl::StrCat("rank ", rank, " has left the group without ", without);
+}
 
 PeerWatch::PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment)
     : self_(ProcessId::OfSelf()), segment_(std::move(segment)) {

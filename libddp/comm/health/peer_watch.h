@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/memory/shared_segment.h"
@@ -18,6 +20,10 @@ namespace ddp {
 inline constexpr int64_t kLookEveryNs = 1'000'000;
 // What a dead rank has announced may still end well without it, unless it took a part with it: that shows in this time.
 inline constexpr int64_t kDeathGraceNs = 200'000'000;
+
+// How errors say that a peer is gone.
+std::string DiedText(int rank, pid_t pid);
+std::string LeftText(int rank, absl::string_view without);  // "taking part in operation 7"
 
 // Not thread-safe.
 class PeerWatch {

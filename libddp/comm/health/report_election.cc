@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include "absl/strings/str_format.h"
 #include "libddp/base/spin.h"
 
 namespace ddp {
@@ -11,6 +12,13 @@ namespace {
 constexpr int64_t kReportNs = 100'000'000;
 
 }  // namespace
+
+std::string StallText(int rank, absl::string_view operation, int64_t waited_ns, absl::string_view laggards,
+                      absl::Duration timeout) {
+  return absl::StrFormat("rank %d: %s, has been waiting for %.1f s: %s; it goes on waiting up to the time-out of %s",
+                         rank, operation, static_cast<double>(waited_ns) / 1e9, laggards,
+                         absl::FormatDuration(timeout));
+}
 
 bool ReportElection::ClaimStall(uint64_t sequence, uint64_t end, int before, int64_t waited_ns, int64_t patience_ns) {
   if (waited_ns - before * kReportNs < patience_ns) return false;

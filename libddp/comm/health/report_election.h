@@ -4,10 +4,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace ddp {
+
+// How long a rank has been waiting in an operation, and for whom: "did not arrive: rank 1".
+std::string StallText(int rank, absl::string_view operation, int64_t waited_ns, absl::string_view laggards,
+                      absl::Duration timeout);
 
 // In memory that the ranks share; all zero at first.
 class alignas(64) ReportElection {

@@ -43,6 +43,8 @@ Piece DataMap::Moved(int source, int target) const {
       return source == root_ && target != root_ ? Piece{0, 0, count_} : Piece{};
     case Kind::kReduceScatter:
     case Kind::kBarrier:
+    case Kind::kSend:
+    case Kind::kRecv:
       break;
   }
   return {};
@@ -61,6 +63,8 @@ size_t DataMap::ResultElements(int rank) const {
     case Kind::kBroadcast:
       return rank == root_ ? 0 : count_;
     case Kind::kBarrier:
+    case Kind::kSend:
+    case Kind::kRecv:
       break;
   }
   return 0;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/comm/host/engine.h"
@@ -105,11 +104,9 @@ std::vector<Engine::GonePeer> Engine::GonePeers() const {
 
 absl::Status Engine::GoneError(const GonePeer& peer, absl::string_view left_without) const {
   const int name = options_.NameOf(peer.rank);
-  const std::string text = peer.died
-                               ? absl::StrCat("rank ", name, " (process ", options_.peers.pid(peer.rank),
-                                              ") has died; see its own output for the reason, and start the job again")
-                               : absl::StrCat("rank ", name, " has left the group without ", left_without);
-  return WithFailedRanks(absl::UnavailableError(text), {name});
+  return WithFailedRanks(
+      absl::UnavailableError(peer.died ? DiedText(name, options_.peers.pid(peer.rank)) : LeftText(name, left_without)),
+      {name});
 }
 
 void Engine::CheckPeers(int64_t waited_ns) {
@@ -207,11 +204,9 @@ void Engine::ReportStall(const Operation& oldest, int64_t waited_ns) {
   for (int r = 0; r < options_.rank; ++r) before += HasAnnounced(oldest.sequence, r);
   const uint64_t end = first_sequence_ + queue_.size();
   if (!control_.election().ClaimStall(oldest.sequence, end, before, waited_ns, patience)) return;
-  options_.observer->OnIncident(Incident(
-      false,
-      absl::StrFormat("rank %d: %s, has been waiting for %.1f s: %s; it goes on waiting up to the time-out of %s",
-                      options_.rank, oldest.Describe(), static_cast<double>(waited_ns) / 1e9,
-                      FindLaggards(oldest, waited_ns).Describe(), absl::FormatDuration(options_.timeout))));
+  options_.observer->OnIncident(
+      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns, FindLaggards(oldest, waited_ns).Describe(),
+                                options_.timeout)));
 }
 
 // Nobody is let go before the report is out: a launcher may kill the whole job as soon as one rank has ended.

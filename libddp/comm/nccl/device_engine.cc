@@ -207,8 +207,8 @@ absl::Status DeviceEngine::MakeRoom() {
   return absl::OkStatus();
 }
 
-// Everything the caller has submitted to `after` comes first. A default-made Stream means that nothing has to; the
-// stream may have become part of a capture by an earlier call.
+// Everything the caller has submitted to `after` comes first. With kNoStream nothing has to; the group's stream may
+// have become part of a capture by an earlier call.
 absl::Status DeviceEngine::OrderAfter(Stream after, bool* captured) {
   const bool ordered = after.device.kind != Device::Kind::kCpu;
   absl::StatusOr<bool> capturing = runtime().Capturing(ordered ? after.native : stream_.get());

@@ -118,7 +118,7 @@ class DeviceGroup final : public CheckedGroup {
     if (board == nullptr || in.empty() || message) return control_.get();
     const size_t count =
         std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
-    board->PostHostCall({.kind = static_cast<Kind>(call.kind), .in = in[0].dtype, .out = in[0].dtype}, count);
+    board->PostHostCall({.kind = call.kind, .in = in[0].dtype, .out = in[0].dtype}, count);
     return control_.get();
   }
 
@@ -176,6 +176,9 @@ Work DeviceGroup::StartChecked(const CheckedCall& call) {
     }
     case Kind::kBarrier:
       return Barrier();
+    case Kind::kSend:
+    case Kind::kRecv:
+      break;
   }
   return absl::InternalError("an unknown operation");
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
@@ -61,10 +60,8 @@ void DevicePeers::TellStall(const DeviceOperation& operation, uint64_t sequence,
   std::vector<int> missing;
   const std::string laggards = Laggards(operation, sequence, &missing);
   options_.observer->OnIncident(options_.board->Incident(
-      false, absl::StrFormat("rank %d: operation %d, %s, has been waiting for %.1f s: %s; it goes on waiting up to the "
-                             "time-out of %s",
-                             options_.rank, sequence, operation.Describe(), static_cast<double>(waited_ns) / 1e9,
-                             laggards, absl::FormatDuration(options_.timeout))));
+      false, StallText(options_.rank, absl::StrCat("operation ", sequence, ", ", operation.Describe()), waited_ns,
+                       laggards, options_.timeout)));
 }
 
 absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t sequence) const {

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
+#include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/nodes/node_pipeline.h"
 
 namespace ddp {
@@ -109,8 +109,8 @@ absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
     const ControlMessages::Departure& departure = control_messages_.departure(r);
     if (!departure.left || departure.operations > oldest->sequence) continue;
     return WithFailedRanks(
-        absl::UnavailableError(absl::StrCat("rank ", r, " has left the group without taking part in operation ",
-                                            oldest->sequence, ", ", oldest->Describe(), kLeftRemedy)),
+        absl::UnavailableError(LeftText(
+            r, absl::StrCat("taking part in operation ", oldest->sequence, ", ", oldest->Describe(), kLeftRemedy))),
         {r});
   }
   // Where nothing is missing from other nodes, the engines should know more.
@@ -198,8 +198,8 @@ void NodePipeline::Leave() {
     return;
   }
   // Not freed, ever.
-  (void)in_flight_.release();
-  new std::shared_ptr<SharedSegment>(options_.segment);
+  KeepForever(std::shared_ptr<InFlight>(std::move(in_flight_)));
+  KeepForever(options_.segment);
 }
 
 // --- reports: each node's of its own ranks, as it cannot read the others' rings -------------------------------------
@@ -224,12 +224,10 @@ void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
   bool arrived = false;
   ReportElection& election = reducing_.options().control.election();
   if (!election.ClaimStall(oldest.sequence, queue_.back()->sequence + 1, local(), waited_ns, patience)) return;
-  options_.observer->OnIncident(Incident(
-      false,
-      absl::StrFormat("rank %d: %s, has been waiting for %.1f s: did not arrive, or not finish: %s; it goes on waiting "
-                      "up to the time-out of %s",
-                      options_.rank, oldest.Describe(), static_cast<double>(waited_ns) / 1e9,
-                      NodesOf(Missing(oldest, &arrived)), absl::FormatDuration(options_.timeout))));
+  options_.observer->OnIncident(
+      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns,
+                                absl::StrCat("did not arrive, or not finish: ", NodesOf(Missing(oldest, &arrived))),
+                                options_.timeout)));
 }
 
 // A failure is reported once on each node, by whoever finds it first, and before anybody is let go: a launcher may kill

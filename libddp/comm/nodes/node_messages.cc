@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/messages/message_order.h"
 
 namespace ddp {
@@ -201,9 +202,9 @@ absl::Status NodeMessages::CheckHealth(int64_t now, const ControlMessages& contr
     const bool waits_for_more =
         message->is_send() || std::find(expected_.begin(), expected_.end(), message) != expected_.end();
     if (departure.left && waits_for_more && received_from_[static_cast<size_t>(message->peer)] == departure.envelopes) {
-      return WithFailedRanks(absl::UnavailableError(absl::StrCat(
-                                 "rank ", message->peer, " has left the group without its part in rank ", rank_, "'s ",
-                                 message->Describe(), "; both ranks must make matching calls")),
+      return WithFailedRanks(absl::UnavailableError(LeftText(
+                                 message->peer, absl::StrCat("its part in rank ", rank_, "'s ", message->Describe(),
+                                                             "; both ranks must make matching calls"))),
                              {message->peer});
     }
   }

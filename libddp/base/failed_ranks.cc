@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ddp/process_group.h"
@@ -29,6 +31,13 @@ std::string PackFailedRanks(const absl::Status& error) {
 absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed) {
   if (!packed.empty()) error.SetPayload(kPayload, absl::Cord(packed));
   return error;
+}
+
+absl::Status NameRank(int rank, absl::string_view call, absl::Status error) {
+  if (error.ok() || absl::StartsWith(error.message(), "rank")) return error;
+  return WithPackedFailedRanks(
+      absl::Status(error.code(), absl::StrCat("rank ", rank, ": ", call, ": ", error.message())),
+      PackFailedRanks(error));
 }
 
 void PackedError::Pack(const absl::Status& error) {

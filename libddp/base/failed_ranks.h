@@ -1,4 +1,4 @@
-// Which ranks an error is about, in a form that programs can read.
+// Which ranks an error comes from and is about, for people and in a form that programs can read.
 #ifndef LIBDDP_BASE_FAILED_RANKS_H_
 #define LIBDDP_BASE_FAILED_RANKS_H_
 
@@ -19,6 +19,9 @@ absl::Status WithFailedRanks(absl::Status error, absl::Span<const int> ranks);
 // As text, for an error on its way to another rank: "1,3", or "".
 std::string PackFailedRanks(const absl::Status& error);
 absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed);
+
+// `error` with the rank and the call that it comes from, if its text names no rank yet: "rank 1: FinishBackward: ...".
+absl::Status NameRank(int rank, absl::string_view call, absl::Status error);
 
 // No group is larger.
 inline constexpr int kMaxRanks = 1 << 16;

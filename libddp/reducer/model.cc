@@ -253,7 +253,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
     if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
   }
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
-  if (!zeroed.ok()) return zeroed;
+  if (!zeroed.ok()) return Named("SetParameters", zeroed);
   if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;
@@ -300,7 +300,7 @@ absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel
   const absl::Status read = ReadVariables(&complete);
   if (absl::Status s = VerifyModel(group, parameters, complete, read); !s.ok()) return s;
   auto model = std::make_unique<Model>(group, parameters[0].value.device, complete);
-  if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return s;
+  if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return NameRank(group.rank(), "Create", s);
   return std::unique_ptr<DistributedDataParallel>(std::move(model));
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ddp/distributed_data_parallel.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/grad_streams.h"
@@ -94,6 +95,9 @@ class Model final : public DistributedDataParallel {
   absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
   // The stream that a call works on; see GradStreams.
   absl::StatusOr<Stream> Follow(absl::string_view call, Stream stream);
+  absl::Status Named(absl::string_view call, const absl::Status& error) const {
+    return NameRank(group_->rank(), call, error);
+  }
   void GiveUp(const absl::Status& why);
   absl::Status Reduce(Stream stream);
   absl::Status Communicate(Stream stream);

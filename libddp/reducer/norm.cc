@@ -24,11 +24,14 @@ std::vector<Buffer> Model::Gradients() const {
 absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
   const absl::StatusOr<Stream> followed = Follow("GradNorm", stream);
   if (!followed.ok()) return followed.status();
-  if (order == 1) return Norm(Gradients(), NormKind::kL1, *followed);
-  if (order == 2) return Norm(Gradients(), NormKind::kL2, *followed);
-  if (std::isinf(order) && order > 0) return Norm(Gradients(), NormKind::kMax, *followed);
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", group_->rank(), ": GradNorm: the order ", order, " is none of 1, 2 and infinity"));
+  if (order != 1 && order != 2 && !(std::isinf(order) && order > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", group_->rank(), ": GradNorm: the order ", order, " is none of 1, 2 and infinity"));
+  }
+  const NormKind kind = order == 1 ? NormKind::kL1 : order == 2 ? NormKind::kL2 : NormKind::kMax;
+  absl::StatusOr<double> norm = Norm(Gradients(), kind, *followed);
+  if (!norm.ok()) return Named("GradNorm", norm.status());
+  return norm;
 }
 
 // As torch.nn.utils.clip_grad_norm_ does, the small number in the divisor included.
@@ -47,7 +50,7 @@ absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order, Stream
     if (status.ok()) status = CopyScaled(range, range, scale, *followed);
   }
   if (status.ok()) status = streams_.Complete(*followed);
-  if (!status.ok()) return status;
+  if (!status.ok()) return Named("ClipGradNorm", status);
   return norm;
 }
 

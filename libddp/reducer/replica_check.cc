@@ -14,6 +14,9 @@
 namespace ddp {
 namespace {
 
+// For the GPU after the group has failed.
+constexpr int64_t kLeaveFailedNs = 1'000'000'000;
+
 std::string Ranks(const std::vector<size_t>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
@@ -45,9 +48,9 @@ absl::Status ReplicaCheck::Begin(ProcessGroup& group, int64_t step, bool compare
   on_gpu_ = on_host < order.size();
   Buffer in = Bytes(absl::MakeSpan(mine_)), out = Bytes(absl::MakeSpan(all_));
   if (on_gpu_) {
-    if (absl::Status s = HashOnGpu(order, on_host, stream); !s.ok()) return s;
-    in = {arrays_->mine.get(), in.count, in.dtype, stream.device};
-    out = {arrays_->all.get(), out.count, out.dtype, stream.device};
+    if (absl::Status s = HashOnGpu(group, order, on_host, stream); !s.ok()) return s;
+    in = arrays_->mine.View(in.dtype, 0, in.count);
+    out = arrays_->all.View(out.dtype, 0, out.count);
   }
   exchange_ = group.AllGather(in, out, stream);
   if (absl::Status s = exchange_.call_status(); !s.ok()) return s;
@@ -55,31 +58,32 @@ absl::Status ReplicaCheck::Begin(ProcessGroup& group, int64_t step, bool compare
   return absl::OkStatus();
 }
 
-absl::Status ReplicaCheck::HashOnGpu(absl::Span<const size_t> order, size_t on_host, Stream stream) {
+absl::Status ReplicaCheck::HashOnGpu(ProcessGroup& group, absl::Span<const size_t> order, size_t on_host,
+                                     Stream stream) {
   const DeviceGuard guard(Devices(), stream.device);
   if (!guard.status().ok()) return guard.status();
-  if (absl::Status s = MakeArrays(stream.device); !s.ok()) return s;
+  if (absl::Status s = MakeArrays(group, stream.device); !s.ok()) return s;
   std::vector<TransformPiece> pieces;
   for (const size_t i : order.subspan(on_host)) {
     pieces.push_back({replicas_[i].data.data, nullptr, BytesOf(replicas_[i].data)});
   }
   const size_t host_words = on_host + 1;
   std::copy_n(mine_.begin(), host_words, static_cast<uint64_t*>(arrays_->pinned.get()));
-  auto* const mine = static_cast<uint64_t*>(arrays_->mine.get());
+  auto* const mine = static_cast<uint64_t*>(arrays_->mine.data());
   absl::Status status = Devices().Copy(mine, arrays_->pinned.get(), host_words * sizeof(uint64_t), stream.native);
   if (status.ok()) status = Devices().Hash(pieces, mine + host_words, stream.native);
   return status;
 }
 
-absl::Status ReplicaCheck::MakeArrays(Device device) {
+absl::Status ReplicaCheck::MakeArrays(ProcessGroup& group, Device device) {
   const size_t words = mine_.size();
   if (arrays_ != nullptr && arrays_->words == words && arrays_->ranks == ranks_) return absl::OkStatus();
   auto arrays = std::make_unique<DeviceArrays>();
   arrays->words = words;
   arrays->ranks = ranks_;
-  absl::StatusOr<std::shared_ptr<void>> mine = AllocateOn(device, words * sizeof(uint64_t));
+  absl::StatusOr<Allocation> mine = group.Allocate(words * sizeof(uint64_t), device);
   if (!mine.ok()) return mine.status();
-  absl::StatusOr<std::shared_ptr<void>> all = AllocateOn(device, words * ranks_ * sizeof(uint64_t));
+  absl::StatusOr<Allocation> all = group.Allocate(words * ranks_ * sizeof(uint64_t), device);
   if (!all.ok()) return all.status();
   absl::StatusOr<std::shared_ptr<void>> pinned = Devices().AllocatePinned(words * (ranks_ + 1) * sizeof(uint64_t));
   if (!pinned.ok()) return pinned.status();
@@ -99,7 +103,7 @@ absl::Status ReplicaCheck::Fetch(Stream stream) {
   absl::Status status = guard.status();
   if (status.ok()) status = exchange_.BlockStream(stream);
   if (status.ok()) {
-    status = Devices().Copy(arrays_->pinned_all(), arrays_->all.get(), all_.size() * sizeof(uint64_t), stream.native);
+    status = Devices().Copy(arrays_->pinned_all(), arrays_->all.data(), all_.size() * sizeof(uint64_t), stream.native);
   }
   if (status.ok()) status = Devices().Record(arrays_->fetched.get(), stream.native);
   return status;
@@ -132,14 +136,12 @@ absl::Status ReplicaCheck::WaitFetched(absl::FunctionRef<bool()> give_up) {
 
 void ReplicaCheck::Drop() {
   if (!std::exchange(under_way_, false)) return;
-  const absl::Status status = exchange_.Wait();
+  const bool failed = !exchange_.Wait().ok();
   exchange_ = Work();
   if (!on_gpu_) return;
-  if (status.ok()) {
-    WaitFetched([] { return false; }).IgnoreError();
-  } else {  // an aborted operation may hold the GPU for ever: its memory is not given back
-    Forsake();
-  }
+  const int64_t until = NowNs() + kLeaveFailedNs;
+  const absl::Status fetched = WaitFetched([&] { return failed && NowNs() > until; });
+  if (absl::IsDeadlineExceeded(fetched)) Forsake();
 }
 
 absl::Status ReplicaCheck::Compare() const {

@@ -51,28 +51,30 @@ class ReplicaCheck {
     under_way_ = false;
     KeepForever(std::shared_ptr<DeviceArrays>(std::move(arrays_)));
   }
-  // Forgets the check under way; waits until nothing works on its memory any more.
+  // Forgets the check under way; waits until nothing works on its memory any more, which is kept if the group has
+  // failed and the GPU does not come free.
   void Drop();
-  // Forgets earlier checks, too.
+  // Before another group: forgets earlier checks, too.
   void Reset() {
     Drop();
+    arrays_.reset();
     equal_at_ = -1;
   }
 
  private:
   // On a GPU: where its kernels put hashes, and what the host reads and writes of it. Hashes as below.
   struct DeviceArrays {
-    std::shared_ptr<void> mine, all;  // in the GPU's memory
-    std::shared_ptr<void> pinned;     // this rank's, then those of all
-    size_t words = 0;                 // of one rank
+    Allocation mine, all;          // the group's: it knows when no operation has them any more
+    std::shared_ptr<void> pinned;  // this rank's, then those of all
+    size_t words = 0;              // of one rank
     size_t ranks = 0;
     OwnedEvent fetched;
 
     uint64_t* pinned_all() const { return static_cast<uint64_t*>(pinned.get()) + words; }
   };
 
-  absl::Status HashOnGpu(absl::Span<const size_t> order, size_t on_host, Stream stream);
-  absl::Status MakeArrays(Device device);
+  absl::Status HashOnGpu(ProcessGroup& group, absl::Span<const size_t> order, size_t on_host, Stream stream);
+  absl::Status MakeArrays(ProcessGroup& group, Device device);
   absl::Status WaitFetched(absl::FunctionRef<bool()> give_up);
   absl::Status Compare() const;
 

@@ -18,7 +18,7 @@ absl::Status Model::BroadcastValues(int root, Stream stream) {
   if (in_step_) return refuse("in the middle of a step; call it after FinishBackward");
   if (join_.has_value() && !join_over_) return refuse("inside a Join, whose Finish makes values equal");
   replicas_.Drop();  // what differed before does not count any more
-  return Broadcast(ValuesAndBuffers(), root, stream);
+  return Named("BroadcastValues", Broadcast(ValuesAndBuffers(), root, stream));
 }
 
 // After the step's last bucket has been launched, on all ranks alike: what the check before has found, and the next one

@@ -28,7 +28,7 @@ absl::Status Model::BeginForward(Stream stream) {
   }
   std::vector<Buffer> buffers;
   for (const ModelBuffer& b : options_.buffers) buffers.push_back(b.data);
-  return Broadcast(buffers, root, stream);
+  return Named("BeginForward", Broadcast(buffers, root, stream));
 }
 
 void Model::BeginStep(Stream stream) {
@@ -148,14 +148,14 @@ void Model::Misused(absl::string_view what, absl::StatusCode code) {
 }
 
 absl::Status Model::CheckStreamOf(absl::string_view call, Stream stream) const {
-  absl::Status status = CheckStream(device_, stream);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("rank ", group_->rank(), ": ", call, ": ", status.message()));
+  return Named(call, CheckStream(device_, stream));
 }
 
 absl::StatusOr<Stream> Model::Follow(absl::string_view call, Stream stream) {
   if (absl::Status s = CheckStreamOf(call, stream); !s.ok()) return s;
-  return streams_.Follow(stream);
+  const absl::StatusOr<Stream> followed = streams_.Follow(stream);
+  if (!followed.ok()) return Named(call, followed.status());
+  return followed;
 }
 
 // --- copying mode ---------------------------------------------------------------------------------------------------
@@ -291,7 +291,8 @@ absl::Status Model::FinishBackward(Stream stream) {
   BeginStep(CheckStream(device_, stream).ok() ? stream : kNoStream);
   const absl::StatusOr<Stream> followed = Follow("FinishBackward", stream);
   misuse_.Update(followed.status());
-  const absl::Status status = reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_;
+  const absl::Status status =
+      Named("FinishBackward", reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_);
   if (!status.ok() && !agreed_failure_) GiveUp(status);
   last_was_reduced_ = reducing_;
   EndStep();
@@ -410,7 +411,7 @@ void Model::ZeroGrad(Stream stream) {
   if (status.ok()) status = streams_.Complete(*followed);
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  misuse_.Update(status);
+  misuse_.Update(Named("ZeroGrad", status));
 }
 
 DdpStatistics Model::statistics() {

@@ -1,5 +1,7 @@
 #include "tests/support/fake_devices.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -22,6 +24,7 @@ constexpr int kHost = -1;      // registered host memory, which every device rea
 constexpr int kNowhere = 999;  // a device of nobody's
 
 thread_local int current_device = kNowhere;
+std::atomic<int> streams_held{0}, events_held{0};
 
 // All memory that devices reach, by its first byte: memory is passed between threads, and addresses are the process's.
 class MemoryMap {
@@ -46,6 +49,10 @@ class MemoryMap {
     if (after == ranges_.begin()) return kNowhere;
     --after;
     return begin + bytes <= after->first + after->second.first ? after->second.second : kNowhere;
+  }
+  int size() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int>(ranges_.size());
   }
 
  private:
@@ -109,7 +116,18 @@ const EventHandle& AsEvent(void* event) { return *static_cast<EventHandle*>(even
 
 }  // namespace
 
+// The start of a communicator works on 16 MiB. The heap keeps that from job to job, where pages made anew would take
+// most of a test's time.
+FakeDevices::FakeDevices(int count) : count_(count), streams_made_(static_cast<size_t>(count)) {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
 FakeDevices::~FakeDevices() = default;
+
+FakeDevices::Held FakeDevices::held() {
+  return {.streams = streams_held, .events = events_held, .memory = MemoryMap::Get().size()};
+}
 
 std::vector<std::string> FakeDevices::complaints() const {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -189,7 +207,8 @@ absl::Status FakeDevices::SetCurrent(Device device) {
   current_device = device.index;
   return absl::OkStatus();
 }
-int FakeDevices::Current() { return current_device; }
+int FakeDevices::ThreadDevice() { return current_device; }
+int FakeDevices::Current() { return ThreadDevice(); }
 
 absl::StatusOr<Device> FakeDevices::DeviceOf(const void* data) {
   const int device = MemoryMap::Get().DeviceOf(data, 1);
@@ -200,16 +219,24 @@ absl::StatusOr<Device> FakeDevices::DeviceOf(const void* data) {
 absl::StatusOr<void*> FakeDevices::CreateStream() {
   if (absl::Status s = Enter("CreateStream", current_device); !s.ok()) return s;
   const std::lock_guard<std::mutex> lock(mutex_);
+  ++streams_held;
   return Streams::Get().Start(late(current_device, streams_made_[static_cast<size_t>(current_device)]++));
 }
-void FakeDevices::DestroyStream(void* stream) { Streams::Get().End(static_cast<FakeStream*>(stream)); }
+void FakeDevices::DestroyStream(void* stream) {
+  Streams::Get().End(static_cast<FakeStream*>(stream));
+  --streams_held;
+}
 absl::StatusOr<void*> FakeDevices::CreateEvent(bool) {
   if (absl::Status s = Enter("CreateEvent", current_device); !s.ok()) return s;
   auto* const event = new EventHandle(std::make_shared<FakeEvent>());
   (*event)->device = current_device;
+  ++events_held;
   return event;
 }
-void FakeDevices::DestroyEvent(void* event) { delete static_cast<EventHandle*>(event); }
+void FakeDevices::DestroyEvent(void* event) {
+  delete static_cast<EventHandle*>(event);
+  --events_held;
+}
 
 absl::Status FakeDevices::Record(void* event, void* stream) {
   if (absl::Status s = EnterOn("Record", stream); !s.ok()) return s;

@@ -21,7 +21,7 @@ namespace ddp::testing {
 
 class FakeDevices final : public DeviceRuntime {
  public:
-  explicit FakeDevices(int count) : count_(count), streams_made_(static_cast<size_t>(count)) {}
+  explicit FakeDevices(int count);
   ~FakeDevices() override;
 
   // What ElapsedUs says.
@@ -53,8 +53,18 @@ class FakeDevices final : public DeviceRuntime {
   static void AddMemory(void* data, size_t bytes);
   static void FreeMemory(void* data);
 
+  // The calling thread's current device.
+  static int ThreadDevice();
+
   // What rules have been broken.
   std::vector<std::string> complaints() const;
+
+  // What the process has of all simulated GPUs: streams, events, and pieces of memory, the host's included.
+  struct Held {
+    int streams = 0, events = 0, memory = 0;
+    bool operator==(const Held&) const = default;
+  };
+  static Held held();
 
   absl::Status Check(Device device) override;
   int Count() override { return count_; }

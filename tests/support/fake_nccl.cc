@@ -106,9 +106,12 @@ struct Call {
 // Counts the call, and does what is planned for it.
 Call Enter(const char* function, int rank, Comm comm) {
   State* const mine = state;  // who hangs may wake up in another test
+  Call call;
+  call.result = mine->owner->fail(function, FakeDevices::ThreadDevice());
+  call.failed = call.result != nccl::kSuccess;
   std::unique_lock<std::mutex> lock(mine->mutex);
   ++state->calls[function];
-  Call call;
+  if (call.failed) return call;
   const auto plan = state->plans.find({function, rank});
   if (plan == state->plans.end() || plan->second.skip-- > 0) return call;
   const Planned planned = plan->second;
@@ -304,7 +307,10 @@ Result GroupStart() {
 }
 Result GroupEnd() {
   --group.depth;
-  return Flush();
+  const Call call = Enter("GroupEnd", 0, nullptr);
+  if (!call.failed) return Flush();
+  group = {};
+  return call.result;
 }
 
 Result GetVersion(int* version) {
@@ -379,7 +385,7 @@ Result RedOpCreatePreMulSum(int* op, void* scalar, nccl::DataType type, nccl::Sc
   state->factors[*op] = factor;
   return nccl::kSuccess;
 }
-Result RedOpDestroy(int, Comm) { return nccl::kSuccess; }
+Result RedOpDestroy(int, Comm comm) { return Enter("RedOpDestroy", comm->rank, comm).result; }
 
 Result MemAlloc(void** data, size_t bytes) {
   const Call call = Enter("MemAlloc", 0, nullptr);
@@ -417,13 +423,17 @@ Result CommWindowDeregister(Comm, nccl::Window) {
   return nccl::kSuccess;
 }
 
+int Read(int State::*number) {
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  return state->*number;
+}
+
 }  // namespace
 
 FakeNccl::FakeNccl(int version) {
   // Never freed, and reachable: threads that hung in a call look at theirs once more.
   static auto* const all = new std::vector<std::unique_ptr<State>>;
-  all->push_back(std::make_unique<State>());
-  state = all->back().get();
+  state = all->emplace_back(std::make_unique<State>()).get();
   state->owner = this;
   state->version = version;
 }
@@ -481,21 +491,11 @@ double FakeNccl::LastCost() { return last_cost; }
 
 int FakeNccl::Calls(const std::string& function) const {
   const std::lock_guard<std::mutex> lock(state->mutex);
-  const auto found = state->calls.find(function);
-  return found == state->calls.end() ? 0 : found->second;
+  return state->calls[function];
 }
-int FakeNccl::live_memory() const {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->memory;
-}
-int FakeNccl::live_windows() const {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->windows;
-}
-int FakeNccl::live_comms() const {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->live;
-}
+int FakeNccl::live_memory() const { return Read(&State::memory); }
+int FakeNccl::live_windows() const { return Read(&State::windows); }
+int FakeNccl::live_comms() const { return Read(&State::live); }
 int FakeNccl::last_op(int rank) const {
   const std::lock_guard<std::mutex> lock(state->mutex);
   return state->last_op.at(rank);

@@ -31,6 +31,10 @@ class FakeNccl {
   // functions without a communicator have rank 0.
   void Plan(const std::string& function, int rank, Mishap mishap, nccl::Result result = nccl::kInternalError,
             int skip = 0);
+  // May make any call fail ("AllReduce"), by the device that is current.
+  std::function<nccl::Result(const std::string& function, int device)> fail = [](const std::string&, int) {
+    return nccl::kSuccess;
+  };
   // What CommGetAsyncError says from now on.
   void SetAsyncError(int rank, nccl::Result error);
 

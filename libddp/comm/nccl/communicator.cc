@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/nccl/advice.h"
@@ -71,7 +72,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
                    "other by TCP (NCCL_SOCKET_IFNAME), or GPUs cannot reach each other's memory (an IOMMU or PCIe ACS "
                    "in between: try NCCL_P2P_DISABLE=1); NCCL_DEBUG=INFO says how far it came"),
       [communicator] {
-        absl::Status result = communicator->Connect();
+        absl::Status result = NameRank(communicator->setup_.rank, "connecting NCCL", communicator->Connect());
         // Nobody waits any more: what has come too late goes away.
         if (communicator->aborted_) communicator->Abort();
         return result;

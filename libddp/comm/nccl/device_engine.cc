@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
@@ -54,10 +55,10 @@ class DeviceWork final : public internal::WorkState {
     if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
       return engine->status();
     }
-    if (state.load(std::memory_order_acquire) == kCaptured) return engine->JoinCaptured(this, stream);
+    if (state.load(std::memory_order_acquire) == kCaptured) return Named(engine->JoinCaptured(this, stream));
     // A null stream is the current device's.
     const DeviceGuard guard(engine->runtime(), stream.device);
-    return guard.status().ok() ? engine->runtime().WaitEvent(stream.native, event.get()) : guard.status();
+    return Named(guard.status().ok() ? engine->runtime().WaitEvent(stream.native, event.get()) : guard.status());
   }
 
   void Ref() override { refs.fetch_add(1, std::memory_order_relaxed); }
@@ -66,6 +67,10 @@ class DeviceWork final : public internal::WorkState {
     // The engine may end with this reference, but not before it has the work back.
     const std::shared_ptr<DeviceEngine> keep = std::move(engine);
     keep->Recycle(this);
+  }
+
+  absl::Status Named(const absl::Status& error) const {
+    return error.ok() ? error : NameRank(engine->options().rank, operation.Describe(), error);
   }
 
   std::shared_ptr<DeviceEngine> engine;
@@ -150,13 +155,13 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
   }
   if (failed_.load(std::memory_order_acquire)) return status();
   const DeviceGuard guard(runtime(), options_.device);
-  if (!guard.status().ok()) return guard.status();
+  if (!guard.status().ok()) return LaunchFailed(operation, next_sequence_, guard.status());
   if (absl::Status s = MakeRoom(); !s.ok()) return s;
 
   bool captured = false;
-  if (absl::Status s = OrderAfter(after, &captured); !s.ok()) return s;
+  if (absl::Status s = OrderAfter(after, &captured); !s.ok()) return LaunchFailed(operation, next_sequence_, s);
   absl::StatusOr<DeviceWork*> made = NewWork();
-  if (!made.ok()) return made.status();
+  if (!made.ok()) return LaunchFailed(operation, next_sequence_, made.status());
   DeviceWork* const launched = *made;
   Work work(launched);
   launched->operation = operation;
@@ -174,9 +179,9 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
   if (enqueued.ok()) enqueued = enqueue(stream_.get());
   if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
   if (!enqueued.ok()) {
-    Fail(peers_.Explain(enqueued, launched->sequence));
+    const absl::Status first = LaunchFailed(operation, launched->sequence, enqueued);
     if (!captured) Note(*launched, FlightState::kFailed);
-    return status();  // the first cause, which may have been another's
+    return first;
   }
   if (captured) {
     captured_.store(true, std::memory_order_relaxed);
@@ -192,6 +197,13 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
   }
   options_.progress->Notify();
   return work;
+}
+
+// The peers run an operation that this rank does not: the group has failed. The first cause, which may have been
+// another's.
+absl::Status DeviceEngine::LaunchFailed(const DeviceOperation& operation, uint64_t sequence, const absl::Status& why) {
+  Fail(peers_.Explain(NameRank(options_.rank, operation.Describe(), why), sequence));
+  return status();
 }
 
 absl::Status DeviceEngine::MakeRoom() {
@@ -274,8 +286,7 @@ bool DeviceEngine::Finished(DeviceWork* work) {
   }
   const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
   if (!finished.ok()) {
-    Fail(absl::Status(finished.status().code(),
-                      absl::StrCat("rank ", options_.rank, ": ", finished.status().message())));
+    Fail(work->Named(finished.status()));
     return false;
   }
   if (!*finished) return false;

@@ -105,6 +105,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
 
   uint32_t* words() const { return static_cast<uint32_t*>(words_.get()); }
+  absl::Status LaunchFailed(const DeviceOperation& operation, uint64_t sequence, const absl::Status& why);
   absl::Status MakeRoom();
   absl::Status OrderAfter(Stream after, bool* captured);
   absl::StatusOr<DeviceWork*> NewWork();

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
 #include "libddp/base/env.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/checked_group.h"
@@ -233,7 +234,8 @@ absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
   // All ranks were told of these; anything else leaves them apart.
   if (!allocation.ok() && code != absl::StatusCode::kResourceExhausted &&
       code != absl::StatusCode::kFailedPrecondition) {
-    engine_->Fail(allocation.status());
+    engine_->Fail(NameRank(rank(), "allocate", allocation.status()));
+    return engine_->status();  // the first cause, which may have been another's
   }
   return allocation;
 }
@@ -348,7 +350,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Assemble(std::unique_ptr<ProcessGr
                             .observer = options.observer,
                             .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
                             .progress = options.progress});
-  if (!engine.ok()) return engine.status();
+  if (absl::Status s = Agree(*control, engine.status()); !s.ok()) {
+    if (engine.ok()) (*engine)->Shutdown();
+    return s;
+  }
   return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(communicator), *std::move(engine)));
 }
 

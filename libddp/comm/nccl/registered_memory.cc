@@ -67,14 +67,16 @@ absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
     block = Make(bytes);
     if (!block.ok()) return block.status();
   }
+  Allocation memory = HandOut(*block);  // an error from here on gives it back
   const NcclSetup& setup = communicator_->setup();
   const DeviceGuard guard(*setup.runtime, setup.device);
+  if (!guard.status().ok()) return guard.status();
   absl::StatusOr<OwnedStream> stream = MakeStream(*setup.runtime);
   if (!stream.ok()) return stream.status();
   if (absl::Status s = setup.runtime->Zero(block->data, bytes, stream->get()); !s.ok()) return s;
   if (absl::Status s = communicator_->WaitFor(stream->get(), absl::Now() + timeout_); !s.ok()) return s;
   if (absl::Status s = Calibrate(*block); !s.ok()) return s;
-  return HandOut(*block);
+  return memory;
 }
 
 // All ranks ask for the same size; a block of it that all of them have back is taken again. Its data is null if there

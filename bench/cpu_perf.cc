@@ -87,8 +87,9 @@ class CpuBench : public Bench {
     ours_ = *std::move(ours);
     if (!options_.peer) return absl::OkStatus();
     absl::StatusOr<Arrays> peers = MakeArrays(nullptr, bytes, two);
-    if (peers.ok()) peers_ = *std::move(peers);
-    return peers.status();
+    if (!peers.ok()) return peers.status();
+    peers_ = *std::move(peers);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<Row> Run(const Case& c) override {

@@ -55,8 +55,9 @@ class GpuBench : public Bench {
     link_rate_ = LinkRate();
     if (!options_.peer) return absl::OkStatus();
     auto raw = RawNccl::Create(group_, bytes, !options_.ordinary);
-    if (raw.ok()) raw_ = *std::move(raw);
-    return raw.status();
+    if (!raw.ok()) return raw.status();
+    raw_ = *std::move(raw);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<Row> Run(const Case& c) override {

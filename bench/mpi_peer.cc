@@ -60,10 +60,10 @@ bool MpiRuns(const Case& c) {
          c.collective == Collective::kAllGather;
 }
 
-void RunMpi(const Case& c, const void* given, void* out) {
+void RunMpi(const Case& c, const void* in, void* out) {
   const MPI_Datatype type = TypeOf(c.dtype);
   const MPI_Op op = OpOf(c.op);
-  const void* const in = c.in_place ? MPI_IN_PLACE : given;
+  if (c.in_place) in = MPI_IN_PLACE;
   const int all = static_cast<int>(c.count()), part = static_cast<int>(c.counts[static_cast<size_t>(c.rank)]);
   switch (c.collective) {
     case Collective::kAllReduce:

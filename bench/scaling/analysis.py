@@ -155,10 +155,18 @@ def point(series, ranks, crowd):
     for name, end in (("added_ms", "median"), ("added_ms_min", "min"), ("added_ms_max", "max")):
         p[name] = added[end] if added else None
     p["peak_memory_mib"] = max(run["summary"]["peak_rss_mb"] for run in made)
+    p["joules_per_sample"] = median(cost(run, "energy", "joules_per_sample") for run in made)
+    p["energy_contains"] = next((text for text in (cost(run, "energy", "contains") for run in made) if text), None)
+    p["share_of_products"] = median(cost(run, "operations", "share_of_products") for run in made)
     p["loss"] = median(run["summary"]["final_loss"] for run in made)
     p["loss_check"] = check_loss(series, ranks, base)
     p["loss_tolerance"] = tolerance_of(series.case)
     return p
+
+
+def cost(run, kind, name):
+    """What the trainer says about energy or operations; None if it has not measured it."""
+    return run["summary"].get(kind, {}).get(name)
 
 
 def add_communication(p, made):

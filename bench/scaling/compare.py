@@ -39,6 +39,9 @@ def table(matched, prices):
         "A exposed (ms)",
         "B exposed (ms)",
     ]
+    metered = any(p["joules_per_sample"] is not None for pair in matched for p in pair)
+    if metered:
+        head += ["A energy (J a sample)", "B energy (J a sample)"]
     rows, last = [], None
     for a, b in matched:
         if (a["case"], a["scaling"]) != last:
@@ -58,6 +61,8 @@ def table(matched, prices):
             number(a["exposed_ms"]),
             number(b["exposed_ms"]),
         ]
+        if metered:
+            row += [number(a["joules_per_sample"]), number(b["joules_per_sample"])]
         if priced:
             costs = [cost_per_million(p, price) for p, price in zip((a, b), prices)]
             ratio = "–" if None in costs else f"{costs[1] / costs[0]:.2f}"

@@ -127,8 +127,15 @@ def details(points):
         ("peak memory of a rank (MiB)", lambda p: number(p["peak_memory_mib"])),
         ("loss", lambda p: f"{p['loss']:.5g}"),
     )
+    measured = (  # by some trainers, on some machines
+        ("share_of_products", "share of the rate of large products", lambda p: percent(p["share_of_products"])),
+        ("joules_per_sample", "energy of a sample (J)", lambda p: number(p["joules_per_sample"])),
+    )
+    columns += tuple((title, show) for key, title, show in measured if any(p[key] is not None for p in points))
     rows = [("over" if p["oversubscribed"] else "", [show(p) for _, show in columns]) for p in points]
-    return markup.table([title for title, _ in columns], rows)
+    contents = {p["energy_contains"] for p in points if p["energy_contains"] is not None}
+    notes = "".join(f"<p>Energy: {escape(text)}.</p>" for text in sorted(contents))
+    return markup.table([title for title, _ in columns], rows) + notes
 
 
 def case_section(case, points, drawn):
@@ -323,6 +330,8 @@ one round.</li>
 <b>Communication</b> time: that in which at least one bucket is under way, waiting included. <b>Bus bandwidth</b>: bytes
 of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all-reduce alone shows.</li>
 <li><b>Added by reduction</b>: the step with reduction minus the step without, in the same round, then the median.</li>
+<li><b>Share of the rate of large products</b>: multiplications and additions of the model's products and convolutions
+per second, beside those of large matrix products on all ranks at once, measured after each training.</li>
 <li><b>Same loss?</b> Strong scaling computes the same training for every N, so its loss must agree. With weak scaling
 the rounds must agree. With batch normalisation (resnet20) each rank normalises its own part of a batch, so the losses
 differ a little (5 % are allowed).</li>

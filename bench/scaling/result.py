@@ -19,7 +19,8 @@ ENVIRONMENT_KEYS = """date cpu numa_nodes memory_mib gpus system libraries launc
     load_at_start slots""".split()
 CSV_COLUMNS = """case scaling ranks oversubscribed rounds batch samples_per_second speedup efficiency efficiency_min
     efficiency_max efficiency_without_reduction step_ms step_ms_without_reduction communication_ms exposed_ms hidden_ms
-    communication_to_computation bus_bandwidth_gb_s peak_memory_mib loss loss_check""".split()
+    communication_to_computation bus_bandwidth_gb_s peak_memory_mib joules_per_sample
+    share_of_products loss loss_check""".split()
 
 
 def new_result(settings, environment, command):

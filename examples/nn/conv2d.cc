@@ -11,7 +11,7 @@ namespace nn {
 
 Conv2d::Conv2d(onednn::SessionPtr session, const Conv2dOptions& o, int max_batch)
     : WeightedLayer({o.outputs, o.in.channels, o.kernel, o.kernel}, int64_t{o.in.channels} * o.kernel * o.kernel,
-                    o.bias),
+                    o.bias, static_cast<int64_t>(Pixels(1, o.out()))),
       session_(std::move(session)),
       shape_{o.in, o.outputs, o.kernel, o.stride, o.padding, o.in_layout},
       activation_(o.activation),

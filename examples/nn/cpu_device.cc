@@ -1,9 +1,12 @@
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "examples/nn/cpu_image_layers.h"
 #include "examples/nn/device.h"
+#include "examples/nn/onednn.h"
+#include "examples/nn/product_rate.h"
 #include "hwy/aligned_allocator.h"
 
 namespace nn {
@@ -49,6 +52,21 @@ class CpuDevice final : public Device {
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
     const size_t n = static_cast<size_t>(rows);
     *hits += CountCorrect({logits, n * static_cast<size_t>(classes)}, {labels, n});
+  }
+  double ProductRate(bool bfloat16) override {
+    constexpr int kSize = 1024;
+    std::vector<float> a(size_t{kSize} * kSize), b(a.size()), c(a.size());
+    for (size_t i = 0; i < a.size(); ++i) a[i] = b[i] = 1 + static_cast<float>(i * 2654435761u % 1024) / 1024;
+    const onednn::Factors factors = bfloat16 ? onednn::Factors::kBFloat16 : onednn::Factors::kFloat32;
+    onednn::MatMul product({kSize, kSize, kSize}, onednn::Order::kByRows, onednn::Order::kByColumns, {}, factors);
+    onednn::Rounded short_a(kSize, kSize), short_b(kSize, kSize);
+    if (bfloat16) {
+      short_a.Round(a.data());
+      short_b.Round(b.data());
+    }
+    return BestRate(kSize, [&] {
+      product.Run(bfloat16 ? short_a.data() : a.data(), bfloat16 ? short_b.data() : b.data(), nullptr, c.data());
+    });
   }
   void AddScaled(const float* __restrict x, float* __restrict y, size_t count, float scale, void*) override {
     for (size_t i = 0; i < count; ++i) y[i] = (x[i] + y[i]) * scale;

@@ -1,6 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "examples/nn/cuda_image_layers.h"
@@ -10,6 +11,7 @@
 #include "examples/nn/cuda_memory.h"
 #include "examples/nn/cuda_optimizer.h"
 #include "examples/nn/device.h"
+#include "examples/nn/product_rate.h"
 
 namespace nn {
 namespace {
@@ -75,6 +77,28 @@ class CudaDevice final : public Device {
   }
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
     Check(cuda::CountHits(options_.activations, logits, labels, rows, classes, hits, stream_), "a kernel");
+  }
+  double ProductRate(bool) override {
+    constexpr int kSize = 4096;
+    constexpr size_t kBytes = size_t{4} * kSize * kSize;  // enough for every type
+    const std::shared_ptr<void> a = cuda::AllocateBytes(kBytes, stream_), b = cuda::AllocateBytes(kBytes, stream_),
+                                c = cuda::AllocateBytes(kBytes, stream_);
+    // Numbers of a few sizes: a GPU multiplies zeros with less power, and so faster.
+    const bool wide = options_.activations == Element::kFloat32;
+    std::vector<uint32_t> words(kBytes / 4);
+    for (uint32_t i = 0; i < words.size(); ++i) {
+      const uint32_t noise = i * 2654435761u;
+      words[i] = wide ? 0x3f800000u | noise >> 9 : 0x3c003c00u | (noise & 0x03ff03ffu);
+    }
+    Upload(words.data(), a.get(), kBytes);
+    Upload(words.data(), b.get(), kBytes);
+    cuda::Matmul product(context_, {kSize, kSize}, {kSize, kSize}, options_.activations, CUBLASLT_EPILOGUE_DEFAULT);
+    if (!product.supported()) return 0;
+    Wait();
+    return BestRate(kSize, [&] {
+      product.Run(a.get(), b.get(), c.get(), nullptr, nullptr);
+      Wait();
+    });
   }
   void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) override {
     Check(cuda::AddScaled(x, y, count, scale, static_cast<cudaStream_t>(stream)), "a kernel");

@@ -84,7 +84,7 @@ class GpuConv2d final : public WeightedLayer {
  public:
   GpuConv2d(SessionPtr session, const Conv2dOptions& o, int max_batch)
       : WeightedLayer({o.outputs, o.in.channels, o.kernel, o.kernel}, int64_t{o.in.channels} * o.kernel * o.kernel,
-                      o.bias),
+                      o.bias, static_cast<int64_t>(Pixels(1, o.out()))),
         session_(std::move(session)),
         options_(o),
         max_batch_(max_batch),

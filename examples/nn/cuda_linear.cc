@@ -33,7 +33,7 @@ struct GpuLinear::Products {
 
 GpuLinear::GpuLinear(MatmulContext& context, int inputs, int outputs, Activation activation, int max_batch,
                      Layer* below)
-    : WeightedLayer({outputs, inputs}, inputs, true),
+    : WeightedLayer({outputs, inputs}, inputs, true, 1),
       context_(context),
       inputs_(inputs),
       outputs_(outputs),

@@ -19,6 +19,7 @@ struct ParameterSpec {
   std::vector<int64_t> shape;
   int64_t fan_in = 0;  // inputs per output; determines the range of the initial values
   float initial = 0;   // if fan_in is 0: all initial values
+  int64_t uses = 0;    // how often a sample's Forward multiplies with each element, in products and convolutions
 
   size_t count() const;  // the product of the shape
 };

@@ -46,7 +46,7 @@ struct Linear::Products {
 };
 
 Linear::Linear(int inputs, int outputs, Activation activation, int max_batch)
-    : WeightedLayer({outputs, inputs}, inputs, true),
+    : WeightedLayer({outputs, inputs}, inputs, true, 1),
       inputs_(inputs),
       outputs_(outputs),
       activation_(activation),

@@ -54,6 +54,16 @@ void Model::Bind(absl::Span<float* const> values, absl::Span<float* const> grads
   }
 }
 
+int64_t Model::flops() const {
+  int64_t total = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const int64_t forward = 2 * static_cast<int64_t>(parameters_[i].count()) * parameters_[i].uses;
+    // As many for the weight's gradient, and for that of the input, unless it is the model's.
+    total += forward * (i < first_parameter_[1] ? 2 : 3);
+  }
+  return total;
+}
+
 void Model::SetTraining(bool training) {
   for (const NamedLayer& named : layers_) named.layer->SetTraining(training);
 }

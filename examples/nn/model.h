@@ -50,6 +50,10 @@ class Model {
   // The parameters in the order in which Forward uses them. Backward announces them in reverse order.
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
+  // The floating-point operations of a sample's Forward and Backward: the multiplications and additions of matrix
+  // products and convolutions. Those of other layers, and of the optimizer, are not counted.
+  int64_t flops() const;
+
   // The buffers of all layers, each with the layer's name in front.
   const std::vector<LayerBuffer>& buffers() const { return buffers_; }
 

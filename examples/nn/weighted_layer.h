@@ -26,10 +26,11 @@ class WeightedLayer : public Layer {
   }
 
  protected:
-  // For a layer whose outputs are sums of `fan_in` products. Weight and bias have the same range of initial values.
-  WeightedLayer(std::vector<int64_t> weight_shape, int64_t fan_in, bool bias) {
+  // For a layer whose outputs are sums of `fan_in` products, in which each weight is used `uses` times per sample.
+  // Weight and bias have the same range of initial values.
+  WeightedLayer(std::vector<int64_t> weight_shape, int64_t fan_in, bool bias, int64_t uses) {
     const int64_t outputs = weight_shape[0];
-    parameters_ = {{"weight", std::move(weight_shape), fan_in}};
+    parameters_ = {{.name = "weight", .shape = std::move(weight_shape), .fan_in = fan_in, .uses = uses}};
     if (bias) parameters_.push_back({"bias", {outputs}, fan_in});
   }
   // For a layer that scales and shifts each of `channels` channels.

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "absl/strings/string_view.h"
 
@@ -27,6 +28,9 @@ class Console {
     if (bar_ && now >= next_draw_) DrawBar(now, step, steps, loss);
   }
 
+  // Shows the state of the machine beside the bar; without a bar, as a line of its own every 10 seconds.
+  void Monitor(Clock::time_point now, absl::string_view state);
+
  private:
   void DrawBar(Clock::time_point now, int64_t step, int64_t steps, double loss);
   void ClearBar();
@@ -34,7 +38,8 @@ class Console {
   bool shown_;
   bool bar_;
   bool drawn_ = false;
-  Clock::time_point next_draw_;
+  Clock::time_point next_draw_, next_line_;
+  std::string state_;
 };
 
 }  // namespace examples

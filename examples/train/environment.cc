@@ -1,6 +1,5 @@
 #include "examples/train/environment.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -26,6 +25,7 @@
 #include "absl/time/time.h"
 #include "ddp/version.h"
 #include "examples/nn/onednn.h"
+#include "examples/train/library.h"
 #include "revision.h"
 
 namespace examples {
@@ -132,16 +132,8 @@ int64_t MemoryMib(const EnvironmentSources& sources) {
 
 // --- Libraries
 
-// Function `name` of a library, or null; without a library, of those that this program is linked with.
-template <class Function>
-Function* Find(const char* library, const char* name) {
-  void* const handle = library == nullptr ? RTLD_DEFAULT : dlopen(library, RTLD_LAZY | RTLD_LOCAL);
-  if (handle == nullptr && library != nullptr) return nullptr;
-  return reinterpret_cast<Function*>(dlsym(handle, name));
-}
-
 std::string MpiVersion() {
-  auto* const version = Find<int(char*, int*)>(nullptr, "MPI_Get_library_version");
+  auto* const version = FindFunction<int(char*, int*)>(nullptr, "MPI_Get_library_version");
   if (version == nullptr) return "";
   char text[8192] = {};  // MPICH's MPI_MAX_LIBRARY_VERSION_STRING
   int length = 0;
@@ -155,11 +147,11 @@ constexpr char kCuda[] = "libcuda.so.1";
 
 Json DescribeGpus() {
   Json gpus = Json::array();
-  auto* const init = Find<int(unsigned)>(kCuda, "cuInit");
-  auto* const count_of = Find<int(int*)>(kCuda, "cuDeviceGetCount");
-  auto* const name_of = Find<int(char*, int, int)>(kCuda, "cuDeviceGetName");
-  auto* const memory_of = Find<int(size_t*, int)>(kCuda, "cuDeviceTotalMem_v2");
-  auto* const attribute_of = Find<int(int*, int, int)>(kCuda, "cuDeviceGetAttribute");
+  auto* const init = FindFunction<int(unsigned)>(kCuda, "cuInit");
+  auto* const count_of = FindFunction<int(int*)>(kCuda, "cuDeviceGetCount");
+  auto* const name_of = FindFunction<int(char*, int, int)>(kCuda, "cuDeviceGetName");
+  auto* const memory_of = FindFunction<int(size_t*, int)>(kCuda, "cuDeviceTotalMem_v2");
+  auto* const attribute_of = FindFunction<int(int*, int, int)>(kCuda, "cuDeviceGetAttribute");
   int count = 0;
   if (init == nullptr || count_of == nullptr || init(0) != 0 || count_of(&count) != 0) return gpus;
   for (int device = 0; device < count; ++device) {
@@ -193,9 +185,9 @@ Json DescribeLibraries(bool gpu, const EnvironmentSources& sources) {
     int version = 0;
     if (function != nullptr && function(&version) == 0) libraries[name] = version;
   };
-  ask("cuda_driver", Find<int(int*)>(kCuda, "cuDriverGetVersion"));
-  ask("nccl", Find<int(int*)>("libnccl.so.2", "ncclGetVersion"));
-  if (auto* const cudnn = Find<size_t()>("libcudnn.so.9", "cudnnGetVersion"); cudnn != nullptr) {
+  ask("cuda_driver", FindFunction<int(int*)>(kCuda, "cuDriverGetVersion"));
+  ask("nccl", FindFunction<int(int*)>("libnccl.so.2", "ncclGetVersion"));
+  if (auto* const cudnn = FindFunction<size_t()>("libcudnn.so.9", "cudnnGetVersion"); cudnn != nullptr) {
     libraries["cudnn"] = cudnn();
   }
   return libraries;

@@ -80,6 +80,9 @@ ABSL_FLAG(int64_t, warmup, 20, "number of steps at the start of this run that ar
 ABSL_FLAG(std::string, trace, "",
           "write a timeline of all ranks to this file, for Perfetto (https://ui.perfetto.dev) or chrome://tracing");
 ABSL_FLAG(std::string, summary_json, "", "write the results to this file, as JSON");
+ABSL_FLAG(bool, monitor, false,
+          "show every second the power, load, clock and memory of rank 0's GPU and the power of its host's processors, "
+          "as far as NVML and RAPL tell; where the output is no terminal, every 10 seconds");
 ABSL_FLAG(bool, environment, false,
           "instead of training, print as JSON what figures depend on: machine, libraries, build, launcher, variables. "
           "Checkpoints and --summary_json contain the same");
@@ -94,7 +97,7 @@ constexpr absl::string_view kCommonFlags[] = {
     "lr_gamma",  "momentum",      "weight_decay", "clip_norm",  "label_smoothing", "amp",          "grad_scaler",
     "seed",      "threads",       "device",       "tf32",       "backend",         "bucket_mb",    "no_ddp",
     "reduce",    "deterministic", "save",         "save_every", "resume",          "init_weights", "export_weights",
-    "warmup",    "trace",         "summary_json", "environment"};
+    "warmup",    "trace",         "summary_json", "monitor",    "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -248,6 +251,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.warmup = absl::GetFlag(FLAGS_warmup);
   flags.trace = absl::GetFlag(FLAGS_trace);
   flags.summary_json = absl::GetFlag(FLAGS_summary_json);
+  flags.monitor = absl::GetFlag(FLAGS_monitor);
   flags.environment = absl::GetFlag(FLAGS_environment);
   if (absl::Status status = Check(flags); !status.ok()) return status;
   return flags;

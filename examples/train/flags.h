@@ -55,6 +55,7 @@ struct TrainFlags {
   int64_t warmup = 20;
   std::string trace;
   std::string summary_json;
+  bool monitor = false;
   bool environment = false;
 };
 

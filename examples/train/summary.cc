@@ -26,14 +26,62 @@ std::string OverlapText(const Summary& summary) {
   return text;
 }
 
+double FlopsPerSecond(const Summary& summary) {
+  return static_cast<double>(summary.flops_per_sample) * summary.samples_per_second;
+}
+
+std::optional<double> JoulesPerSample(const Summary& summary) {
+  if (!summary.energy.has_value() || !summary.energy->joules().has_value() || summary.measured_steps == 0) return {};
+  return *summary.energy->joules() / static_cast<double>(summary.measured_samples());
+}
+
+// What a figure does not contain.
+constexpr absl::string_view kFlopsLimit = "only products and convolutions are counted";
+std::string EnergyLimit(const EnergySum& energy) {
+  return absl::StrCat(energy.counts, " only, with all that ran on them; no other parts, no losses of power supplies");
+}
+
+std::string CostText(const Summary& summary) {
+  std::string text;
+  if (summary.product_flops_per_second > 0 && summary.measured_steps > 0) {
+    absl::StrAppendFormat(
+        &text, "%.4g GFLOP/s (%s): %.1f %% of the %.4g GFLOP/s of large matrix products in this run\n",
+        FlopsPerSecond(summary) / 1e9, kFlopsLimit, 100 * FlopsPerSecond(summary) / summary.product_flops_per_second,
+        summary.product_flops_per_second / 1e9);
+  }
+  if (!summary.energy.has_value()) return text;
+  const EnergySum& energy = *summary.energy;
+  if (const std::optional<double> joules = JoulesPerSample(summary); joules.has_value()) {
+    absl::StrAppendFormat(&text, "%.4g J a sample, %.4g W (%s)\n", *joules, *energy.joules() / energy.seconds,
+                          EnergyLimit(energy));
+  } else {
+    absl::StrAppend(&text, "energy is not measured: ", energy.why_not, "\n");
+  }
+  return text;
+}
+
+nlohmann::ordered_json EnergyJson(const Summary& summary) {
+  const EnergySum& energy = *summary.energy;
+  const std::optional<double> joules = JoulesPerSample(summary);
+  if (!joules.has_value()) return {{"why_not", energy.why_not}};
+  nlohmann::ordered_json json = {{"joules_per_sample", *joules},
+                                 {"joules", *energy.joules()},
+                                 {"seconds", energy.seconds},
+                                 {"contains", EnergyLimit(energy)}};
+  if (energy.gpu_joules.has_value()) json["gpu_joules"] = *energy.gpu_joules;
+  if (energy.cpu_joules.has_value()) json["processor_joules"] = *energy.cpu_joules;
+  json.update(nlohmann::ordered_json::parse(energy.detail));
+  return json;
+}
+
 }  // namespace
 
 void Measure(const Durations& steps, const Durations& exposed, Summary& summary) {
   if (steps.count() == 0) return;
   summary.warmup_counted = steps.warmup_counted();
   summary.measured_steps = steps.count();
-  const int64_t samples = summary.measured_steps * summary.batch * summary.accumulate * summary.world_size;
-  summary.samples_per_second = static_cast<double>(samples) / (static_cast<double>(steps.sum_ns()) / 1e9);
+  summary.samples_per_second =
+      static_cast<double>(summary.measured_samples()) / (static_cast<double>(steps.sum_ns()) / 1e9);
   summary.step_ms_min = Milliseconds(steps.least_ns());
   summary.step_ms_max = Milliseconds(steps.most_ns());
   summary.step_ms_median = steps.median_ns() / 1e6;
@@ -50,6 +98,7 @@ std::string ToText(const Summary& summary) {
                           summary.warmup_counted ? "; warm-up included, as there were no other steps" : "");
   }
   if (summary.world_size > 1 && !summary.communication.buckets.empty()) absl::StrAppend(&text, OverlapText(summary));
+  absl::StrAppend(&text, CostText(summary));
   absl::StrAppendFormat(&text, "peak memory %d MiB a rank; parameters %s\n", summary.peak_rss_mb,
                         summary.parameters_sha256.substr(0, 16));
   return text;
@@ -80,6 +129,14 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"first_losses", summary.first_losses},
       {"peak_rss_mb", summary.peak_rss_mb},
   };
+  if (summary.product_flops_per_second > 0 && summary.measured_steps > 0) {
+    json["operations"] = {{"flops_per_sample", summary.flops_per_sample},
+                          {"flops_per_second", FlopsPerSecond(summary)},
+                          {"product_flops_per_second", summary.product_flops_per_second},
+                          {"share_of_products", FlopsPerSecond(summary) / summary.product_flops_per_second},
+                          {"contains", kFlopsLimit}};
+  }
+  if (summary.energy.has_value()) json["energy"] = EnergyJson(summary);
   if (!summary.environment.empty()) json["environment"] = nlohmann::ordered_json::parse(summary.environment);
   // Not by way of a temporary file: the path may well be a pipe or /dev/stdout.
   std::ofstream file(path);

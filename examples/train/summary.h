@@ -3,12 +3,14 @@
 #define EXAMPLES_TRAIN_SUMMARY_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "ddp/distributed_data_parallel.h"
 #include "examples/train/durations.h"
+#include "examples/train/energy.h"
 
 namespace examples {
 
@@ -44,6 +46,13 @@ struct Summary {
   double exposed_comm_ms = 0;     // median
   ddp::DdpStatistics communication;
   int64_t peak_rss_mb = 0;  // the largest of all ranks
+
+  // What the measured steps cost.
+  int64_t flops_per_sample = 0;         // see nn::Model::flops
+  double product_flops_per_second = 0;  // of large matrix products on all ranks, measured in this run; 0: not measured
+  std::optional<EnergySum> energy;
+
+  int64_t measured_samples() const { return measured_steps * batch * accumulate * world_size; }
 };
 
 // Computes the times from those of the steps of this run.

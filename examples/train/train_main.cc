@@ -14,6 +14,7 @@
 #include "ddp/context.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
+#include "examples/train/energy.h"
 #include "examples/train/environment.h"
 #include "examples/train/flags.h"
 #include "examples/train/host.h"
@@ -141,8 +142,15 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   }
   const std::unique_ptr<nn::Model> model = choice.make(*data, flags.batch, gpu != nullptr ? *gpu : nn::Cpu());
   const bool keeps_environment = group.rank() == 0 && !(flags.save.empty() && flags.summary_json.empty());
-  absl::StatusOr<std::unique_ptr<Trainer>> trainer =
-      Trainer::Create(group, flags, *data, *model, console, keeps_environment ? EnvironmentOf(context, flags) : "");
+  EnergySources sources;
+  sources.gpu = gpu != nullptr;
+  if (sources.gpu) sources.bus_id = GpuBusId(context.device().index);
+  EnergyMeter energy(sources);
+  if (flags.monitor && !energy.WhyNot().empty()) {
+    console.Print(absl::StrCat("--monitor has nothing to show: ", energy.WhyNot(), "\n"));
+  }
+  absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(
+      group, flags, *data, *model, console, keeps_environment ? EnvironmentOf(context, flags) : "", &energy);
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
   const absl::StatusOr<Summary> summary = (*trainer)->Run();

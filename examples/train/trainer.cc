@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ddp/collectives.h"
 #include "ddp/observer.h"
 #include "examples/nn/loss.h"
 #include "examples/train/agreement.h"
@@ -34,13 +35,14 @@ Augmentation AugmentationFor(const TrainFlags& flags, const Dataset& data) {
 }  // namespace
 
 Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model,
-                 Console& console, std::string environment)
+                 Console& console, std::string environment, EnergyMeter* energy)
     : group_(group),
       flags_(flags),
       data_(data),
       model_(model),
       device_(model.device()),
       console_(console),
+      energy_(energy),
       loader_(data,
               {.samples = data.train.count(),
                .batch = static_cast<size_t>(flags.batch) * static_cast<size_t>(flags.accumulate),
@@ -63,10 +65,10 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console,
-                                                         std::string environment) {
+                                                         std::string environment, EnergyMeter* energy) {
   std::unique_ptr<Trainer> trainer;
   absl::Status status = EndTogether(group, [&] {
-    trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment)));
+    trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment), energy));
     return trainer->Start();
   });
   if (!status.ok()) return status;
@@ -116,7 +118,9 @@ absl::Status Trainer::RunEpoch() {
   // figures.
   Clock::time_point before = Clock::now();
   loader_.Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
+  if (energy_ != nullptr) energy_->Begin();
   while (progress_.epoch == epoch && progress_.step < last_step_) {
+    if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
     // What was uploaded from the batch that is given back now has to have arrived.
     if (started_ > 0) device_.Await(static_cast<int>((started_ - 1) % nn::Device::kMarks));
     if (absl::Status status = Step(loader_.Next()); !status.ok()) return status;
@@ -129,9 +133,16 @@ absl::Status Trainer::RunEpoch() {
     step_times_.Add(Nanoseconds(now - before));
     console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(std::max<int64_t>(1, loss_steps_)));
     before = now;
+    Watch(now);
     if (absl::Status status = AfterStep(); !status.ok()) return status;
   }
+  if (energy_ != nullptr) energy_->End();
   return absl::OkStatus();
+}
+
+void Trainer::Watch(Clock::time_point now) {
+  const auto period = flags_.monitor ? std::chrono::seconds(1) : std::chrono::seconds(60);
+  if (energy_ != nullptr && energy_->Tick(now, period) && flags_.monitor) console_.Monitor(now, energy_->Line());
 }
 
 // Micro-batch after micro-batch; only the last one's backward pass is reduced.
@@ -341,6 +352,24 @@ absl::Status Trainer::Summarize() {
   if (absl::Status status = group_.AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {
     return status;
   }
+  return SummarizeCost();
+}
+
+// Operations and energy. All ranks measure at the same time, as they computed.
+absl::Status Trainer::SummarizeCost() {
+  summary_.flops_per_sample = model_.flops();
+  double rate[] = {0, 0};  // and how many ranks have measured it
+  if (!flags_.summary_json.empty()) {
+    rate[0] = device_.ProductRate(AutocastType() == ddp::DType::kBFloat16);
+    rate[1] = rate[0] > 0 ? 1 : 0;
+  }
+  const ddp::Buffer rates = {rate, std::size(rate), ddp::DType::kFloat64, {}};
+  if (absl::Status status = group_.AllReduce(rates, rates).Wait(); !status.ok()) return status;
+  if (rate[1] == group_.size()) summary_.product_flops_per_second = rate[0];
+  if (energy_ == nullptr) return absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> records = ddp::GatherStrings(group_, energy_->Record());
+  if (!records.ok()) return records.status();
+  summary_.energy = SumEnergy(*records);
   return absl::OkStatus();
 }
 

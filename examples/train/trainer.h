@@ -23,6 +23,7 @@
 #include "examples/train/checkpoint_writer.h"
 #include "examples/train/console.h"
 #include "examples/train/durations.h"
+#include "examples/train/energy.h"
 #include "examples/train/flags.h"
 #include "examples/train/flat_optimizer.h"
 #include "examples/train/replica.h"
@@ -37,9 +38,10 @@ class Trainer {
   // Sets up the model with random parameters from flags.seed, or with the state in flags.resume. All ranks must have
   // the same flags. All arguments except the flags must outlive the trainer. The model must accept batches of
   // flags.batch. `environment` is that of rank 0, to be kept in checkpoints and the summary; see environment.h.
+  // `energy`: null on all ranks, or on none.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console,
-                                                         std::string environment = "");
+                                                         std::string environment = "", EnergyMeter* energy = nullptr);
 
   // Waits for the GPU, which may still use the trainer's memory.
   ~Trainer();
@@ -58,7 +60,7 @@ class Trainer {
   using Clock = Console::Clock;
 
   Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console,
-          std::string environment);
+          std::string environment, EnergyMeter* energy);
 
   absl::Status Start();
   absl::Status RunEpochs();
@@ -100,7 +102,9 @@ class Trainer {
   absl::Status LostLoss() const;
   absl::Status Save();
   absl::Status FinishSaving();
+  void Watch(Clock::time_point now);
   absl::Status Summarize();
+  absl::Status SummarizeCost();
 
   ddp::ProcessGroup& group_;
   const TrainFlags flags_;
@@ -108,6 +112,7 @@ class Trainer {
   nn::Model& model_;
   nn::Device& device_;
   Console& console_;
+  EnergyMeter* const energy_;
 
   BatchLoader loader_;
   std::unique_ptr<Replica> replica_;

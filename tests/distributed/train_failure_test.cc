@@ -86,6 +86,7 @@ class BusyDevice final : public nn::Device {
   std::unique_ptr<nn::Optimizer> MakeAdam(size_t count, const nn::AdamOptions& options) override {
     return nn::Cpu().MakeAdam(count, options);
   }
+  double ProductRate(bool bfloat16) override { return nn::Cpu().ProductRate(bfloat16); }
   void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) override {
     nn::Cpu().AddScaled(x, y, count, scale, stream);
   }

@@ -91,7 +91,7 @@ case $case_name in
   help)
     succeeds 1 --help
     for flag in hidden data epochs steps batch drop_last optimizer lr momentum weight_decay seed threads backend no_ddp reduce \
-      deterministic save save_every resume warmup summary_json; do
+      deterministic save save_every resume warmup summary_json monitor; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
     grep -q "mpirun -n 2 train_mlp" out || fail "--help gives no example"
@@ -106,6 +106,14 @@ case $case_name in
     holds "$(number world_size summary) == 1 && $(number threads summary) == 2 && $(number steps summary) == 138"
     [[ $(number backend summary) == local ]] || fail "backend"
     [[ $(number parameters_sha256 summary) =~ ^[0-9a-f]{64}$ ]] || fail "parameters_sha256"
+    holds "$(number flops_per_sample summary) == 2 * (2 * 64 * 128 + 3 * (128 * 64 + 64 * 10))"
+    holds "$(number share_of_products summary) > 0 && $(number share_of_products summary) < 1.5"
+    # A figure that was measured, or one sentence.
+    if grep -q '"joules_per_sample"' summary; then
+      grep -q ' J a sample, .* W (processors only' out || fail "no energy"
+    else
+      (($(grep -c '^energy is not measured: ' out) == 1)) || fail "no word about energy"
+    fi
     # What had the process before, a launcher in Python, say, is no memory of this program's.
     (
       large=$(head -c 300000000 /dev/zero | tr '\0' x)

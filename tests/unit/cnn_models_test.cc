@@ -63,6 +63,15 @@ TEST_CASE("Models have the parameters of PyTorch's, and the same number of them"
   CHECK(names(*resnet50).at("22.weight") == std::vector<int64_t>{1000, 2048});
 }
 
+// 4089184256 multiplications of ResNet-50's forward pass are the number that is quoted as its "4.1 GFLOPs".
+TEST_CASE("The operations of models: forward, gradients of weights, gradients of inputs but the first layer's") {
+  CHECK(nn::MakeMlp(784, {1024}, 10, 1)->flops() == 2 * (2 * 784 * 1024 + 3 * 1024 * 10));
+  const int64_t first = 26 * 26 * 32 * 9, second = 24 * 24 * 64 * 32 * 9, linear = 9216 * 128 + 128 * 10;
+  CHECK(nn::MakeLenet({1, 28, 28}, 10, 1)->flops() == 2 * (2 * first + 3 * (second + linear)));
+  const int64_t stem = 112 * 112 * 64 * 3 * 49;
+  CHECK(nn::MakeResnet50({3, 224, 224}, 1000, 1)->flops() == 2 * (3 * int64_t{4089184256} - stem));
+}
+
 TEST_CASE("Models learn a handful of images, whatever their size, in batches of two sizes") {
   nn::SetThreads(1);
   for (const bool residual : {false, true}) {

@@ -22,7 +22,7 @@ done
 # A step takes 10 ms of computation, 1 ms more for each other rank (the shared machine), and 2 ms of communication, of
 # which half is exposed. Other ways to reduce take longer and expose it all.
 # FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2";
-# with one way to reduce only: "fail_end:2", "loss_end:2".
+# with one way to reduce only: "fail_end:2", "loss_end:2". "metered": it measures energy and operations.
 TRAINER = """#!{python} -SE
 import json, os, sys, time
 if "--environment" in sys.argv:
@@ -56,6 +56,9 @@ summary = {{
     "overlap": 0.5 if communicates and communication == 2 else 0.0,
     "final_loss": 2.5 if wrong in ("loss", "loss_" + flags.get("reduce", "overlap")) else 2.25,
     "peak_rss_mb": 100 + ranks, "world_size": ranks, "steps": steps}}
+if what == "metered":
+    summary["energy"] = {{"joules_per_sample": 0.125 * ranks, "contains": "processors only"}}
+    summary["operations"] = {{"share_of_products": 0.75}}
 if wrong == "no_number":
     del summary["overlap"]
 with open(flags["summary-json"], "w") as file:

@@ -121,6 +121,18 @@ class Measurement(Scaling):
         self.assertIn("Fake CPU", page)
         self.assertIn("onednn 3.7.2", page)
 
+        self.assertIsNone(weak["joules_per_sample"])
+        self.assertNotIn("energy of a sample", page)
+
+    def test_energy_and_operations(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", behaviour="metered")
+        self.assertEqual(self.points()["weak", 2]["joules_per_sample"], 0.25)
+        self.assertEqual(self.points()["weak", 2]["share_of_products"], 0.75)
+        page = self.read("report.html")
+        self.assertIn("energy of a sample (J)", page)
+        self.assertIn("<p>Energy: processors only.</p>", page)
+        self.assertIn("75&nbsp;%", page)
+
     def test_one_round_proves_nothing(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
         self.assertFalse(self.points()["weak", 2]["communication_sure"])

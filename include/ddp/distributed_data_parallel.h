@@ -122,6 +122,15 @@ struct DdpOptions {
   // DDP_CHECK_REPLICAS, or never. The same on all ranks.
   std::optional<int64_t> check_replicas = {};
 
+  // Looks for infinities and NaN in what each rank contributes, before the sum spreads them to all ranks. If there is
+  // one, FinishBackward returns DataLoss on every rank. The error names the ranks, for each the gradient that was ready
+  // first, and the step. The group still works; the gradients contain the result. With `nonfinite` set (gradient
+  // scaling, where such steps occur and are skipped), rank 0 logs the same text as a warning instead. For finding
+  // errors: costs a pass over the gradients and a small exchange in each reduced step, and on a GPU the host waits in
+  // FinishBackward. Steps that are captured into a CUDA graph, and ranks of weight 0, are not checked. The same on all
+  // ranks.
+  bool check_nan = false;
+
   // Replaces the all-reduce of each bucket. Null: an all-reduce.
   std::shared_ptr<CommHook> hook = {};
 };

@@ -110,6 +110,7 @@ absl::Status Model::ShadowStep() {
   observing_ = ReplanDue();
   order_size_ = copied_out_ = 0;
   reducer_.Begin(begin_ns_);
+  if (options_.check_nan) nan_check_.Begin();
   SetScale();
   absl::Status status = streams_.Follow({}).status();  // the program may still be reading its last step's gradients
   const Stream stream = streams_.Use({});
@@ -131,7 +132,7 @@ absl::Status Model::ShadowStep() {
     if (!streams_.on_gpu()) Record(TimesOfStep(NowNs() - begin_ns_));
     status = EndReduction();
   }
-  if (status.ok()) status = TellDivergence();
+  if (status.ok()) status = TellFinding();
   if (!status.ok() && !agreed_failure_) GiveUp(status);
   shadowing_ = false;
   EndStep();

@@ -59,8 +59,12 @@ Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
       options_(options),
       device_(device),
       memory_(std::make_unique<ModelMemory>(device, options.copy_gradients, NeedsFloat32Slots(group, options))),
-      reducer_(&group, options.hook, options.nonfinite, &streams_,
-               [this](const Bucket& bucket, Stream stream) { return CopyInBucket(bucket, stream); }),
+      reducer_(
+          &group, options.hook, options.nonfinite, &streams_,
+          [this](const Bucket& bucket, Stream stream) { return CopyInBucket(bucket, stream); },
+          options.check_nan
+              ? [this](const Bucket& bucket, Stream stream) { return nan_check_.Look(bucket, all_, stream); }
+              : Reducer::OnBucket()),
       replicas_(options.check_replicas.value_or(0)),
       notes_(static_cast<size_t>(group.size())) {}
 
@@ -86,6 +90,9 @@ absl::Status Model::Build(std::vector<Parameter> parameters) {
 
 // Makes `all` the list of parameters; `announced` has their values of announced_.
 absl::Status Model::Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced) {
+  if (options_.check_nan) {
+    if (absl::Status s = Agree(*group_, nan_check_.Reset(all.size(), device_)); !s.ok()) return s;
+  }
   std::vector<size_t> order(all.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   if (absl::Status s = memory_->Place(*group_, all, order); !s.ok()) return s;
@@ -198,6 +205,7 @@ void Model::LeaveGpu() {
   KeepForever(std::make_shared<std::vector<Trained>>(std::move(all_)));
   KeepForever(skip_step_);
   replicas_.Forsake();
+  nan_check_.Forsake();
   reducer_.Forsake();
   streams_.Forsake();
 }

@@ -19,6 +19,7 @@
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
+#include "libddp/reducer/nan_check.h"
 #include "libddp/reducer/reducer.h"
 #include "libddp/reducer/replica_check.h"
 #include "libddp/reducer/statistics.h"
@@ -132,8 +133,11 @@ class Model final : public DistributedDataParallel {
 
   // Replicas.
   absl::Status BeginReplicaCheck(Stream stream);
-  absl::Status TellDivergence();
+  absl::Status TellFinding();
   absl::Status FinishReplicaCheck(absl::FunctionRef<bool()> give_up = [] { return false; });
+
+  // Infinities and NaN.
+  absl::Status FinishNanCheck();
 
   // Unequal ranks.
   bool Meets() const { return options_.weighted || join_.has_value(); }
@@ -185,7 +189,8 @@ class Model final : public DistributedDataParallel {
 
   // Replicas.
   ReplicaCheck replicas_;
-  absl::Status divergence_;  // what a check has found that this step will return
+  NanCheck nan_check_;
+  absl::Status finding_;  // of a check, the same on all ranks: this step will return it
 
   // Unequal ranks.
   std::atomic<double> weight_{1};

@@ -263,7 +263,8 @@ void Reducer::Launch(Stream stream) {
   bucket.times.launched_ns = NowNs() - begin_ns_;
   bucket.times.operations = 0;
   if (streams_.on_gpu()) {
-    const absl::StatusOr<Stream> behind = streams_.Behind(hook_ != nullptr || scale_.local != 1 || bucket.copied);
+    const absl::StatusOr<Stream> behind =
+        streams_.Behind(hook_ != nullptr || scale_.local != 1 || bucket.copied || inspect_ != nullptr);
     status_ = behind.status();
     if (!status_.ok()) return;
     stream = *behind;
@@ -272,6 +273,8 @@ void Reducer::Launch(Stream stream) {
     timer_.Launched(launched(), stream);
   }
   // 0 times what is not finite would be NaN.
+  if (scale_.local != 0 && inspect_ != nullptr) status_ = inspect_(plan_[launched()], stream);
+  if (!status_.ok()) return;
   if (scale_.local == 0) {
     status_ = Zero(bucket.ranges, stream);
   } else if (scale_.local != 1) {

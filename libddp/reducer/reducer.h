@@ -41,17 +41,19 @@ class Reducer {
     size_t piece = 0;              // bytes of an operation; 0: a whole bucket
   };
 
-  // Submits to a GPU's stream what brings a bucket's gradients from the memory of the program's to their slots.
-  using CopyIn = std::function<absl::Status(const Bucket& bucket, Stream stream)>;
+  // What comes before a bucket's reduction; on a GPU it is submitted to the stream.
+  using OnBucket = std::function<absl::Status(const Bucket& bucket, Stream stream)>;
 
-  // `streams` outlives it.
+  // `streams` outlives it. copy_in, on a GPU: brings gradients from memory of the program's to their slots. inspect:
+  // looks at what this rank contributes; may be null.
   Reducer(ProcessGroup* group, std::shared_ptr<CommHook> hook, uint32_t* nonfinite, GradStreams* streams,
-          CopyIn copy_in)
+          OnBucket copy_in, OnBucket inspect)
       : group_(group),
         hook_(std::move(hook)),
         nonfinite_(nonfinite),
         streams_(*streams),
-        copy_in_(std::move(copy_in)) {}
+        copy_in_(std::move(copy_in)),
+        inspect_(std::move(inspect)) {}
 
   // Collective, between steps. Groups the gradients listed in `order`, the order in which they are expected.
   absl::Status Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
@@ -126,7 +128,7 @@ class Reducer {
   const std::shared_ptr<CommHook> hook_;
   uint32_t* const nonfinite_;
   GradStreams& streams_;
-  const CopyIn copy_in_;
+  const OnBucket copy_in_, inspect_;
   GpuTimer timer_;
   std::vector<Work> in_flight_;  // on a GPU, of the step before: when they are done, all are
 

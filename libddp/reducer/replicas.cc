@@ -24,7 +24,7 @@ absl::Status Model::BroadcastValues(int root, Stream stream) {
 // After the step's last bucket has been launched, on all ranks alike: what the check before has found, and the next one
 // if it is due.
 absl::Status Model::BeginReplicaCheck(Stream stream) {
-  if (absl::Status s = replicas_.Finish(&divergence_); !s.ok()) return s;
+  if (absl::Status s = replicas_.Finish(&finding_); !s.ok()) return s;
   if (!replicas_.Due(statistics_.steps())) return absl::OkStatus();
   std::vector<Replica> replicas;
   for (const Trained& t : all_) {
@@ -37,19 +37,36 @@ absl::Status Model::BeginReplicaCheck(Stream stream) {
 }
 
 // All ranks have found the same, and end this step with it.
-absl::Status Model::TellDivergence() {
-  if (divergence_.ok()) return absl::OkStatus();
-  if (group_->rank() == 0) Log().error("{}", std::string(divergence_.message()));
+absl::Status Model::TellFinding() {
+  if (finding_.ok()) return absl::OkStatus();
+  if (group_->rank() == 0) Log().error("{}", std::string(finding_.message()));
   agreed_failure_ = true;
   join_over_ = true;
-  return std::exchange(divergence_, absl::OkStatus());
+  return std::exchange(finding_, absl::OkStatus());
 }
 
 // Between steps: waits for the check under way. What it has found, on all ranks alike.
 absl::Status Model::FinishReplicaCheck(absl::FunctionRef<bool()> give_up) {
-  absl::Status status = replicas_.Finish(&divergence_, give_up);
-  if (status.ok()) status = TellDivergence();
+  absl::Status status = replicas_.Finish(&finding_, give_up);
+  if (status.ok()) status = TellFinding();
   agreed_failure_ = false;
+  return status;
+}
+
+// The sums are done. With a word for what is not finite such steps are part of training, and only logged.
+absl::Status Model::FinishNanCheck() {
+  if (nan_check_.captured()) return absl::OkStatus();
+  if (streams_.on_gpu()) {
+    const absl::Status status = Synchronize(streams_.own(), [this] { return !group_->status().ok(); });
+    if (!status.ok()) return group_->status().ok() ? status : group_->status();
+  }
+  absl::Status found;
+  const absl::Status status = nan_check_.Finish(*group_, reducer_.plan(), all_, statistics_.steps() + 1, &found);
+  if (options_.nonfinite == nullptr) {
+    finding_.Update(found);
+  } else if (!found.ok() && group_->rank() == 0) {
+    Log().warn("{}", std::string(found.message()));
+  }
   return status;
 }
 

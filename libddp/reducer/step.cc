@@ -46,6 +46,7 @@ void Model::BeginReduction(Stream stream) {
   observing_ = ReplanDue();
   order_size_ = 0;
   copied_out_ = 0;
+  if (options_.check_nan) nan_check_.Begin();
   misuse_.Update(ZeroIdle(stream));
   if (streams_.on_gpu()) {
     ReadTimer();
@@ -324,7 +325,7 @@ absl::Status Model::Reduce(Stream stream) {
     Record(TimesOfStep(NowNs() - entered));
   }
   status = EndReduction();
-  return status.ok() ? TellDivergence() : status;
+  return status.ok() ? TellFinding() : status;
 }
 
 // Every gradient has arrived: launches what has not been, and waits.
@@ -336,6 +337,7 @@ absl::Status Model::Communicate(Stream stream) {
   if (status.ok()) status = replicas_.Fetch(stream);
   if (status.ok()) status = CopyOutDone(stream);
   if (status.ok() && Detecting()) status = FinishUsedMap(stream);
+  if (status.ok() && options_.check_nan) status = FinishNanCheck();
   return status.ok() && streams_.on_gpu() ? FinishOnGpu(stream) : status;
 }
 

@@ -153,6 +153,7 @@ std::vector<std::string> DescribeOptions(const DdpOptions& o) {
           absl::StrCat("broadcast_parameters=", o.broadcast_parameters),
           absl::StrCat("broadcast_buffers=", o.broadcast_buffers),
           absl::StrCat("check_replicas=", o.check_replicas.value_or(0)),
+          absl::StrCat("check_nan=", o.check_nan),
           absl::StrCat("hook=", o.hook == nullptr ? "none" : o.hook->name())};
 }
 

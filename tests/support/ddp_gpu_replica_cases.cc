@@ -95,4 +95,36 @@ void Replicas(GpuRank& rank) {
   }
 }
 
+void Nan(GpuRank& rank) {
+  const TestStream a(rank), b(rank);
+  const int last = rank.size() - 1;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool copied : {false, true}) {
+      const Model model = Make(rank, dtype, {.bucket_bytes = 4096, .copy_gradients = copied, .check_nan = true});
+      OwnGradients own;
+      const auto step = [&](const std::vector<size_t>& bad, Stream finish) {
+        if (copied) own.Give(rank, *model, dtype);
+        for (size_t p = model->size(); p-- > 0;) {
+          const bool here = rank.rank() == last && std::find(bad.begin(), bad.end(), p) != bad.end();
+          const Stream stream = p % 2 == 0 ? a.get() : b.get();
+          Write(
+              model->grad(p), [&](size_t i) { return here && i + 1 == kCounts[p] ? HUGE_VAL : 1.0; }, stream);
+          model->GradReady(p, stream);
+        }
+        return model->FinishBackward(finish);
+      };
+      RANK_CHECK_OK(step({}, a.get()));
+      RANK_CHECK_STATUS(step({4}, a.get()), StatusCode::kDataLoss, absl::StrCat("rank ", last, " has"),
+                        "'layer4.weight', in step 2");
+      RANK_CHECK_OK(step({}, a.get()));
+      RANK_CHECK_STATUS(step({0, 6}, kNoStream), StatusCode::kDataLoss, absl::StrCat("rank ", last, " has"),
+                        "'layer6.weight' (the first of 2), in step 4");
+      RANK_CHECK_OK(step({}, b.get()));
+      RANK_CHECK_OK(rank.group.status());
+      a.Wait();
+      b.Wait();
+    }
+  }
+}
+
 }  // namespace ddp::testing::gpu_cases

@@ -43,6 +43,7 @@ TEST_CASE("what a model does by itself is ordered behind the program's work on G
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients inside an allocation on GPUs are reduced where they lie") { RunCase(gpu_cases::InPlace); }
 TEST_CASE("values on GPUs that differ between ranks are found") { RunCase(gpu_cases::Replicas); }
+TEST_CASE("a NaN on a GPU is reported with its rank and parameter") { RunCase(gpu_cases::Nan); }
 TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
 TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
 TEST_CASE("a model on GPUs goes on in another group") { RunCase(gpu_cases::GoesOn); }
@@ -175,6 +176,30 @@ TEST_CASE("a captured step can be replayed, and others may follow it") {
       RANK_CHECK_OK(model->SetParameters(parameters));
     });
   }
+}
+
+TEST_CASE("a captured step is not looked through for NaN, and the next one is") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(
+        group, {{"w", {}, {nullptr, 64, DType::kFloat32, rank.device()}, {}}}, {.check_nan = true}));
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    const auto backward = [&](float value) {
+      float* const grad = static_cast<float*>(model->grad(0).data);
+      FakeDevices::Enqueue(owned.get(), [=] { std::fill_n(grad, 64, value); });
+      model->GradReady(0, stream);
+      return model->FinishBackward(stream);
+    };
+    RANK_CHECK_OK(backward(1));
+    RANK_CHECK_OK(FakeDevices::BeginCapture(owned.get()));
+    RANK_CHECK_OK(backward(NAN));
+    const auto graph = RANK_VALUE(FakeDevices::EndCapture(owned.get()));
+    FakeDevices::Launch(graph, owned.get());
+    RANK_CHECK_OK(backward(2));
+    RANK_CHECK_STATUS(backward(NAN), absl::StatusCode::kDataLoss, "rank 0 has", "rank 1 in that of 'w', in step 4");
+  });
 }
 
 TEST_CASE("a model whose GPU does not come free can be destroyed") {

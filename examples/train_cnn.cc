@@ -24,6 +24,8 @@ samples, and the gradients are averaged while the backward pass is still running
                                                 measures speed, without data
   mpirun -n 2 train_cnn --model=resnet50 --synthetic --batch=8 --steps=20
                                                 the same for 224 x 224 pixels and 1000 classes
+  mpirun -n 2 train_cnn --model=resnet50 --data=FOLDER --augment --loader-threads=4
+                                                on JPEG files in FOLDER/train/CLASS and FOLDER/val/CLASS
   mpirun -n 2 train_cnn --data=FOLDER --device=cuda --amp=fp16
                                                 on GPUs, one per rank, in mixed precision
   train_cnn --batch=32 --accumulate=4           trains like train_cnn --batch=128, with less memory (LeNet)

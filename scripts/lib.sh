@@ -15,7 +15,7 @@ ddp_packages=(
   'g++|clang' cmake ninja-build pkg-config
   libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev libasio-dev libssl-dev # the library
   'openmpi-bin,libopenmpi-dev|mpich,libmpich-dev'
-  libdnnl-dev nlohmann-json3-dev zlib1g-dev # the examples
+  libdnnl-dev nlohmann-json3-dev zlib1g-dev libturbojpeg0-dev # the examples
 )
 # shellcheck disable=SC2034
 ddp_test_packages=(catch2 libbenchmark-dev) # tests and benchmarks

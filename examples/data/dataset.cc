@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <new>
+#include <thread>
 #include <utility>
 
 #include "examples/data/cifar.h"
+#include "examples/data/jpeg.h"
+#include "examples/data/jpeg_folder.h"
 #include "examples/data/random.h"
 
 namespace examples {
@@ -37,28 +42,88 @@ void CopyPlane(const uint8_t* __restrict from, size_t pixels, float scale, float
   for (size_t i = 0; i < pixels; ++i) to[i] = static_cast<float>(from[i]) * scale + shift;
 }
 
-// The same through a window.
-void CopyWindow(const uint8_t* from, int height, int width, const Window& window, float scale, float shift, float* to) {
+// The same through a window, from a plane that has `margin` pixels more on each side.
+void CopyWindow(const uint8_t* from, int height, int width, int margin, const Window& window, float scale, float shift,
+                float* to) {
   const float black = shift;
+  const int rows = height + 2 * margin, columns = width + 2 * margin;
   for (int y = 0; y < height; ++y, to += width) {
-    const int row = y + window.down;
-    if (row < 0 || row >= height) {
+    const int row = y + window.down + margin;
+    if (row < 0 || row >= rows) {
       std::fill_n(to, width, black);
       continue;
     }
-    const uint8_t* pixels = from + static_cast<ptrdiff_t>(row) * width;
+    const uint8_t* pixels = from + static_cast<ptrdiff_t>(row) * columns;
     for (int x = 0; x < width; ++x) {
-      const int column = (window.flip ? width - 1 - x : x) + window.right;
-      to[x] = column < 0 || column >= width ? black : static_cast<float>(pixels[column]) * scale + shift;
+      const int column = (window.flip ? width - 1 - x : x) + window.right + margin;
+      to[x] = column < 0 || column >= columns ? black : static_cast<float>(pixels[column]) * scale + shift;
     }
   }
 }
 
+// One image, whose planes have `margin` pixels more on each side.
+void CopyImage(const Dataset& dataset, const uint8_t* from, int margin, const Augmentation& augmentation,
+               uint32_t index, float* to) {
+  const size_t plane = static_cast<size_t>(dataset.height) * static_cast<size_t>(dataset.width);
+  const size_t from_plane =
+      static_cast<size_t>(dataset.height + 2 * margin) * static_cast<size_t>(dataset.width + 2 * margin);
+  const Window window = DrawWindow(augmentation, index);
+  for (size_t channel = 0; channel < static_cast<size_t>(dataset.channels);
+       ++channel, from += from_plane, to += plane) {
+    const float scale = 1.0f / dataset.deviation[channel];
+    const float shift = -dataset.mean[channel] * scale;
+    if (augmentation.any() || margin > 0) {
+      CopyWindow(from, dataset.height, dataset.width, margin, window, scale, shift, to);
+    } else {
+      CopyPlane(from, plane, scale, shift, to);
+    }
+  }
+}
+
+// Rows `first`, `first` + `step` ... Returns the first row that failed, and why.
+std::pair<size_t, absl::Status> DecodeRows(const Dataset& dataset, const Images& images,
+                                           absl::Span<const uint32_t> indices, const Augmentation& augmentation,
+                                           float* pixels, size_t first, size_t step) {
+  const std::unique_ptr<JpegDecoder> decoder = MakeJpegDecoder();
+  const int height = dataset.height + 2 * dataset.margin, width = dataset.width + 2 * dataset.margin;
+  std::vector<uint8_t> planes(static_cast<size_t>(dataset.channels) * static_cast<size_t>(height) *
+                              static_cast<size_t>(width));
+  for (size_t row = first; row < indices.size(); row += step) {
+    const uint32_t index = indices[row];
+    absl::Status status = decoder->Decode(images.files[index], dataset.channels, height, width, planes.data());
+    if (!status.ok()) return {row, std::move(status)};
+    CopyImage(dataset, planes.data(), dataset.margin, augmentation, index,
+              pixels + row * static_cast<size_t>(dataset.features()));
+  }
+  return {indices.size(), absl::OkStatus()};
+}
+
+absl::Status DecodeBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
+                         const Augmentation& augmentation, float* pixels, int threads) {
+  const auto step = std::min(static_cast<size_t>(threads), indices.size());
+  std::vector<std::pair<size_t, absl::Status>> results(step, {indices.size(), absl::OkStatus()});
+  const auto work = [&](size_t first) {
+    try {
+      results[first] = DecodeRows(dataset, images, indices, augmentation, pixels, first, step);
+    } catch (const std::bad_alloc&) {
+      results[first] = {0, absl::ResourceExhaustedError("no memory to decode a JPEG file")};
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t first = 1; first < step; ++first) others.emplace_back(work, first);
+  if (step > 0) work(0);
+  for (std::thread& other : others) other.join();
+  const auto worst =
+      std::min_element(results.begin(), results.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return worst == results.end() ? absl::OkStatus() : worst->second;
+}
+
 }  // namespace
 
-absl::StatusOr<Dataset> LoadDataset(const std::string& source) {
+absl::StatusOr<Dataset> LoadDataset(const std::string& source, const ImageSize& size) {
   if (source.empty() || source == "digits") return EmbeddedDigits();
   if (const std::string cifar = FindCifarFolder(source); !cifar.empty()) return LoadCifarFolder(cifar);
+  if (IsJpegFolder(source)) return LoadJpegFolder(source, size);
   return LoadIdxFolder(source);
 }
 
@@ -109,31 +174,21 @@ void Normalize(Dataset& dataset) {
   }
 }
 
-void GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
-                 const Augmentation& augmentation, float* pixels, int32_t* labels) {
+absl::Status GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
+                         const Augmentation& augmentation, float* pixels, int32_t* labels, int threads) {
   const size_t features = static_cast<size_t>(dataset.features());
-  const auto channels = static_cast<size_t>(dataset.channels);
-  const size_t plane = features / channels;
+  for (size_t row = 0; row < indices.size(); ++row) labels[row] = images.labels[indices[row]];
+  if (!images.files.empty()) return DecodeBatch(dataset, images, indices, augmentation, pixels, threads);
   for (size_t row = 0; row < indices.size(); ++row) {
-    const uint8_t* from = images.pixels.data() + indices[row] * features;
-    float* to = pixels + row * features;
     // Shuffled rows come from all over memory: ask for the next one while this one is converted.
     if (row + 1 < indices.size()) {
       const uint8_t* next = images.pixels.data() + indices[row + 1] * features;
       for (size_t i = 0; i < features; i += 64) __builtin_prefetch(next + i);
     }
-    const Window window = DrawWindow(augmentation, indices[row]);
-    for (size_t channel = 0; channel < channels; ++channel, from += plane, to += plane) {
-      const float scale = 1.0f / dataset.deviation[channel];
-      const float shift = -dataset.mean[channel] * scale;
-      if (augmentation.any()) {
-        CopyWindow(from, dataset.height, dataset.width, window, scale, shift, to);
-      } else {
-        CopyPlane(from, plane, scale, shift, to);
-      }
-    }
-    labels[row] = images.labels[indices[row]];
+    CopyImage(dataset, images.pixels.data() + indices[row] * features, 0, augmentation, indices[row],
+              pixels + row * features);
   }
+  return absl::OkStatus();
 }
 
 }  // namespace examples

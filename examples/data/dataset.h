@@ -1,4 +1,4 @@
-// Labelled images in memory, and their conversion to the floats that a model reads.
+// Labelled images, in memory or in JPEG files, and their conversion to the floats that a model reads.
 #ifndef EXAMPLES_DATA_DATASET_H_
 #define EXAMPLES_DATA_DATASET_H_
 
@@ -17,6 +17,8 @@ namespace examples {
 struct Images {
   std::vector<uint8_t> pixels;   // count() images of channels * height * width, row-major: one channel after the other
   std::vector<uint16_t> labels;  // below Dataset::classes
+  // If not empty, the images are in these JPEG files, and `pixels` is empty.
+  std::vector<std::string> files = {};
 
   size_t count() const { return labels.size(); }
 };
@@ -27,6 +29,7 @@ struct Dataset {
   int height = 0;
   int width = 0;
   int classes = 0;
+  int margin = 0;               // files are decoded with so many pixels more on each side, into which crops may reach
   bool mirrored_alike = false;  // mirroring an image left to right keeps its class
   Images train;
   Images test;
@@ -37,10 +40,17 @@ struct Dataset {
   int features() const { return channels * height * width; }
 };
 
+struct ImageSize {
+  int channels = 1;
+  int height = 28;
+  int width = 28;
+};
+
 // Reads a data set. `source` is a folder with MNIST's four IDX files (each plain or .gz), a folder with CIFAR-10's six
-// binary files (or the folder in which their archive was unpacked), or, for the embedded data set, empty or "digits".
-// An error names the file, what is wrong with it, and the remedy.
-absl::StatusOr<Dataset> LoadDataset(const std::string& source);
+// binary files (or the folder in which their archive was unpacked), a folder of JPEG files (see jpeg_folder.h), which
+// are scaled to `size`, or, for the embedded data set, empty or "digits". An error names the file, what is wrong with
+// it, and the remedy.
+absl::StatusOr<Dataset> LoadDataset(const std::string& source, const ImageSize& size = {});
 
 // Returns the built-in UCI optical digits: 1,437 images for training, 360 for testing.
 Dataset EmbeddedDigits();
@@ -70,9 +80,10 @@ struct Augmentation {
 };
 
 // Writes the images at `indices`, augmented and normalised, to consecutive rows of `pixels`, and their labels to
-// `labels`. Allocates no memory.
-void GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
-                 const Augmentation& augmentation, float* pixels, int32_t* labels);
+// `labels`. Images in memory always succeed, and need no further memory; files are decoded by `threads` threads. An
+// error names the file; of several, the first one's.
+absl::Status GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
+                         const Augmentation& augmentation, float* pixels, int32_t* labels, int threads = 1);
 
 }  // namespace examples
 

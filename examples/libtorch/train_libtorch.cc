@@ -33,7 +33,11 @@ absl::Status Train(int batch, int steps) {
   for (int step = 0; step < steps; ++step) {
     const size_t b = size_t(step) % sampler.batches();
     if (b == 0) sampler.SetEpoch(size_t(step) / sampler.batches());
-    examples::GatherBatch(data, data.train, sampler.Batch(b), {}, images.data_ptr<float>(), labels.data_ptr<int>());
+    if (absl::Status s = examples::GatherBatch(data, data.train, sampler.Batch(b), {}, images.data_ptr<float>(),
+                                               labels.data_ptr<int>());
+        !s.ok()) {
+      return s;
+    }
     (*model)->ddp().ZeroGrad();
     loss = F::cross_entropy(net->forward(images), labels.to(torch::kInt64));
     loss.backward();

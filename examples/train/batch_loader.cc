@@ -3,8 +3,8 @@
 namespace examples {
 
 BatchLoader::BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation,
-                         nn::Device& device)
-    : data_(data), sampler_(sampler), augmentation_(augmentation) {
+                         nn::Device& device, int threads)
+    : data_(data), sampler_(sampler), augmentation_(augmentation), threads_(threads) {
   for (Slot& slot : slots_) {
     const size_t floats = sampler.batch * static_cast<size_t>(data.features());
     slot.memory = device.AllocateHost(floats * sizeof(float) + sampler.batch * sizeof(int32_t));
@@ -36,13 +36,14 @@ void BatchLoader::Start(uint64_t epoch, size_t first) {
   to_thread_.notify_one();
 }
 
-Batch BatchLoader::Next() {
+absl::StatusOr<Batch> BatchLoader::Next() {
   std::unique_lock lock(mutex_);
   free_ = taken_;
   to_thread_.notify_one();
   to_caller_.wait(lock, [this] { return filled_ > taken_; });
   const size_t s = taken_++ % 2;
-  return {slots_[s].pixels, slots_[s].labels};
+  if (!slots_[s].status.ok()) return slots_[s].status;
+  return Batch{slots_[s].pixels, slots_[s].labels};
 }
 
 // Fills batch after batch, but none into a slot that is not free.
@@ -69,7 +70,8 @@ void BatchLoader::Run() {
 
 void BatchLoader::Fill(size_t batch) {
   Slot& slot = slots_[batch % 2];
-  GatherBatch(data_, data_.train, sampler_.Batch(batch), augmentation_, slot.pixels, slot.labels.data());
+  slot.status =
+      GatherBatch(data_, data_.train, sampler_.Batch(batch), augmentation_, slot.pixels, slot.labels.data(), threads_);
 }
 
 }  // namespace examples

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "examples/data/dataset.h"
 #include "examples/data/sampler.h"
@@ -33,9 +35,9 @@ struct Batch {
 class BatchLoader {
  public:
   // The data set must outlive the loader. The loader sets the augmentation's seed and epoch. Batches are in memory from
-  // which `device` can upload.
+  // which `device` can upload. JPEG files are decoded by `threads` threads.
   BatchLoader(const Dataset& data, const SamplerOptions& sampler, const Augmentation& augmentation,
-              nn::Device& device = nn::Cpu());
+              nn::Device& device = nn::Cpu(), int threads = 1);
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
@@ -47,13 +49,15 @@ class BatchLoader {
   void Start(uint64_t epoch, size_t first);
 
   // Returns the next batch, which is valid until the next call. Call it at most batches() - first times after Start.
-  Batch Next();
+  // An error names the file that cannot be read.
+  absl::StatusOr<Batch> Next();
 
  private:
   struct Slot {
     std::shared_ptr<void> memory;
     float* pixels = nullptr;
     absl::Span<int32_t> labels;
+    absl::Status status;
   };
 
   void Run();
@@ -62,7 +66,8 @@ class BatchLoader {
   const Dataset& data_;
   DistributedSampler sampler_;  // batches() and global_batch() never change; only the thread uses the rest
   Augmentation augmentation_;   // used only by the thread
-  Slot slots_[2];               // batch b is in slot b % 2
+  const int threads_;
+  Slot slots_[2];  // batch b is in slot b % 2
 
   std::mutex mutex_;
   std::condition_variable to_thread_, to_caller_;

@@ -15,8 +15,8 @@
 #include "examples/nn/cnn.h"
 
 ABSL_FLAG(std::string, data, "digits",
-          "a folder with MNIST's four IDX files, plain or .gz, or with CIFAR-10's six binary files; \"digits\": the "
-          "1,797 built-in images");
+          "a folder with MNIST's four IDX files, plain or .gz, with CIFAR-10's six binary files, or with JPEG files in "
+          "train/CLASS/ and val/CLASS/; \"digits\": the 1,797 built-in images");
 ABSL_FLAG(bool, synthetic, false,
           "instead of --data: random images of the size that the model expects, to measure speed");
 ABSL_FLAG(bool, augment, false,
@@ -55,6 +55,7 @@ ABSL_FLAG(bool, grad_scaler, false,
 ABSL_FLAG(double, label_smoothing, 0, "part of each target that is spread over all classes");
 ABSL_FLAG(uint64_t, seed, 1, "random seed of the initial parameters and of the order of samples");
 ABSL_FLAG(int, threads, 1, "threads that compute, on each rank");
+ABSL_FLAG(int, loader_threads, 1, "threads that decode JPEG files during the steps, on each rank");
 ABSL_FLAG(std::string, device, "cpu", "cpu, or cuda: each rank uses the GPU with the number of its local rank");
 ABSL_FLAG(bool, tf32, false,
           "with --device=cuda: round the inputs of matrix products and convolutions to TensorFloat-32");
@@ -92,12 +93,15 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",      "synthetic",     "augment",      "epochs",     "steps",           "batch",        "accumulate",
-    "drop_last", "optimizer",     "lr",           "lr_scale",   "schedule",        "lr_warmup",    "lr_step",
-    "lr_gamma",  "momentum",      "weight_decay", "clip_norm",  "label_smoothing", "amp",          "grad_scaler",
-    "seed",      "threads",       "device",       "tf32",       "backend",         "bucket_mb",    "no_ddp",
-    "reduce",    "deterministic", "save",         "save_every", "resume",          "init_weights", "export_weights",
-    "warmup",    "trace",         "summary_json", "monitor",    "environment"};
+    "data",           "synthetic",    "augment",    "epochs",          "steps",
+    "batch",          "accumulate",   "drop_last",  "optimizer",       "lr",
+    "lr_scale",       "schedule",     "lr_warmup",  "lr_step",         "lr_gamma",
+    "momentum",       "weight_decay", "clip_norm",  "label_smoothing", "amp",
+    "grad_scaler",    "seed",         "threads",    "loader_threads",  "device",
+    "tf32",           "backend",      "bucket_mb",  "no_ddp",          "reduce",
+    "deterministic",  "save",         "save_every", "resume",          "init_weights",
+    "export_weights", "warmup",       "trace",      "summary_json",    "monitor",
+    "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -129,6 +133,7 @@ absl::Status Check(const TrainFlags& flags) {
            CheckRange<int64_t>("save_every", flags.save_every, 0, kMany),
            CheckRange<int>("batch", flags.batch, 1, 1 << 20),
            CheckRange<int>("threads", flags.threads, 1, 1024),
+           CheckRange<int>("loader_threads", flags.loader_threads, 1, 1024),
            CheckRange<double>("lr", flags.lr.value_or(0), 0, 1e6),
            CheckRange<double>("momentum", flags.momentum, 0, 1),
            CheckRange<double>("weight_decay", flags.weight_decay, 0, 1e6),
@@ -237,6 +242,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
   flags.seed = absl::GetFlag(FLAGS_seed);
   flags.threads = absl::GetFlag(FLAGS_threads);
+  flags.loader_threads = absl::GetFlag(FLAGS_loader_threads);
   flags.device = absl::GetFlag(FLAGS_device);
   flags.tf32 = absl::GetFlag(FLAGS_tf32);
   flags.backend = absl::GetFlag(FLAGS_backend);

@@ -40,6 +40,7 @@ struct TrainFlags {
   bool grad_scaler = false;  // always with fp16
   uint64_t seed = 1;
   int threads = 1;
+  int loader_threads = 1;
   std::string device = "cpu";
   bool tf32 = false;
   std::string backend = "auto";

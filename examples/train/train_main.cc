@@ -121,7 +121,7 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   const ModelChoice& choice = settings.model;
   const absl::StatusOr<Dataset> data =
       flags.synthetic ? SyntheticImages(choice.channels, choice.height, choice.width, choice.classes)
-                      : LoadDataset(flags.data);
+                      : LoadDataset(flags.data, {choice.channels, choice.height, choice.width});
   absl::Status status = data.status();
   if (status.ok() && choice.check != nullptr) status = choice.check(*data);
   if (status.ok() && group.rank() == 0) status = CheckSummaryPath(flags.summary_json);

@@ -17,7 +17,7 @@ namespace examples {
 // What to train, as one trainer's own flags say.
 struct ModelChoice {
   std::string description;  // "hidden layers of 1024, 1024"; all ranks must have the same
-  // The images that the model is made for: those of --synthetic.
+  // The images that the model is made for: those of --synthetic, and the size to which JPEG files are scaled.
   int channels = 1;
   int height = 28;
   int width = 28;

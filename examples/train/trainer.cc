@@ -26,10 +26,12 @@ constexpr int32_t kNonFiniteLoss = 2000;
 
 constexpr size_t kFirstLosses = 20;
 
-// A border that leaves the image's subject within most windows: 4 pixels around CIFAR's 32, as is usual.
+// A border that leaves the image's subject within most windows: 4 pixels around CIFAR's 32, as is usual. Larger images
+// bring a margin of their own.
 Augmentation AugmentationFor(const TrainFlags& flags, const Dataset& data) {
   if (!flags.augment) return {};
-  return {.crop_padding = (std::min(data.height, data.width) + 7) / 8, .flip = data.mirrored_alike};
+  const int padding = data.margin > 0 ? data.margin : (std::min(data.height, data.width) + 7) / 8;
+  return {.crop_padding = padding, .flip = data.mirrored_alike};
 }
 
 }  // namespace
@@ -50,7 +52,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
                .world_size = group.size(),
                .seed = flags.seed,
                .drop_last = flags.drop_last},
-              AugmentationFor(flags, data), model.device()),
+              AugmentationFor(flags, data), model.device(), flags.loader_threads),
       evaluation_share_(EvaluationShare(data.test.count(), group.rank(), group.size())) {
   summary_.environment = std::move(environment);
   const size_t rows = static_cast<size_t>(flags.batch),
@@ -123,7 +125,9 @@ absl::Status Trainer::RunEpoch() {
     if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
     // What was uploaded from the batch that is given back now has to have arrived.
     if (started_ > 0) device_.Await(static_cast<int>((started_ - 1) % nn::Device::kMarks));
-    if (absl::Status status = Step(loader_.Next()); !status.ok()) return status;
+    const absl::StatusOr<Batch> batch = loader_.Next();
+    if (!batch.ok()) return batch.status();
+    if (absl::Status status = Step(*batch); !status.ok()) return status;
     Advance();
     if (progress_.epoch != epoch || progress_.step >= last_step_) {
       device_.Wait();
@@ -296,7 +300,10 @@ absl::Status Trainer::Evaluate() {
     auto* const pixels = static_cast<float*>(evaluation_.get());
     auto* const labels = reinterpret_cast<int32_t*>(pixels + samples.size() * static_cast<size_t>(data_.features()));
     device_.Wait();  // for what was uploaded from there
-    GatherBatch(data_, data_.test, samples, {}, pixels, labels);
+    if (absl::Status status = GatherBatch(data_, data_.test, samples, {}, pixels, labels, flags_.loader_threads);
+        !status.ok()) {
+      return status;
+    }
     Batch share{pixels, {labels, samples.size()}};
     if (!device_.is_host()) share = Upload(share);
     const int rows = static_cast<int>(samples.size());

@@ -25,7 +25,7 @@ installed() {
 missing() { PATH=$folder:$PATH missing_packages "$@" | tr '\n' ' '; }
 
 libraries=(cmake ninja-build pkg-config libabsl-dev libspdlog-dev libhwy-dev libhwloc-dev libasio-dev libssl-dev libdnnl-dev
-  nlohmann-json3-dev zlib1g-dev)
+  nlohmann-json3-dev zlib1g-dev libturbojpeg0-dev)
 installed "${libraries[@]}" clang mpich libmpich-dev
 expect "with clang and MPICH" "$(missing "${ddp_packages[@]}")" ""
 installed "${libraries[@]}" g++ openmpi-bin libopenmpi-dev

@@ -33,7 +33,7 @@ Dataset Numbered(int images, int channels, int height, int width) {
 std::vector<float> Gather(const Dataset& data, uint32_t image, const Augmentation& augmentation) {
   std::vector<float> pixels(static_cast<size_t>(data.features()));
   int32_t label = -1;
-  GatherBatch(data, data.train, {image}, augmentation, pixels.data(), &label);
+  REQUIRE(GatherBatch(data, data.train, {image}, augmentation, pixels.data(), &label).ok());
   CHECK(label == data.train.labels[image]);
   return pixels;
 }
@@ -53,8 +53,8 @@ TEST_CASE("The loader gives out the sampler's batches, epoch after epoch, from a
     // The second time some batches of the epoch are left behind.
     const size_t end = epoch == 1 && first == 5 ? 6 : loader.batches();
     for (size_t b = static_cast<size_t>(first); b < end; ++b) {
-      GatherBatch(data, data.train, sampler.Batch(b), {}, pixels.data(), labels.data());
-      const Batch batch = loader.Next();
+      REQUIRE(GatherBatch(data, data.train, sampler.Batch(b), {}, pixels.data(), labels.data()).ok());
+      const Batch batch = loader.Next().value();
       CHECK(std::equal(pixels.begin(), pixels.end(), batch.pixels));
       CHECK(std::equal(labels.begin(), labels.end(), batch.labels.begin(), batch.labels.end()));
     }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ddp/collectives.h"
-
 namespace bench {
 namespace {
 
@@ -139,11 +137,11 @@ Work Start(ddp::ProcessGroup& group, const Case& c, void* in_data, void* out_dat
     case Collective::kBroadcast:
       return group.Broadcast(out, c.root, after);
     case Collective::kReduce:
-      return ddp::Reduce(group, in, IsRoot(c) ? ddp::Buffers(out) : ddp::Buffers(), c.root, reduce);
+      return group.Reduce(in, IsRoot(c) ? ddp::Buffers(out) : ddp::Buffers(), c.root, reduce, after);
     case Collective::kGather:
-      return ddp::Gather(group, in, IsRoot(c) ? ddp::Buffers(out) : ddp::Buffers(), c.root);
+      return group.Gather(in, IsRoot(c) ? ddp::Buffers(out) : ddp::Buffers(), c.root, after);
     case Collective::kScatter:
-      return ddp::Scatter(group, IsRoot(c) ? ddp::Buffers(in) : ddp::Buffers(), out, c.root);
+      return group.Scatter(IsRoot(c) ? ddp::Buffers(in) : ddp::Buffers(), out, c.root, after);
     case Collective::kAllToAll:
       return group.AllToAll(in, out, after);
     case Collective::kSendRecv:

@@ -85,8 +85,8 @@ struct Case {
   size_t Offset(Share share, int of) const { return share == Share::kPart ? offsets[static_cast<size_t>(of)] : 0; }
 };
 
-// Starts the operation. `in` and `out` are where this rank's buffers begin. Operations of ddp/collectives.h are over
-// when it returns, and in CPU memory messages are, too.
+// Starts the operation. `in` and `out` are where this rank's buffers begin. In CPU memory messages are over when it
+// returns.
 ddp::Work Start(ddp::ProcessGroup& group, const Case& c, void* in, void* out, ddp::Stream after);
 
 }  // namespace bench

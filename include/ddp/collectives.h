@@ -1,4 +1,4 @@
-// Helpers based on the operations of a ProcessGroup: reduce, gather, scatter, and exchanges of small values.
+// Helpers based on the operations of a ProcessGroup: exchanges of small values.
 #ifndef DDP_COLLECTIVES_H_
 #define DDP_COLLECTIVES_H_
 
@@ -15,23 +15,10 @@
 namespace ddp {
 
 // All of these functions are collective, return the errors of ProcessGroup's operations, and block until this rank's
-// part is done. Buffers are in CPU memory.
+// part is done.
 //
 //   absl::StatusOr<double> loss = ddp::AverageScalar(world, local_loss);
 //   absl::StatusOr<std::string> config = ddp::BroadcastBytes(world, ReadConfigOnRank0(), 0);
-
-// Like AllReduce, but only `root` gets the result, in `out`. The other ranks may pass an empty `out`. If they pass one,
-// only its dtype is used; if not, the dtype of `in` is used instead.
-DDP_EXPORT absl::Status Reduce(ProcessGroup& group, Buffers in, Buffers out, int root,
-                               const ReduceOptions& options = {});
-
-// Concatenates the inputs of all ranks in rank order into `out` of `root`: count(out) = size() * count(in). The other
-// ranks' `out` is ignored. In place: root's `in` is its own part of `out`.
-DDP_EXPORT absl::Status Gather(ProcessGroup& group, Buffers in, Buffers out, int root);
-
-// The reverse of Gather: root's `in` consists of size() equal parts, and part r goes to `out` of rank r. The other
-// ranks' `in` is ignored. In place: root's `out` is its own part of `in`.
-DDP_EXPORT absl::Status Scatter(ProcessGroup& group, Buffers in, Buffers out, int root);
 
 // Returns root's `bytes`, of any length, on every rank. The `bytes` of the other ranks are ignored.
 DDP_EXPORT absl::StatusOr<std::string> BroadcastBytes(ProcessGroup& group, absl::string_view bytes, int root);

@@ -131,17 +131,20 @@ struct Call {
     kAllGatherV,  // AllGather with counts
     kAllToAll,
     kBroadcast,
+    kReduce,
+    kGather,
+    kScatter,
     kBarrier,
     kSend,
     kRecv
   };
 
   Kind kind = Kind::kBarrier;
-  Buffers in = {}, out = {};             // equal for kBroadcast, kSend and kRecv
-  int peer = 0;                          // kBroadcast: the root. kSend, kRecv: the other rank
-  int tag = 0;                           // kSend, kRecv
+  Buffers in = {}, out = {};  // equal for kBroadcast, kSend and kRecv
+  int peer = 0;               // kBroadcast, kReduce, kGather, kScatter: the root. kSend, kRecv: the other rank
+  int tag = 0;                // kSend, kRecv
   absl::Span<const size_t> counts = {};  // kAllGatherV
-  ReduceOptions reduce = {};             // kAllReduce, kReduceScatter
+  ReduceOptions reduce = {};             // kAllReduce, kReduceScatter, kReduce
   Stream after = {};
 };
 
@@ -228,6 +231,28 @@ class DDP_EXPORT ProcessGroup {
     return Start({.kind = Call::Kind::kReduceScatter, .in = in, .out = out, .reduce = options, .after = after});
   }
 
+  // Like AllReduce, but only `root` gets the result, in `out`. The other ranks may pass an empty `out`. If they pass
+  // one, only its dtype is used; if not, the dtype of `in` is used instead. Of the words for what is not finite, only
+  // the root's counts.
+  //
+  // Operations with a root on CPU memory are made of others: Reduce of an AllReduce, Gather and Scatter of messages,
+  // which are not ordered with other operations. Wait for what writes their input.
+  Work Reduce(Buffers in, Buffers out, int root, const ReduceOptions& options = {}, Stream after = {}) {
+    return Start({.kind = Call::Kind::kReduce, .in = in, .out = out, .peer = root, .reduce = options, .after = after});
+  }
+
+  // Concatenates the inputs of all ranks in rank order into `out` of `root`: count(out) = size() * count(in). The other
+  // ranks' `out` is ignored. In place: root's `in` is its own part of `out`.
+  Work Gather(Buffers in, Buffers out, int root, Stream after = {}) {
+    return Start({.kind = Call::Kind::kGather, .in = in, .out = out, .peer = root, .after = after});
+  }
+
+  // The reverse of Gather: root's `in` consists of size() equal parts, and part r goes to `out` of rank r. The other
+  // ranks' `in` is ignored. In place: root's `out` is its own part of `in`.
+  Work Scatter(Buffers in, Buffers out, int root, Stream after = {}) {
+    return Start({.kind = Call::Kind::kScatter, .in = in, .out = out, .peer = root, .after = after});
+  }
+
   // Sends a message to one rank, which receives it with the same tag, dtype and count.
   //   - Messages between two ranks with the same tag arrive in the order in which they were sent. Messages with
   //     different tags may be received in any order.
@@ -236,9 +261,8 @@ class DDP_EXPORT ProcessGroup {
   //     operation meanwhile, the library moves the message to its own memory.
   //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for ddp/collectives.h.
   //
-  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations. Both sides
-  // must use the same ranges, and tags are not compared. If two ranks send to each other, one of them must receive
-  // first.
+  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags are
+  // not compared. If two ranks send to each other, one of them must receive first.
   //
   // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (the sender of a small
   // message gets it from its next call), DeadlineExceeded if no message with the tag arrives, or if it is not received.

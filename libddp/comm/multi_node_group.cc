@@ -138,17 +138,14 @@ const BlockPlan& MultiNodeGroup::PlanOf(const CheckedCall& call) const {
       return AllReducePlan(call.count, SizeOf(PartialOf(call.key.in)), SizeOf(call.key.out));
     case Kind::kBroadcast:
       return from_root_[call.key.root];
-    case Kind::kBarrier:
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
     case Kind::kReduceScatter:
     case Kind::kAllGather:
     case Kind::kAllGatherV:
     case Kind::kAllToAll:
       return per_rank_;
+    default:
+      return even_;
   }
-  return even_;
 }
 
 // If a block has one root, every rank sends and receives sums of (N - 1) / N of its share, then as much of final

@@ -1,7 +1,8 @@
-// What collectives.h makes of a group's operations.
+// Operations with a root, and what collectives.h makes of a group's operations.
 #include "ddp/collectives.h"
 
 #include <algorithm>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ TEST_CASE("Reduce gives every root what AllReduce gives all, and leaves the inpu
             for (size_t i = 0; i < count; ++i) in.Set(i, Value(dtype, rank.rank(), i));
             const std::vector<Buffer> ins = in.Cut(3, 1);
             const std::vector<Buffer> outs = out.Cut(2, 2);
-            RANK_CHECK_OK(Reduce(rank.group(), ins, rank.rank() == root ? outs : Buffers(), root));
+            RANK_CHECK_OK(rank.group().Reduce(ins, rank.rank() == root ? outs : Buffers(), root).Wait());
             for (size_t i = 0; i < count; ++i) {
               RANK_CHECK_EQ(in.Get(i), Value(dtype, rank.rank(), i));
               double sum = 0;
@@ -54,12 +55,12 @@ TEST_CASE("Gather and Scatter, with every root, also in place") {
               const Buffer mine = at_root && in_place ? whole.Range(own, count) : other.whole();
               for (size_t i = 0; i < count; ++i) SetElement(dtype, mine.data, i, Value(dtype, rank.rank(), i));
               const std::vector<Buffer> parts = at_root ? whole.Cut(4, 9) : std::vector<Buffer>();
-              RANK_CHECK_OK(Gather(rank.group(), {mine}, parts, root));
+              RANK_CHECK_OK(rank.group().Gather(mine, parts, root).Wait());
               for (size_t k = 0; at_root && k < whole.count(); ++k) {
                 RANK_CHECK_EQ(whole.Get(k), Value(dtype, static_cast<int>(k / count), k % count));
               }
               if (!in_place || !at_root) other.Fill(99);
-              RANK_CHECK_OK(Scatter(rank.group(), parts, {mine}, root));
+              RANK_CHECK_OK(rank.group().Scatter(parts, mine, root).Wait());
               for (size_t i = 0; i < count; ++i) {
                 RANK_CHECK_EQ(GetElement(dtype, mine.data, i), Value(dtype, rank.rank(), i));
               }
@@ -67,6 +68,35 @@ TEST_CASE("Gather and Scatter, with every root, also in place") {
           }
         }
       }
+    }
+  });
+}
+
+TEST_CASE("several operations with roots are under way at once") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kCount = 5000;
+    const size_t size = static_cast<size_t>(rank.size());
+    std::deque<Memory> wholes, parts;
+    for (int root = 0; root < rank.size(); ++root) {
+      parts.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kCount);
+      wholes.emplace_back(rank, Placement::kOrdinary, DType::kInt32, kCount * size);
+      parts.back().Fill(10 * root + rank.rank());
+    }
+    for (const bool gather : {true, false}) {
+      std::vector<Work> works;
+      for (size_t k = 0; k < size; ++k) {
+        const int root = static_cast<int>(k);
+        works.push_back(gather ? rank.group().Gather(parts[k].whole(), wholes[k].whole(), root)
+                               : rank.group().Scatter(wholes[k].whole(), parts[k].whole(), root));
+      }
+      for (Work& work : works) RANK_CHECK_OK(work.Wait());
+      for (const Work& work : works) RANK_CHECK(work.Done());
+      if (gather) {
+        for (Memory& part : parts) part.Fill(-1);
+      }
+    }
+    for (int root = 0; root < rank.size(); ++root) {
+      RANK_CHECK_EQ(parts[static_cast<size_t>(root)].Get(kCount - 1), 10.0 * root + rank.rank());
     }
   });
 }
@@ -105,13 +135,12 @@ TEST_CASE("mistakes name the call") {
     Memory m(rank, Placement::kOrdinary, DType::kFloat32, 100);
     const std::string me = absl::StrCat("rank ", rank.rank());
     const Buffer ten = m.Range(0, 10);
-    RANK_CHECK_STATUS(Reduce(group, {ten}, {ten}, -1), StatusCode::kInvalidArgument, me, "reduce", "root");
-    RANK_CHECK_STATUS(Gather(group, {ten}, {ten}, rank.size()), StatusCode::kInvalidArgument, me, "gather", "root");
-    RANK_CHECK_STATUS(Scatter(group, {ten}, {ten}, -1), StatusCode::kInvalidArgument, me, "scatter", "root");
-    RANK_CHECK_STATUS(Gather(group, {}, {ten}, 0), StatusCode::kInvalidArgument, me, "gather", "no in buffers");
-    RANK_CHECK_STATUS(Scatter(group, {ten}, {}, 0), StatusCode::kInvalidArgument, me, "scatter", "no out buffers");
-    RANK_CHECK_STATUS(Gather(group, {ten}, {m.whole()}, rank.rank()), StatusCode::kInvalidArgument, me, "gather",
-                      "100 elements");
+    RANK_CHECK_STATUS(group.Reduce(ten, ten, -1), StatusCode::kInvalidArgument, me, "reduce", "root");
+    RANK_CHECK_STATUS(group.Gather(ten, ten, rank.size()), StatusCode::kInvalidArgument, me, "gather", "root");
+    RANK_CHECK_STATUS(group.Scatter(ten, ten, -1), StatusCode::kInvalidArgument, me, "scatter", "root");
+    RANK_CHECK_STATUS(group.Gather({}, ten, 0), StatusCode::kInvalidArgument, me, "gather", "no in buffers");
+    RANK_CHECK_STATUS(group.Scatter(ten, {}, 0), StatusCode::kInvalidArgument, me, "scatter", "no out buffers");
+    RANK_CHECK_STATUS(group.Gather(ten, m.whole(), rank.rank()), StatusCode::kInvalidArgument, me, "gather", "out 100");
     RANK_CHECK_OK(group.status());
   });
 }
@@ -121,8 +150,7 @@ TEST_CASE("ranks that give unequal parts to a Gather all learn of it") {
   RunOnRanks([](Rank& rank) {
     Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10 * static_cast<size_t>(rank.size()));
     const Buffer mine = m.Range(0, rank.rank() == 1 ? 9 : 10);
-    absl::Status status =
-        Gather(rank.group(), {mine}, rank.rank() == 0 ? std::vector<Buffer>{m.whole()} : std::vector<Buffer>(), 0);
+    absl::Status status = rank.group().Gather(mine, rank.rank() == 0 ? Buffers(m.whole()) : Buffers(), 0).Wait();
     if (status.ok()) status = rank.group().Barrier().Wait();
     RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "rank 1 sends to rank 0", "9 elements", "10 elements");
   });

@@ -91,17 +91,81 @@ TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is")
   }
 }
 
-TEST_CASE("operations of ddp/collectives.h refuse GPU memory on all ranks alike") {
+TEST_CASE("one rank gets or gives the whole, whichever it is") {
+  for (const int size : {1, 3}) {
+    Job job(size);
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      constexpr size_t kPart = 10;
+      const size_t n = static_cast<size_t>(rank.size), me = static_cast<size_t>(rank.rank);
+      const auto value = [](size_t r, size_t i) { return static_cast<double>(100 * r + i); };
+      for (const bool allocated : {false, true}) {
+        for (const size_t pieces : {size_t{1}, size_t{3}}) {
+          for (int root = 0; root < rank.size; ++root) {
+            const bool here = rank.rank == root;
+            Array part(rank, group, DType::kInt32, kPart, allocated);
+            Array whole(rank, group, DType::kInt32, kPart * n, allocated),
+                sum(rank, group, DType::kInt32, kPart, false);
+            for (size_t i = 0; i < kPart; ++i) part.Set(i, value(me, i));
+            const std::vector<Buffer> wholes = here ? whole.Cut(pieces + 1) : std::vector<Buffer>();
+            Work gathered = group.Gather(part.Cut(pieces), wholes, root, kNoStream);
+            // Behind the gather in the stream's order; each rank takes its part back from the whole.
+            Work summed =
+                group.Reduce(part.Cut(pieces), here ? sum.Cut(pieces + 1) : std::vector<Buffer>(), root, {}, kNoStream);
+            RANK_CHECK_OK(gathered.Wait());
+            RANK_CHECK_OK(summed.Wait());
+            for (size_t k = 0; here && k < kPart * n; ++k) RANK_CHECK_EQ(whole.Get(k), value(k / kPart, k % kPart));
+            double ranks = 0;
+            for (size_t r = 0; r < n; ++r) ranks += static_cast<double>(100 * r);
+            for (size_t i = 0; here && i < kPart; ++i) {
+              RANK_CHECK_EQ(sum.Get(i), ranks + static_cast<double>(n * i));
+            }
+            for (size_t i = 0; i < kPart; ++i) part.Set(i, -1);
+            RANK_CHECK_OK(group.Scatter(wholes, part.Cut(pieces), root, kNoStream).Wait());
+            for (size_t i = 0; i < kPart; ++i) RANK_CHECK_EQ(part.Get(i), value(me, i));
+            // In place.
+            const Buffer all = whole.whole();
+            const Buffer own{static_cast<int32_t*>(all.data) + me * kPart, kPart, all.dtype, all.device};
+            const Buffer mine = here ? own : part.whole();
+            RANK_CHECK_OK(group.Gather(mine, all, root, kNoStream).Wait());
+            RANK_CHECK_OK(group.Scatter(all, mine, root, kNoStream).Wait());
+            for (size_t k = 0; here && k < kPart * n; ++k) RANK_CHECK_EQ(whole.Get(k), value(k / kPart, k % kPart));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("a reduction to one rank scales, converts and looks like one to all") {
   Job job(2);
   job.Run([](Rank& rank, ProcessGroup& group) {
-    Array a(rank, group, DType::kFloat32, 10, false), b(rank, group, DType::kFloat32, 20, false);
-    for (const int root : {0, 1}) {
-      RANK_CHECK_STATUS(Reduce(group, a.Cut(1), a.Cut(1), root), absl::StatusCode::kInvalidArgument, "reduce",
-                        "CPU memory", absl::StrCat("rank ", rank.rank));
-      RANK_CHECK_STATUS(Gather(group, a.Cut(1), b.Cut(1), root), absl::StatusCode::kInvalidArgument, "gather");
-      RANK_CHECK_STATUS(Scatter(group, b.Cut(1), a.Cut(1), root), absl::StatusCode::kInvalidArgument, "scatter");
+    for (const bool allocated : {false, true}) {
+      for (const DType in : {DType::kFloat32, DType::kBFloat16}) {
+        for (const DType out : {DType::kFloat32, DType::kFloat16}) {
+          Array a(rank, group, in, 5, allocated), b(rank, group, out, 5, allocated);
+          Array word(rank, group, DType::kInt32, 1, false);
+          for (size_t i = 0; i < 5; ++i) a.Set(i, static_cast<double>(2 * i) + rank.rank);
+          ReduceOptions options{.op = ReduceOp::kAvg, .prescale = 2, .postscale = 4};
+          options.nonfinite = static_cast<uint32_t*>(word.whole().data);
+          for (const bool bad : {false, true}) {
+            if (bad && rank.rank == 0) a.Set(4, HUGE_VAL);
+            RANK_CHECK_OK(group.Reduce(a.whole(), b.whole(), 1, options, kNoStream).Wait());
+            if (rank.rank == 1) {
+              RANK_CHECK_EQ(b.Get(3), 8 * 6.5);
+              RANK_CHECK_EQ(word.Get(0), bad ? 1.0 : 0.0);
+            }
+          }
+        }
+      }
     }
-    RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());  // nothing has stuck
+    Array a(rank, group, DType::kFloat32, 10, false);
+    RANK_CHECK_STATUS(group.Reduce(a.whole(), {}, rank.rank, {}, kNoStream), absl::StatusCode::kInvalidArgument,
+                      absl::StrCat("rank ", rank.rank, ": reduce"), "no out buffers");
+    RANK_CHECK_STATUS(group.Gather(a.whole(), a.whole(), 5, kNoStream), absl::StatusCode::kInvalidArgument, "gather",
+                      "root 5");
+    const Buffer other{a.whole().data, rank.rank == 0 ? 10u : 9u, DType::kFloat32, rank.device()};
+    RANK_CHECK_STATUS(group.Reduce(other, other, 0, {}, kNoStream).Wait(), absl::StatusCode::kFailedPrecondition,
+                      "reduce(sum, to rank 0, float32, 9 elements)");
   });
 }
 

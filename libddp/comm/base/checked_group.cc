@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/base/rooted.h"
 
 namespace ddp {
 
@@ -13,7 +14,12 @@ std::vector<size_t> CheckedCall::Begins() const {
   return begins;
 }
 
-Work CheckedGroup::Start(const Call& call) {
+Work CheckedGroup::Start(const Call& given) {
+  Call call = given;
+  if (HasRoot(call.kind) && call.peer != rank()) {  // one side is the root's
+    if (call.kind == Call::Kind::kGather) call.out = {};
+    if (call.kind == Call::Kind::kScatter) call.in = {};
+  }
   if (ProcessGroup* const other = Other(call)) return other->Start(call);
   if (call.kind == Call::Kind::kBarrier) return StartChecked({});
   const CallCheck check = Check(NameOf(call.kind));
@@ -22,21 +28,26 @@ Work CheckedGroup::Start(const Call& call) {
   if (call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv) {
     return StartMessage({call.kind == Call::Kind::kSend, call.in, call.peer, call.tag, in, call.after});
   }
+  const bool whole = call.kind == Call::Kind::kAllGatherV || call.kind == Call::Kind::kScatter;
   CheckedCall checked{.key = {.kind = call.kind, .in = in.dtype, .out = out.dtype},
                       .in = call.in,
                       .out = call.out,
-                      .count = call.kind == Call::Kind::kAllGatherV ? out.count : in.count,
+                      .count = whole ? out.count : in.count,
                       .out_count = out.count,
                       .counts = call.counts,
                       .after = call.after};
-  if (call.kind == Call::Kind::kBroadcast) checked.key.root = static_cast<uint16_t>(call.peer);
+  if (call.kind == Call::Kind::kBroadcast || HasRoot(call.kind)) checked.key.root = static_cast<uint16_t>(call.peer);
   for (const size_t count : call.counts) {
     checked.parameters = std::rotl(checked.parameters, 23) * 0x9e3779b97f4a7c15 + count;
   }
-  if (call.kind == Call::Kind::kAllReduce || call.kind == Call::Kind::kReduceScatter) {
+  if (Reduces(call.kind)) {
     if (absl::Status s = SetReduce(call.reduce, &checked); !s.ok()) return check.Error(s.message());
   }
-  return StartChecked(checked);
+  return HasRoot(call.kind) ? StartRooted(checked) : StartChecked(checked);
+}
+
+Work CheckedGroup::StartRooted(const CheckedCall& call) {
+  return call.key.kind == Call::Kind::kReduce ? ReduceByAllReduce(*this, call) : MoveByMessages(*this, call);
 }
 
 absl::Status CheckedGroup::SetReduce(const ReduceOptions& options, CheckedCall* call) const {

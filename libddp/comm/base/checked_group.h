@@ -22,7 +22,8 @@ namespace ddp {
 struct CheckedCall {
   OperationKey key;
   Buffers in, out;
-  size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together
+  size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together; of a scatter,
+                         // of `out`
   size_t out_count = 0;  // elements of `out`
   absl::Span<const size_t> counts = {};   // all-gather with counts: elements of each rank
   const ReduceOptions* reduce = nullptr;  // of reductions
@@ -45,12 +46,15 @@ struct MessageCall {
 
 class CheckedGroup : public InternalGroup {
  public:
-  Work Start(const Call& call) final;
+  Work Start(const Call& given) final;
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   void Abort(absl::Status why) override;
 
  protected:
   virtual Work StartChecked(const CheckedCall& call) = 0;
+  // Reduce, gather and scatter; in CPU memory they are made of other operations. What only the root uses is empty
+  // elsewhere.
+  virtual Work StartRooted(const CheckedCall& call);
   virtual Work StartMessage(const MessageCall& message) = 0;
   virtual absl::StatusOr<Allocation> AllocateHere(size_t bytes) = 0;  // on device()
 

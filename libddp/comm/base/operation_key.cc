@@ -5,9 +5,9 @@
 namespace ddp {
 
 absl::string_view NameOf(Call::Kind kind) {
-  static constexpr absl::string_view kNames[] = {"all_reduce",   "reduce_scatter", "all_gather",
-                                                 "all_gather_v", "all_to_all",     "broadcast",
-                                                 "barrier",      "send",           "recv"};
+  static constexpr absl::string_view kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_gather_v",
+                                                 "all_to_all", "broadcast",      "reduce",     "gather",
+                                                 "scatter",    "barrier",        "send",       "recv"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -33,10 +33,10 @@ std::string OperationKey::Describe(uint64_t count) const {
       in == out ? std::string(Name(in)) : absl::StrCat(std::string(Name(in)), " to ", std::string(Name(out)));
   if (kind > Kind::kBarrier) return "an unknown operation";
   if (kind == Kind::kBarrier) return "barrier()";
-  const bool reduces = kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
-  return absl::StrCat(NameOf(kind), "(", reduces ? absl::StrCat(Name(op), ", ") : "",
-                      kind == Kind::kBroadcast ? absl::StrCat("from rank ", root, ", ") : "", types, ", ", count,
-                      " elements", kind == Kind::kAllGatherV ? " in all" : "",
+  const bool from = kind == Kind::kBroadcast || kind == Kind::kScatter;
+  return absl::StrCat(NameOf(kind), "(", Reduces(kind) ? absl::StrCat(Name(op), ", ") : "",
+                      from || HasRoot(kind) ? absl::StrCat(from ? "from rank " : "to rank ", root, ", ") : "", types,
+                      ", ", count, " elements", kind == Kind::kAllGatherV ? " in all" : "",
                       check_nonfinite ? ", non-finite check)" : ")");
 }
 

@@ -15,6 +15,14 @@ namespace ddp {
 // "all_reduce"
 absl::string_view NameOf(Call::Kind kind);
 
+inline bool Reduces(Call::Kind kind) {
+  return kind == Call::Kind::kAllReduce || kind == Call::Kind::kReduceScatter || kind == Call::Kind::kReduce;
+}
+// One rank alone gives or gets the whole; `peer` of the call says which.
+inline bool HasRoot(Call::Kind kind) {
+  return kind == Call::Kind::kReduce || kind == Call::Kind::kGather || kind == Call::Kind::kScatter;
+}
+
 // Small enough to be compared in one word.
 struct OperationKey {
   using Kind = Call::Kind;  // of a collective operation

@@ -114,6 +114,20 @@ class RangeList {
   std::vector<Range> many_;
 };
 
+// The elements [first, first + count) of what the buffers hold end to end.
+inline std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count) {
+  std::vector<Buffer> slice;
+  for (const Buffer& b : buffers) {
+    const size_t begin = std::min(first, b.count), end = std::min(first + count, b.count);
+    if (begin < end) {
+      slice.push_back({static_cast<char*>(b.data) + begin * SizeOf(b.dtype), end - begin, b.dtype, b.device});
+    }
+    first -= begin;
+    count -= end - begin;
+  }
+  return slice;
+}
+
 // The memory of `buffers`.
 inline RangeList Ranges(Buffers buffers) {
   RangeList list;

@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/base/operation_key.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
@@ -111,12 +112,15 @@ absl::Status CallCheck::Arguments(const Call& call, Extent* in, Extent* out) con
 
 absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
   using Kind = Call::Kind;
+  if (HasRoot(call.kind)) {
+    if (absl::Status s = Root(call.peer); !s.ok()) return s;
+    if (call.peer != rank_) return NotAtRoot(call, in, out);
+  }
   if (absl::Status s = CheckBuffers("in", call.in, in); !s.ok()) return s;
   if (absl::Status s = CheckBuffers("out", call.out, out); !s.ok()) return s;
-  const bool gathers = call.kind == Kind::kAllGather, scatters = call.kind == Kind::kReduceScatter;
-  if (!scatters && call.kind != Kind::kAllReduce && in->dtype != out->dtype) {
-    return Error("in and out have different types");
-  }
+  const bool gathers = call.kind == Kind::kAllGather || call.kind == Kind::kGather;
+  const bool scatters = call.kind == Kind::kReduceScatter || call.kind == Kind::kScatter;
+  if (!Reduces(call.kind) && in->dtype != out->dtype) return Error("in and out have different types");
   const auto size = static_cast<size_t>(size_), rank = static_cast<size_t>(rank_);
   if (call.kind == Kind::kAllGatherV) {
     if (absl::Status s = Counts(call.counts, in->count, out->count); !s.ok()) return s;
@@ -136,6 +140,19 @@ absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
   const char* const wrong =
       CheckOverlap(call.in, call.out, static_cast<ptrdiff_t>((in_place - out_place) * SizeOf(in->dtype)));
   return wrong == nullptr ? absl::OkStatus() : Error(wrong);
+}
+
+// Where one side of the call is the root's alone.
+absl::Status CallCheck::NotAtRoot(const Call& call, Extent* in, Extent* out) const {
+  if (call.kind == Call::Kind::kScatter) {
+    const absl::Status status = CheckBuffers("out", call.out, out);
+    *in = *out;
+    return status;
+  }
+  const absl::Status status = CheckBuffers("in", call.in, in);
+  *out = *in;
+  if (call.kind == Call::Kind::kReduce && !call.out.empty()) out->dtype = call.out[0].dtype;
+  return status;
 }
 
 // All-gather with counts, of `in` and `out` elements.

@@ -41,13 +41,9 @@ Piece DataMap::Moved(int source, int target) const {
       return {part_ * t, part_ * s, part_};
     case Kind::kBroadcast:
       return source == root_ && target != root_ ? Piece{0, 0, count_} : Piece{};
-    case Kind::kReduceScatter:
-    case Kind::kBarrier:
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
+    default:
+      return {};
   }
-  return {};
 }
 
 size_t DataMap::ResultElements(int rank) const {
@@ -62,12 +58,9 @@ size_t DataMap::ResultElements(int rank) const {
       return count_;
     case Kind::kBroadcast:
       return rank == root_ ? 0 : count_;
-    case Kind::kBarrier:
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 }  // namespace ddp

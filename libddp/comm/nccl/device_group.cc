@@ -16,6 +16,7 @@
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/joined_work.h"
 #include "libddp/comm/health/peer_board.h"
 #include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/nccl/communicator.h"
@@ -124,6 +125,7 @@ class DeviceGroup final : public CheckedGroup {
   }
 
   Work StartChecked(const CheckedCall& call) override;
+  Work StartRooted(const CheckedCall& call) override;
   Work StartMessage(const MessageCall& m) override {
     const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
     const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
@@ -172,16 +174,27 @@ Work DeviceGroup::StartChecked(const CheckedCall& call) {
       return Launch(call, Shape(0, out), [&](void* stream) { return moves_.AllGather(in, out, call.counts, stream); });
     case Kind::kAllToAll: {
       const bool direct = moves_.SendsFromRegistered(in, out);  // peers have to receive so
-      return Launch(call, Mix(Shape(Shape(0, in), out), direct ? 1 : 0),
-                    [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
+      return Launch(call, direct ? 1 : 0, [&](void* stream) { return moves_.AllToAll(in, out, direct, stream); });
     }
     case Kind::kBarrier:
       return Barrier();
-    case Kind::kSend:
-    case Kind::kRecv:
-      break;
+    default:
+      return absl::InternalError("an unknown operation");
   }
-  return absl::InternalError("an unknown operation");
+}
+
+Work DeviceGroup::StartRooted(const CheckedCall& call) {
+  const Buffers in = call.in, out = call.out;
+  const int root = call.key.root;
+  if (call.key.kind == Kind::kReduce) {
+    const ReducePlan plan = PlanReduce(call.key.in, call.key.out, *call.reduce, {.ranks = size()});
+    return Launch(call, Shape(0, in),
+                  [&](void* stream) { return moves_.ReduceTo(root, plan, in, out, call.reduce->nonfinite, stream); });
+  }
+  return Launch(call, 0, [&](void* stream) {
+    return call.key.kind == Kind::kGather ? moves_.Gather(in, out, root, stream)
+                                          : moves_.Scatter(in, out, root, stream);
+  });
 }
 
 Work DeviceGroup::Reduce(const CheckedCall& call) {
@@ -214,7 +227,7 @@ Work DeviceGroup::Barrier() {
   if (!control.call_status().ok()) return control;
   const DeviceOperation operation{{}, {OperationKey{}.Pack(), 0, 0}};
   Work work = engine_->Launch(operation, kNoStream, [&](void* stream) { return moves_.Barrier(stream); });
-  return BothWorks(std::move(control), std::move(work));
+  return JoinWorks({std::move(control), std::move(work)});
 }
 
 absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {

@@ -1,41 +1,16 @@
 #include "libddp/comm/nccl/device_moves.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "libddp/comm/base/range_list.h"
 #include "libddp/comm/nccl/api.h"
 #include "libddp/device/cpu_reduce.h"
 
 namespace ddp {
 namespace {
-
-// The outcome of two operations as one.
-class BothState final : public internal::WorkState {
- public:
-  BothState(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
-
-  bool Done() const override { return first_.Done() && second_.Done(); }
-  absl::Status Wait(absl::Time deadline) override {
-    if (absl::Status s = first_.Wait(deadline); !s.ok()) return s;
-    return second_.Wait(deadline);
-  }
-  // A stream cannot wait for the CPU's operations: the host does.
-  absl::Status BlockStream(Stream stream) override {
-    if (absl::Status s = first_.Wait(); !s.ok()) return s;
-    return second_.BlockStream(stream);
-  }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-
- private:
-  Work first_, second_;
-  std::atomic<int> refs_{1};
-};
 
 // As an element of a floating-point type.
 void StoreScalar(double value, DType dtype, void* to) {
@@ -48,27 +23,15 @@ void StoreScalar(double value, DType dtype, void* to) {
   CpuReduce::Create({.in = DType::kFloat32, .out = dtype}).value()(&from, 1, &to, 1, 1);
 }
 
+size_t Total(Buffers buffers) {
+  size_t count = 0;
+  for (const Buffer& b : buffers) count += b.count;
+  return count;
+}
+
 nccl::DataType TypeOf(Buffers buffers) { return nccl::ToNccl(buffers[0].dtype); }
 
 }  // namespace
-
-Work BothWorks(Work first, Work second) { return Work(new BothState(std::move(first), std::move(second))); }
-
-std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count) {
-  std::vector<Buffer> slice;
-  for (const Buffer& b : buffers) {
-    if (first >= b.count) {
-      first -= b.count;
-      continue;
-    }
-    const size_t n = std::min(count, b.count - first);
-    if (n == 0) break;
-    slice.push_back({static_cast<char*>(b.data) + first * SizeOf(b.dtype), n, b.dtype, b.device});
-    count -= n;
-    first = 0;
-  }
-  return slice;
-}
 
 std::vector<TransformPiece> PairPieces(Buffers from, Buffers to) {
   std::vector<TransformPiece> pieces;
@@ -105,18 +68,9 @@ class DeviceMoves::Scratch {
   }
   Buffers buffers() const { return {&buffer_, 1}; }
 
-  // As much as `like` holds, cut as it is.
-  absl::StatusOr<std::vector<Buffer>> AllocateLike(Buffers like) {
-    size_t total = 0;
-    for (const Buffer& b : like) total += b.count;
-    if (absl::Status s = Allocate(std::max<size_t>(total, 1), like[0].dtype, like[0].device); !s.ok()) return s;
-    std::vector<Buffer> cut;
-    char* data = static_cast<char*>(buffer_.data);
-    for (const Buffer& b : like) {
-      cut.push_back({data, b.count, b.dtype, b.device});
-      data += b.count * SizeOf(b.dtype);
-    }
-    return cut;
+  // As much as `like` holds.
+  absl::Status AllocateFor(Buffers like) {
+    return Allocate(std::max<size_t>(Total(like), 1), like[0].dtype, like[0].device);
   }
 
  private:
@@ -176,21 +130,49 @@ absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers i
       return s;
     }
   }
-  if (absl::Status s = ReduceWithNccl(scatter, plan, from, to, stream); !s.ok()) return s;
-  if (!copy_out && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
+  if (absl::Status s = ReduceWithNccl({.scatter = scatter}, plan, from, to, stream); !s.ok()) return s;
+  return StoreResult(plan, to, out, copy_out, nonfinite, stream);
+}
+
+// The result is the root's; elsewhere `out` may be empty. All ranks cut the calls as their inputs are, which is alike.
+absl::Status DeviceMoves::ReduceTo(int root, const ReducePlan& plan, Buffers in, Buffers out, uint32_t* nonfinite,
+                                   void* stream) {
+  const size_t count = Total(in);
+  if (communicator_ == nullptr) return Reduce(false, plan, in, out, count, nonfinite, stream);
+  const bool here = rank_ == root;
+  const bool copy_out = here && (plan.convert_out || out.size() > 1);
+  Scratch scratch(runtime_, stream);
+  if (plan.convert_in || copy_out) {
+    if (absl::Status s = scratch.Allocate(count, plan.type, in[0].device); !s.ok()) return s;
+  }
+  const Buffers from = plan.convert_in ? scratch.buffers() : in;
+  const Buffers to = copy_out ? scratch.buffers() : here ? out : from;
+  if (plan.convert_in) {
+    const absl::Status status =
+        runtime_.Run({in[0].dtype, plan.type, plan.before_scale, nullptr}, PairPieces(in, from), stream);
+    if (!status.ok()) return status;
+  }
+  if (absl::Status s = ReduceWithNccl(Goal{.root = root}, plan, from, to, stream); !s.ok()) return s;
+  return here ? StoreResult(plan, to, out, copy_out, nonfinite, stream) : absl::OkStatus();
+}
+
+absl::Status DeviceMoves::StoreResult(const ReducePlan& plan, Buffers to, Buffers out, bool copy, uint32_t* nonfinite,
+                                      void* stream) {
+  if (!copy && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
   std::vector<TransformPiece> pieces = PairPieces(to, out);
-  if (!copy_out && plan.after_scale == 1) {
+  if (!copy && plan.after_scale == 1) {
     for (TransformPiece& piece : pieces) piece.out = nullptr;  // a look is enough
   }
   return runtime_.Run({plan.type, out[0].dtype, plan.after_scale, nonfinite}, pieces, stream);
 }
 
-absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
+absl::Status DeviceMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
   using Op = ReducePlan::Op;
   const nccl::DataType type = nccl::ToNccl(plan.type);
   const bool one_call = from.size() == 1 && to.size() == 1;
   // One by one where NCCL would make one kernel of them that sums in part only.
-  const bool group = !one_call && (scatter || communicator_->setup().features.groups_of_sums || !AnyRegistered(to));
+  const bool group =
+      !one_call && (goal.scatter || communicator_->setup().features.groups_of_sums || !AnyRegistered(to));
   const auto enqueue = [&](const nccl::Api& api, nccl::Comm comm) {
     int op = plan.op == Op::kAvg       ? nccl::kAvg
              : plan.op == Op::kMin     ? nccl::kMin
@@ -206,14 +188,15 @@ absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, B
     }
     nccl::Result result = nccl::kSuccess;
     const auto each = [&](nccl::Result r) { result = result == nccl::kSuccess ? r : result; };
-    if (!scatter) {
-      for (const TransformPiece& p : PairPieces(from, to))
-        each(api.AllReduce(p.in, p.out, p.count, type, op, comm, stream));
+    if (!goal.scatter) {
+      for (const TransformPiece& p : PairPieces(from, to)) {
+        each(goal.root < 0 ? api.AllReduce(p.in, p.out, p.count, type, op, comm, stream)
+                           : api.Reduce(p.in, p.out, p.count, type, op, goal.root, comm, stream));
+      }
     } else if (one_call) {
       each(api.ReduceScatter(from[0].data, to[0].data, to[0].count, type, op, comm, stream));
     } else {
-      size_t part = 0;
-      for (const Buffer& b : to) part += b.count;
+      const size_t part = Total(to);
       for (size_t r = 0; r < size_; ++r) {
         for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), to)) {
           each(api.Reduce(p.in, p.out, p.count, type, op, static_cast<int>(r), comm, stream));
@@ -223,7 +206,7 @@ absl::Status DeviceMoves::ReduceWithNccl(bool scatter, const ReducePlan& plan, B
     if (plan.op == Op::kPremultiplied) each(api.RedOpDestroy(op, comm));
     return result;
   };
-  const absl::string_view what = scatter ? "ncclReduceScatter" : "ncclAllReduce";
+  const absl::string_view what = goal.scatter ? "ncclReduceScatter" : goal.root >= 0 ? "ncclReduce" : "ncclAllReduce";
   return group ? Group(what, enqueue) : communicator_->Call(what, enqueue);
 }
 
@@ -269,89 +252,84 @@ absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const si
 }
 
 bool DeviceMoves::SendsFromRegistered(Buffers in, Buffers out) const {
-  const auto all = [&](Buffers buffers) {
-    return std::all_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count == 0 || Registered(b); });
-  };
-  return in[0].data != out[0].data && all(in) && all(out);
+  return in.size() == 1 && out.size() == 1 && in[0].data != out[0].data && Registered(in[0]) && Registered(out[0]);
 }
 
 absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, bool direct, void* stream) {
-  if (communicator_ == nullptr) return CopyPieces(in, out, stream);
-  size_t total = 0;
-  for (const Buffer& b : in) total += b.count;
-  const size_t part = total / size_;
-  Scratch sent(runtime_, stream), arrived(runtime_, stream);
-  absl::StatusOr<std::vector<Buffer>> copy_in, copy_out;
-  Buffers from = in, to = out;
+  const std::vector<size_t> counts(size_, Total(in) / size_);
+  Scratch kept(runtime_, stream);
+  if (in[0].data != out[0].data) return Exchange({in, counts}, {out, counts}, direct, stream);
   // In place what is sent has to be kept: it is overwritten by what arrives.
-  if (in[0].data == out[0].data || (!direct && AnyRegistered(in))) {
-    copy_in = sent.AllocateLike(in);
-    if (!copy_in.ok()) return copy_in.status();
-    from = *copy_in;
-    if (absl::Status s = CopyPieces(in, from, stream); !s.ok()) return s;
-  }
-  if (!direct && AnyRegistered(out)) {
-    copy_out = arrived.AllocateLike(out);
-    if (!copy_out.ok()) return copy_out.status();
-    to = *copy_out;
-  }
-  const absl::Status done = Group("ncclSend and ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
-    // A message is cut where the sender's input or the receiver's output is. Both know that, since all ranks have cut
-    // theirs alike: what goes from s to r is part r of the input and part s of the output.
-    nccl::Result result = nccl::kSuccess;
-    const size_t me = static_cast<size_t>(rank_);
-    for (size_t r = 0; r < size_; ++r) {
-      const int peer = static_cast<int>(r);
-      for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), Slice(to, me * part, part))) {
-        if (result == nccl::kSuccess) result = api.Send(p.in, p.count, TypeOf(in), peer, comm, stream);
-      }
-      for (const TransformPiece& p : PairPieces(Slice(from, me * part, part), Slice(to, r * part, part))) {
-        if (result == nccl::kSuccess) result = api.Recv(p.out, p.count, TypeOf(out), peer, comm, stream);
-      }
-    }
-    return result;
-  });
-  return done.ok() && to.data() != out.data() ? CopyPieces(to, out, stream) : done;
+  if (absl::Status s = kept.AllocateFor(in); !s.ok()) return s;
+  if (absl::Status s = CopyPieces(in, kept.buffers(), stream); !s.ok()) return s;
+  return Exchange({kept.buffers(), counts}, {out, counts}, direct, stream);
+}
+
+absl::Status DeviceMoves::Gather(Buffers in, Buffers out, int root, void* stream) {
+  const size_t part = Total(in);
+  return Exchange({in, OneFor(root, part)}, {out, std::vector<size_t>(size_, rank_ == root ? part : 0)}, false, stream);
+}
+
+absl::Status DeviceMoves::Scatter(Buffers in, Buffers out, int root, void* stream) {
+  const size_t part = Total(out);
+  return Exchange({in, std::vector<size_t>(size_, rank_ == root ? part : 0)}, {out, OneFor(root, part)}, false, stream);
 }
 
 absl::Status DeviceMoves::Send(Buffers buffers, int peer, void* stream) {
-  Scratch scratch(runtime_, stream);
-  absl::StatusOr<std::vector<Buffer>> copy;
-  Buffers from = buffers;
-  if (AnyRegistered(buffers)) {
-    copy = scratch.AllocateLike(buffers);
-    if (!copy.ok()) return copy.status();
-    from = *copy;
-    if (absl::Status s = CopyPieces(buffers, from, stream); !s.ok()) return s;
-  }
-  return Group("ncclSend", [&](const nccl::Api& api, nccl::Comm comm) {
-    nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : from) {
-      if (b.count == 0 || result != nccl::kSuccess) continue;
-      result = api.Send(b.data, b.count, TypeOf(from), peer, comm, stream);
-    }
-    return result;
-  });
+  return Exchange({buffers, OneFor(peer, Total(buffers))}, {{}, std::vector<size_t>(size_)}, false, stream);
 }
 
 absl::Status DeviceMoves::Recv(Buffers buffers, int peer, void* stream) {
-  Scratch scratch(runtime_, stream);
-  absl::StatusOr<std::vector<Buffer>> copy;
-  Buffers to = buffers;
-  if (AnyRegistered(buffers)) {
-    copy = scratch.AllocateLike(buffers);
-    if (!copy.ok()) return copy.status();
-    to = *copy;
+  return Exchange({{}, std::vector<size_t>(size_)}, {buffers, OneFor(peer, Total(buffers))}, false, stream);
+}
+
+std::vector<size_t> DeviceMoves::OneFor(int rank, size_t count) const {
+  std::vector<size_t> counts(size_);
+  counts[static_cast<size_t>(rank)] = count;
+  return counts;
+}
+
+// A message is one piece of memory, so that its two sides need not have cut their ranges alike.
+absl::Status DeviceMoves::Exchange(const Parts& in, const Parts& out, bool direct, void* stream) {
+  Scratch sent(runtime_, stream), arrived(runtime_, stream);
+  const auto needs_copy = [&](Buffers b) { return b.size() > 1 || (!direct && AnyRegistered(b)); };
+  Buffers from = in.buffers, to = out.buffers;
+  if (needs_copy(from)) {
+    if (absl::Status s = sent.AllocateFor(from); !s.ok()) return s;
+    if (absl::Status s = CopyPieces(from, sent.buffers(), stream); !s.ok()) return s;
+    from = sent.buffers();
   }
-  const absl::Status done = Group("ncclRecv", [&](const nccl::Api& api, nccl::Comm comm) {
-    nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : to) {
-      if (b.count == 0 || result != nccl::kSuccess) continue;
-      result = api.Recv(b.data, b.count, TypeOf(to), peer, comm, stream);
-    }
-    return result;
-  });
-  return done.ok() && to.data() != buffers.data() ? CopyPieces(to, buffers, stream) : done;
+  if (needs_copy(to)) {
+    if (absl::Status s = arrived.AllocateFor(to); !s.ok()) return s;
+    to = arrived.buffers();
+  }
+  const size_t me = static_cast<size_t>(rank_);
+  const absl::Status own =
+      CopyPieces(Slice(from, in.Begin(me), in.counts[me]), Slice(to, out.Begin(me), out.counts[me]), stream);
+  if (!own.ok()) return own;
+  if (communicator_ != nullptr) {
+    const auto messages = [&](const nccl::Api& api, nccl::Comm comm) {
+      nccl::Result result = nccl::kSuccess;
+      for (size_t r = 0; r < size_; ++r) {
+        if (r == me) continue;
+        for (const Buffer& b : Slice(from, in.Begin(r), in.counts[r])) {
+          if (result == nccl::kSuccess) {
+            result = api.Send(b.data, b.count, TypeOf(from), static_cast<int>(r), comm, stream);
+          }
+        }
+        for (const Buffer& b : Slice(to, out.Begin(r), out.counts[r])) {
+          if (result == nccl::kSuccess)
+            result = api.Recv(b.data, b.count, TypeOf(to), static_cast<int>(r), comm, stream);
+        }
+      }
+      return result;
+    };
+    const absl::string_view what = in.buffers.empty()    ? "ncclRecv"
+                                   : out.buffers.empty() ? "ncclSend"
+                                                         : "ncclSend and ncclRecv";
+    if (absl::Status s = Group(what, messages); !s.ok()) return s;
+  }
+  return to.data() == out.buffers.data() ? absl::OkStatus() : CopyPieces(to, out.buffers, stream);
 }
 
 absl::Status DeviceMoves::Barrier(void* stream) {

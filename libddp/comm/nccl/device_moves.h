@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -17,8 +18,9 @@
 
 namespace ddp {
 
-// Several ranges on either side are paired piece by piece; the pieces go as one group call. All ranks must have cut
-// their ranges alike (the engine's board finds out where they have not). One thread at a time.
+// In reductions, broadcasts and all-gathers several ranges on either side are paired piece by piece; the pieces go as
+// one group call. All ranks must have cut their ranges alike (the engine's board finds out where they have not). One
+// thread at a time.
 //
 // NCCL sends a message straight from one rank's registered memory into the other's. If only one side is registered,
 // both wait for ever (seen with 2.28.3 and 4 MiB, described in NCCL as a duty of the caller). So messages go through
@@ -43,12 +45,16 @@ class DeviceMoves {
   bool Misaligned(Buffers whole, Buffers part) const;
   absl::Status Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count, uint32_t* nonfinite,
                       void* stream);
+  absl::Status ReduceTo(int root, const ReducePlan& plan, Buffers in, Buffers out, uint32_t* nonfinite, void* stream);
   absl::Status Broadcast(Buffers buffers, int root, void* stream);
   // counts: of each rank, which may be equal.
   absl::Status AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
   // Whether AllToAll of these sends straight from registered memory into registered memory.
   bool SendsFromRegistered(Buffers in, Buffers out) const;
   absl::Status AllToAll(Buffers in, Buffers out, bool direct, void* stream);
+  // What only the root uses is empty elsewhere.
+  absl::Status Gather(Buffers in, Buffers out, int root, void* stream);
+  absl::Status Scatter(Buffers in, Buffers out, int root, void* stream);
   absl::Status Send(Buffers buffers, int peer, void* stream);
   absl::Status Recv(Buffers buffers, int peer, void* stream);
   absl::Status Barrier(void* stream);
@@ -60,7 +66,27 @@ class DeviceMoves {
   absl::Status Group(absl::string_view what, Calls calls);
   bool Registered(const Buffer& buffer) const { return memory_ != nullptr && memory_->Holds(buffer); }
   bool AnyRegistered(Buffers buffers) const;
-  absl::Status ReduceWithNccl(bool scatter, const ReducePlan& plan, Buffers from, Buffers to, void* stream);
+  // What becomes of a sum: all ranks get it, or a part each, or one rank (`root`) alone.
+  struct Goal {
+    bool scatter = false;
+    int root = -1;
+  };
+  absl::Status ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffers from, Buffers to, void* stream);
+  // From where NCCL has put the result to where it belongs, or in place. `copy`: these are not the same.
+  absl::Status StoreResult(const ReducePlan& plan, Buffers to, Buffers out, bool copy, uint32_t* nonfinite,
+                           void* stream);
+
+  // What goes to, or comes from, each rank: counts[r] elements of the buffers, in rank order.
+  struct Parts {
+    Buffers buffers;
+    std::vector<size_t> counts;
+    size_t Begin(size_t rank) const {
+      return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), size_t{0});
+    }
+  };
+  std::vector<size_t> OneFor(int rank, size_t count) const;
+  // direct: all ranks send from registered memory into registered memory.
+  absl::Status Exchange(const Parts& in, const Parts& out, bool direct, void* stream);
   absl::Status CopyPieces(Buffers from, Buffers to, void* stream);
 
   NcclCommunicator* const communicator_;
@@ -70,14 +96,8 @@ class DeviceMoves {
   const size_t size_;
 };
 
-// The part [first, first + count) of what the buffers hold end to end.
-std::vector<Buffer> Slice(Buffers buffers, size_t first, size_t count);
-
 // The pieces that lie in one range of `from` and one of `to`. Both hold the same number of elements.
 std::vector<TransformPiece> PairPieces(Buffers from, Buffers to);
-
-// Done when both are; its outcome is the first error. `second` is a GPU's: it is what BlockStream orders after.
-Work BothWorks(Work first, Work second);
 
 }  // namespace ddp
 

@@ -21,18 +21,21 @@ template <size_t kRanks>
 void AddSlice(float* const* ins, size_t ranks, float* const* outs, bool to_all, size_t begin, size_t end) {
   const hn::ScalableTag<float> d;
   const size_t n = kRanks > 0 ? kRanks : ranks;
+  float *from[kMaxRanks], *to[kMaxRanks];  // copies, which no store can change
+  for (size_t r = 0; r < n; ++r) from[r] = ins[r];
+  for (size_t k = 0; k < n; ++k) to[k] = outs[to_all ? k : 0];
   size_t i = begin;
   for (; i + hn::Lanes(d) <= end; i += hn::Lanes(d)) {
-    auto sum = hn::LoadU(d, ins[0] + i);
-    for (size_t r = 1; r < n; ++r) sum = hn::Add(sum, hn::LoadU(d, ins[r] + i));
-    hn::StoreU(sum, d, outs[0] + i);
+    auto sum = hn::LoadU(d, from[0] + i);
+    for (size_t r = 1; r < n; ++r) sum = hn::Add(sum, hn::LoadU(d, from[r] + i));
+    hn::StoreU(sum, d, to[0] + i);
     if (!to_all) continue;
-    for (size_t k = 1; k < n; ++k) hn::StoreU(sum, d, outs[k] + i);
+    for (size_t k = 1; k < n; ++k) hn::StoreU(sum, d, to[k] + i);
   }
   for (; i < end; ++i) {
-    float sum = ins[0][i];
-    for (size_t r = 1; r < n; ++r) sum += ins[r][i];
-    for (size_t k = 0; k < (to_all ? n : 1); ++k) outs[k][i] = sum;
+    float sum = from[0][i];
+    for (size_t r = 1; r < n; ++r) sum += from[r][i];
+    for (size_t k = 0; k < (to_all ? n : 1); ++k) to[k][i] = sum;
   }
 }
 

@@ -141,12 +141,16 @@ void Engine::Place(Operation* operation, Announcement* announcement) {
 // Writes where the data lies in the group's memory; false if some of it lies elsewhere.
 bool Engine::Locate(const Operation& operation, Announcement* a) {
   const RangeList &in = operation.in, &out = operation.out;
-  if (in.ranges() == 1 && out.ranges() == 1)
-    return allocations_.Locate(in, &a->in) && allocations_.Locate(out, &a->out);
-  a->in = in.ranges();
-  a->out = out.ranges();
-  ListedRange* const entries = control_.listed(operation.sequence, options_.rank);
-  return allocations_.Locate(in, entries) && allocations_.Locate(out, entries + a->in);
+  const bool single = in.ranges() == 1 && out.ranges() == 1;
+  ListedRange pair[2];
+  ListedRange* const entries = single ? pair : control_.listed(operation.sequence, options_.rank);
+  {
+    const AllocationTable::Lookup memory(allocations_);
+    if (!memory.Locate(in, entries) || !memory.Locate(out, entries + in.ranges())) return false;
+  }
+  a->in = single ? pair[0].address : in.ranges();
+  a->out = single ? pair[1].address : out.ranges();
+  return true;
 }
 
 // Whether the operation that used its row of the larger ring last is over.

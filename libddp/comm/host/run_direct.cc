@@ -22,17 +22,19 @@ class DirectRun final : public Run {
  public:
   DirectRun(const Operation& operation, const RunContext& host)
       : Run({.is_brief = operation.count * operation.in_size() <= kBriefBytes, .reads_peers = true}, operation, host),
-        chunk_(kChunkBytes / operation.in_size()) {
+        chunk_(kChunkBytes / operation.in_size()),
+        parts_(static_cast<size_t>(host.size)) {
     for (int r = 0; r < host.size; ++r) {
       const size_t elements = map_.ResultElements(r);
-      chunks_.push_back(elements <= chunk_ ? elements > 0 : static_cast<uint32_t>(CeilDiv(elements, chunk_)));
+      part(r).chunks = elements <= chunk_ ? elements > 0 : static_cast<uint32_t>(CeilDiv(elements, chunk_));
     }
   }
 
   // Finds the data of all ranks; returns the first rank whose memory is not known here any more, or -1.
   int Resolve() {
+    const AllocationTable::Lookup memory(*host_.allocations);
     for (int r = 0; r < host_.size; ++r) {
-      if (!ResolveOne(r)) return r;
+      if (!ResolveOne(memory, r)) return r;
     }
     return -1;
   }
@@ -54,7 +56,7 @@ class DirectRun final : public Run {
     return true;
   }
   bool PeerDone(int peer) const override {
-    return slot(peer).done.load(std::memory_order_acquire) == chunks_[static_cast<size_t>(peer)];
+    return slot(peer).done.load(std::memory_order_acquire) == part(peer).chunks;
   }
   int64_t EndedNs() const override {
     int64_t last = 0;
@@ -65,20 +67,16 @@ class DirectRun final : public Run {
  private:
   Slot& slot(int rank) const { return host_.control.slot(op_.sequence, rank); }
 
-  bool ResolveOne(int rank) {
+  bool ResolveOne(const AllocationTable::Lookup& memory, int rank) {
     const Announcement& a = announcement(rank);
-    RangeList &in = ins_.emplace_back(), &out = outs_.emplace_back();
     const auto add = [&](RangeList& list, uint64_t address, size_t bytes) {
-      char* const data = host_.allocations->Resolve(rank, address, bytes);
+      char* const data = memory.Resolve(rank, address, bytes);
       if (data != nullptr) list.Add(data, bytes);
       return data != nullptr;
     };
+    RangeList &in = part(rank).in, &out = part(rank).out;
     if (a.placement == Placement::kSharedRange) {
-      const size_t in_bytes = map_.InElements(rank) * op_.in_size(), out_bytes = op_.out.bytes();
-      if (!add(in, a.in, in_bytes)) return false;
-      if (a.in != a.out || in_bytes != out_bytes) return add(out, a.out, out_bytes);
-      out = in;
-      return true;
+      return add(in, a.in, map_.InElements(rank) * op_.in_size()) && add(out, a.out, op_.out.bytes());
     }
     const ListedRange* entry = host_.control.listed(op_.sequence, rank);
     for (uint64_t i = 0; i < a.in + a.out; ++i, ++entry) {
@@ -91,7 +89,7 @@ class DirectRun final : public Run {
     int ran = 0;
     for (int k = 0; k < (steal ? host_.size : 1); ++k) {
       const int slice = (host_.rank + k) % host_.size;
-      const uint32_t here = chunks_[static_cast<size_t>(slice)];
+      const uint32_t here = part(slice).chunks;
       std::atomic<uint32_t>& claimed = slot(slice).claimed;
       while (ran < limit && claimed.load(std::memory_order_relaxed) < here) {
         const uint32_t c = claimed.fetch_add(1, std::memory_order_relaxed);
@@ -124,26 +122,25 @@ class DirectRun final : public Run {
       const Piece piece = map_.Moved(r, slice);
       const size_t begin = std::max(lo, piece.to), end = std::min(hi, piece.to + piece.elements), size = op_.in_size();
       if (begin >= end) continue;
-      ins_[static_cast<size_t>(r)].CopyTo((piece.from + begin - piece.to) * size, outs_[static_cast<size_t>(slice)],
-                                          begin * size, (end - begin) * size);
+      part(r).in.CopyTo((piece.from + begin - piece.to) * size, part(slice).out, begin * size, (end - begin) * size);
     }
   }
 
   // Reduces the piece of all inputs into the outputs of `outs` ranks; stretch by stretch, where ranges end at different
   // places.
   bool ReduceInto(int first, int outs, const Piece& piece) const {
-    absl::InlinedVector<const void*, 16> from(ins_.size());
+    absl::InlinedVector<const void*, 16> from(parts_.size());
     absl::InlinedVector<void*, 16> to(static_cast<size_t>(outs));
     bool nonfinite = false;
     for (size_t at = 0, n = 0; at < piece.elements; at += n) {
       n = piece.elements - at;
       size_t contiguous = 0;
       for (size_t r = 0; r < from.size(); ++r) {
-        from[r] = ins_[r].At((piece.from + at) * op_.in_size(), &contiguous);
+        from[r] = parts_[r].in.At((piece.from + at) * op_.in_size(), &contiguous);
         n = std::min(n, contiguous / op_.in_size());
       }
       for (size_t r = 0; r < to.size(); ++r) {
-        to[r] = outs_[static_cast<size_t>(first) + r].At((piece.to + at) * op_.out_size(), &contiguous);
+        to[r] = parts_[static_cast<size_t>(first) + r].out.At((piece.to + at) * op_.out_size(), &contiguous);
         n = std::min(n, contiguous / op_.out_size());
       }
       nonfinite |= op_.reduce(from.data(), host_.size, to.data(), outs, n);
@@ -151,9 +148,15 @@ class DirectRun final : public Run {
     return nonfinite;
   }
 
-  const size_t chunk_;                            // elements of a chunk, but for a slice's last one
-  absl::InlinedVector<uint32_t, 4> chunks_;       // of each slice
-  absl::InlinedVector<RangeList, 4> ins_, outs_;  // by rank
+  struct Part {
+    RangeList in, out;
+    uint32_t chunks = 0;  // of the slice
+  };
+  Part& part(int rank) { return parts_[static_cast<size_t>(rank)]; }
+  const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
+
+  const size_t chunk_;                  // elements of a chunk, but for a slice's last one
+  absl::InlinedVector<Part, 4> parts_;  // by rank
 };
 
 }  // namespace

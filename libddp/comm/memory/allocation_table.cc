@@ -53,33 +53,23 @@ const SharedAllocation* AllocationTable::Holding(const char* data, size_t bytes)
   return found == live_.end() ? nullptr : &*found;
 }
 
-bool AllocationTable::Locate(const RangeList& list, ListedRange* entries) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+bool AllocationTable::Lookup::Locate(const RangeList& list, ListedRange* entries) const {
   return list.ForEach([&](char* data, size_t bytes) {
-    const SharedAllocation* const a = Holding(data, bytes);
-    if (a != nullptr) *entries++ = {Address::Make(a->id, static_cast<uint64_t>(data - a->part(rank_))), bytes};
+    const SharedAllocation* const a = table_.Holding(data, bytes);
+    if (a != nullptr) *entries++ = {Address::Make(a->id, static_cast<uint64_t>(data - a->part(table_.rank_))), bytes};
     return a != nullptr;
   });
 }
 
-bool AllocationTable::Locate(const RangeList& list, uint64_t* address) const {
-  ListedRange entry{};
-  if (list.ranges() != 1 || !Locate(list, &entry)) return false;
-  *address = entry.address;
-  return true;
+bool AllocationTable::Lookup::IsShared(const RangeList& list) const {
+  return list.ForEach([&](char* data, size_t bytes) { return table_.Holding(data, bytes) != nullptr; });
 }
 
-bool AllocationTable::IsShared(const RangeList& list) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return list.ForEach([&](char* data, size_t bytes) { return Holding(data, bytes) != nullptr; });
-}
-
-char* AllocationTable::Resolve(int rank, uint64_t address, size_t bytes,
-                               std::vector<std::shared_ptr<SharedSegment>>* keep) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+char* AllocationTable::Lookup::Resolve(int rank, uint64_t address, size_t bytes,
+                                       std::vector<std::shared_ptr<SharedSegment>>* keep) const {
   const auto is_it = [&](const SharedAllocation& a) { return a.id == Address::Allocation(address) && !a.gone(); };
-  const auto a = std::find_if(live_.begin(), live_.end(), is_it);
-  if (a == live_.end() || Address::Offset(address) + bytes > a->bytes) return nullptr;
+  const auto a = std::find_if(table_.live_.begin(), table_.live_.end(), is_it);
+  if (a == table_.live_.end() || Address::Offset(address) + bytes > a->bytes) return nullptr;
   if (keep != nullptr) {
     keep->push_back(a->segment.lock());
     if (keep->back() == nullptr) return nullptr;

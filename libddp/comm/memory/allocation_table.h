@@ -70,16 +70,24 @@ class AllocationTable {
   // See InternalGroup::Find.
   std::optional<AllocatedRange> Find(const void* data, size_t bytes) const;
 
-  // Writes the Address of each range of this rank's memory; false if one lies elsewhere.
-  bool Locate(const RangeList& list, ListedRange* entries) const;
-  // The same for a list of one range.
-  bool Locate(const RangeList& list, uint64_t* address) const;
-  bool IsShared(const RangeList& list) const;  // whether Locate would find all of it
+  // Look-ups that see the table as it is at one time. It keeps out everybody else, so it should be short.
+  class Lookup {
+   public:
+    explicit Lookup(const AllocationTable& table) : table_(table), lock_(table.mutex_) {}
 
-  // Where this process sees what `rank` calls `address`; null if it is not known here, or no longer. Whoever uses it
-  // keeps what is added to `keep`.
-  char* Resolve(int rank, uint64_t address, size_t bytes,
-                std::vector<std::shared_ptr<SharedSegment>>* keep = nullptr) const;
+    // Writes the Address of each range of this rank's memory; false if one lies elsewhere.
+    bool Locate(const RangeList& list, ListedRange* entries) const;
+    bool IsShared(const RangeList& list) const;  // whether Locate would find all of it
+
+    // Where this process sees what `rank` calls `address`; null if it is not known here, or no longer. Whoever uses it
+    // keeps what is added to `keep`.
+    char* Resolve(int rank, uint64_t address, size_t bytes,
+                  std::vector<std::shared_ptr<SharedSegment>>* keep = nullptr) const;
+
+   private:
+    const AllocationTable& table_;
+    const std::lock_guard<std::mutex> lock_;
+  };
 
   // The second view of [data, data + bytes), a range of this rank's part of an allocation; null if there is none.
   // Whoever uses it keeps what is added to `keep`.

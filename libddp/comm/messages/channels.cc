@@ -92,7 +92,8 @@ bool Channels::IsEager(const RangeList& data) const {
   const bool oversubscribed = engine_.options().oversubscribed;
   const size_t bytes = data.bytes();
   return bytes <= std::min(MaxEagerBytes(/*shared=*/false, oversubscribed), block_.most_bytes()) &&
-         (bytes <= MaxEagerBytes(/*shared=*/true, oversubscribed) || !allocations_.IsShared(data));
+         (bytes <= MaxEagerBytes(/*shared=*/true, oversubscribed) ||
+          !AllocationTable::Lookup(allocations_).IsShared(data));
 }
 
 // False if no envelope is free.
@@ -117,8 +118,8 @@ bool Channels::WriteEnvelope(const MessageSpec& message) {
   } else {
     auto* const list = reinterpret_cast<ListedRange*>(payload);
     e.ranges = static_cast<uint16_t>(data.ranges());
-    e.contents =
-        allocations_.Locate(data, list) ? Envelope::Contents::kSharedRanges : Envelope::Contents::kPrivateRanges;
+    e.contents = AllocationTable::Lookup(allocations_).Locate(data, list) ? Envelope::Contents::kSharedRanges
+                                                                          : Envelope::Contents::kPrivateRanges;
     if (e.contents == Envelope::Contents::kPrivateRanges) {
       ListedRange* next = list;
       data.ForEach([&](char* begin, size_t size) {

@@ -209,7 +209,9 @@ absl::Status Channels::Copy(const Incoming& incoming, const RangeList& to) {
   const bool shared = incoming.contents == Envelope::Contents::kSharedRanges;
   for (const ListedRange& range : incoming.ranges) {
     char* data = reinterpret_cast<char*>(static_cast<uintptr_t>(range.address));
-    if (shared) data = allocations_.Resolve(incoming.from, range.address, range.bytes, &keep);
+    if (shared) {
+      data = AllocationTable::Lookup(allocations_).Resolve(incoming.from, range.address, range.bytes, &keep);
+    }
     if (data == nullptr) return absl::NotFoundError("");
     from.Add(data, range.bytes);
   }

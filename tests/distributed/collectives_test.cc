@@ -40,6 +40,31 @@ TEST_CASE("Reduce gives every root what AllReduce gives all, and leaves the inpu
   });
 }
 
+TEST_CASE("A Reduce whose Work is dropped at once writes to no memory but its own") {
+  RunOnRanks([](Rank& rank) {
+    constexpr size_t kCount = 5000;
+    constexpr char kMine = 'm';
+    std::vector<float> in(kCount, 1), out(kCount);
+    const Buffer from{in.data(), kCount, DType::kFloat32, {}}, to{out.data(), kCount, DType::kFloat32, {}};
+    std::deque<std::vector<char>> others;  // which would be where the operation's memory was
+    char byte = 0;
+    const Buffer message{&byte, 1, DType::kUInt8, {}};
+    const bool root = rank.rank() == 0;
+    // The root comes last, so that no operation is done when its Work goes.
+    for (int r = 1; root && r < rank.size(); ++r) RANK_CHECK_OK(rank.group().Recv(message, r, 7).Wait());
+    for (int i = 0; i < 20; ++i) {
+      rank.group().Reduce(from, root ? Buffers(to) : Buffers(), 0);
+      others.emplace_back(kCount * sizeof(float), kMine);
+    }
+    if (!root) RANK_CHECK_OK(rank.group().Send(message, 0, 7).Wait());
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
+    for (const std::vector<char>& memory : others) {
+      RANK_CHECK(std::all_of(memory.begin(), memory.end(), [](char c) { return c == kMine; }));
+    }
+    for (const float sum : out) RANK_CHECK_EQ(sum, root ? static_cast<float>(rank.size()) : 0);
+  });
+}
+
 TEST_CASE("Gather and Scatter, with every root, also in place") {
   RunOnRanks([](Rank& rank) {
     const size_t size = static_cast<size_t>(rank.size());

@@ -47,7 +47,7 @@ Work CheckedGroup::Start(const Call& given) {
 }
 
 Work CheckedGroup::StartRooted(const CheckedCall& call) {
-  return call.key.kind == Call::Kind::kReduce ? ReduceByAllReduce(*this, call) : MoveByMessages(*this, call);
+  return call.key.kind == Call::Kind::kReduce ? ReduceByAllReduce(*this, call, orphans_) : MoveByMessages(*this, call);
 }
 
 absl::Status CheckedGroup::SetReduce(const ReduceOptions& options, CheckedCall* call) const {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,6 +13,7 @@
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/base/internal_group.h"
+#include "libddp/comm/base/joined_work.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/base/validate.h"
 #include "libddp/device/cpu_reduce.h"
@@ -65,6 +67,8 @@ class CheckedGroup : public InternalGroup {
 
  private:
   absl::Status SetReduce(const ReduceOptions& options, CheckedCall* call) const;
+
+  const std::shared_ptr<OrphanedMemory> orphans_ = std::make_shared<OrphanedMemory>();
 };
 
 }  // namespace ddp

@@ -7,14 +7,19 @@
 namespace ddp {
 namespace {
 
+bool AllDone(const std::vector<Work>& works) {
+  return std::all_of(works.begin(), works.end(), [](const Work& work) { return work.Done(); });
+}
+
 class JoinedState final : public internal::WorkState {
  public:
-  JoinedState(std::vector<Work> works, std::shared_ptr<const void> memory)
-      : works_(std::move(works)), memory_(std::move(memory)) {}
-
-  bool Done() const override {
-    return std::all_of(works_.begin(), works_.end(), [](const Work& work) { return work.Done(); });
+  JoinedState(std::vector<Work> works, std::shared_ptr<const void> memory, std::shared_ptr<OrphanedMemory> orphans)
+      : works_(std::move(works)), memory_(std::move(memory)), orphans_(std::move(orphans)) {}
+  ~JoinedState() override {
+    if (orphans_ != nullptr && !Done()) orphans_->Keep(std::move(works_), std::move(memory_));
   }
+
+  bool Done() const override { return AllDone(works_); }
   absl::Status Wait(absl::Time deadline) override {
     return First([deadline](Work& work) { return work.Wait(deadline); });
   }
@@ -41,14 +46,22 @@ class JoinedState final : public internal::WorkState {
   }
 
   std::vector<Work> works_;
-  const std::shared_ptr<const void> memory_;
+  std::shared_ptr<const void> memory_;
+  const std::shared_ptr<OrphanedMemory> orphans_;
   std::atomic<int> refs_{1};
 };
 
 }  // namespace
 
-Work JoinWorks(std::vector<Work> works, std::shared_ptr<const void> memory) {
-  return Work(new JoinedState(std::move(works), std::move(memory)));
+void OrphanedMemory::Keep(std::vector<Work> works, std::shared_ptr<const void> memory) {
+  const std::lock_guard lock(mutex_);
+  kept_.erase(std::remove_if(kept_.begin(), kept_.end(), [](const auto& kept) { return AllDone(kept.first); }),
+              kept_.end());
+  kept_.emplace_back(std::move(works), std::move(memory));
+}
+
+Work JoinWorks(std::vector<Work> works, std::shared_ptr<const void> memory, std::shared_ptr<OrphanedMemory> orphans) {
+  return Work(new JoinedState(std::move(works), std::move(memory), std::move(orphans)));
 }
 
 }  // namespace ddp

@@ -15,12 +15,12 @@ constexpr int kGatherTag = 1 << 30, kScatterTag = kGatherTag + 1;
 
 }  // namespace
 
-// The results of the other ranks go to memory that lives as long as the Work.
-Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call) {
+// The results of the other ranks go to memory that nobody reads.
+Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans) {
   if (group.rank() == int{call.key.root}) return group.AllReduce(call.in, call.out, *call.reduce);
   const std::shared_ptr<char[]> unused(new char[call.count * SizeOf(call.key.out)]);
   const Buffer scratch{unused.get(), call.count, call.key.out, {}};
-  return JoinWorks({group.AllReduce(call.in, scratch, *call.reduce)}, unused);
+  return JoinWorks({group.AllReduce(call.in, scratch, *call.reduce)}, unused, std::move(orphans));
 }
 
 Work MoveByMessages(ProcessGroup& group, const CheckedCall& call) {

@@ -2,12 +2,16 @@
 #ifndef LIBDDP_COMM_BASE_ROOTED_H_
 #define LIBDDP_COMM_BASE_ROOTED_H_
 
+#include <memory>
+
 #include "ddp/process_group.h"
 #include "libddp/comm/base/checked_group.h"
+#include "libddp/comm/base/joined_work.h"
 
 namespace ddp {
 
-Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call);
+// `orphans`: the group's.
+Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans);
 Work MoveByMessages(ProcessGroup& group, const CheckedCall& call);  // gather and scatter
 
 }  // namespace ddp

@@ -9,20 +9,20 @@ namespace {
 using ddp::Buffer;
 using ddp::Work;
 
-// Name, in, out, reduces, rooted, in place, out of place, on GPUs.
+// Name, in, out, reduces, rooted, in place, out of place.
 constexpr CollectiveInfo kInfo[kCollectives] = {
-    {"all_reduce", Share::kWhole, Share::kWhole, true, false, true, true, true},
-    {"all_gather", Share::kPart, Share::kWhole, false, false, true, true, true},
-    {"all_gather_v", Share::kPart, Share::kWhole, false, false, true, true, true},
-    {"reduce_scatter", Share::kWhole, Share::kPart, true, false, true, true, true},
-    {"broadcast", Share::kWhole, Share::kWhole, false, true, true, false, true},
-    {"reduce", Share::kWhole, Share::kWhole, true, true, true, true, false},
-    {"gather", Share::kPart, Share::kWhole, false, true, true, true, false},
-    {"scatter", Share::kWhole, Share::kPart, false, true, true, true, false},
-    {"all_to_all", Share::kWhole, Share::kWhole, false, false, true, true, true},
-    {"sendrecv", Share::kWhole, Share::kWhole, false, false, false, true, true},
-    {"pingpong", Share::kWhole, Share::kWhole, false, false, false, true, true},
-    {"barrier", Share::kNone, Share::kNone, false, false, true, false, false},
+    {"all_reduce", Share::kWhole, Share::kWhole, true, false, true, true},
+    {"all_gather", Share::kPart, Share::kWhole, false, false, true, true},
+    {"all_gather_v", Share::kPart, Share::kWhole, false, false, true, true},
+    {"reduce_scatter", Share::kWhole, Share::kPart, true, false, true, true},
+    {"broadcast", Share::kWhole, Share::kWhole, false, true, true, false},
+    {"reduce", Share::kWhole, Share::kWhole, true, true, true, true},
+    {"gather", Share::kPart, Share::kWhole, false, true, true, true},
+    {"scatter", Share::kWhole, Share::kPart, false, true, true, true},
+    {"all_to_all", Share::kWhole, Share::kWhole, false, false, true, true},
+    {"sendrecv", Share::kWhole, Share::kWhole, false, false, false, true},
+    {"pingpong", Share::kWhole, Share::kWhole, false, false, false, true},
+    {"barrier", Share::kNone, Share::kNone, false, false, true, false},
 };
 
 bool IsRoot(const Case& c) { return c.rank == c.root; }

@@ -36,7 +36,6 @@ struct CollectiveInfo {
   Share in, out;
   bool reduces, rooted;
   bool in_place, out_of_place;  // what the operation can do
-  bool gpu;                     // works on GPU memory
 };
 const CollectiveInfo& Info(Collective collective);
 

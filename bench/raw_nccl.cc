@@ -74,6 +74,7 @@ int RawNccl::Kinds(const Case& c) const {
     case Collective::kAllGather:
     case Collective::kReduceScatter:
     case Collective::kBroadcast:
+    case Collective::kReduce:
       return windowed_[0] == nullptr ? 1 : 2;
     case Collective::kAllToAll:
       return c.in_place ? 0 : 1;
@@ -104,6 +105,8 @@ void RawNccl::Call(int kind, const Case& c, cudaStream_t stream) {
       return Check(api_.AllGather(in, out, part, type, comm_, stream), "ncclAllGather");
     case Collective::kReduceScatter:
       return Check(api_.ReduceScatter(in, out, part, type, OpOf(c.op), comm_, stream), "ncclReduceScatter");
+    case Collective::kReduce:
+      return Check(api_.Reduce(in, out, count, type, OpOf(c.op), c.root, comm_, stream), "ncclReduce");
     case Collective::kBroadcast:
       return Check(api_.Broadcast(in, out, count, type, c.root, comm_, stream), "ncclBroadcast");
     default:

@@ -81,8 +81,12 @@ class CudaDevice final : public Device {
   double ProductRate(bool) override {
     constexpr int kSize = 4096;
     constexpr size_t kBytes = size_t{4} * kSize * kSize;  // enough for every type
-    const std::shared_ptr<void> a = cuda::AllocateBytes(kBytes, stream_), b = cuda::AllocateBytes(kBytes, stream_),
-                                c = cuda::AllocateBytes(kBytes, stream_);
+    std::shared_ptr<void> a, b, c;
+    try {
+      for (std::shared_ptr<void>* matrix : {&a, &b, &c}) *matrix = cuda::AllocateBytes(kBytes, stream_);
+    } catch (const DeviceError&) {  // the model needs it all
+      return 0;
+    }
     // Numbers of a few sizes: a GPU multiplies zeros with less power, and so faster.
     const bool wide = options_.activations == Element::kFloat32;
     std::vector<uint32_t> words(kBytes / 4);

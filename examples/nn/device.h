@@ -73,7 +73,7 @@ class Device {
   virtual void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) = 0;
 
   // Measures the floating-point operations per second of a large matrix product, with the threads and the type that
-  // layers use: on the CPU bfloat16 if `bfloat16`. Takes a few tenths of a second.
+  // layers use: on the CPU bfloat16 if `bfloat16`. Takes a few tenths of a second. 0: there is not enough memory.
   virtual double ProductRate(bool bfloat16) = 0;
 
   // y = (x + y) * scale. On a GPU submitted to `stream`, a cudaStream_t, instead of the device's own.

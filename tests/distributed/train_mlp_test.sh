@@ -98,7 +98,7 @@ case $case_name in
     ;;
 
   one_rank)
-    succeeds 1 --epochs=6 --hidden=128,64 --summary-json=summary --threads=2
+    succeeds 1 --epochs=6 --hidden=128,64 --summary-json=summary --threads=2 --monitor
     holds "$(number test_accuracy summary) >= 0.95 && $(number test_accuracy summary) <= 1"
     holds "$(number samples_per_second summary) > 0 && $(number exposed_comm_ms summary) >= 0"
     holds "$(number min summary) <= $(number median summary) && $(number median summary) <= $(number max summary)"
@@ -113,6 +113,7 @@ case $case_name in
       grep -q ' J a sample, .* W (processors only' out || fail "no energy"
     else
       (($(grep -c '^energy is not measured: ' out) == 1)) || fail "no word about energy"
+      (($(grep -c '^--monitor has nothing to show: ' out) == 1)) || fail "no word about --monitor"
     fi
     # What had the process before, a launcher in Python, say, is no memory of this program's.
     (

@@ -10,6 +10,8 @@
 namespace examples {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 double Milliseconds(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 std::string OverlapText(const Summary& summary) {
@@ -60,18 +62,18 @@ std::string CostText(const Summary& summary) {
   return text;
 }
 
-nlohmann::ordered_json EnergyJson(const Summary& summary) {
+Json EnergyJson(const Summary& summary) {
   const EnergySum& energy = *summary.energy;
   const std::optional<double> joules = JoulesPerSample(summary);
   if (!joules.has_value()) return {{"why_not", energy.why_not}};
-  nlohmann::ordered_json json = {{"joules_per_sample", *joules},
-                                 {"joules", *energy.joules()},
-                                 {"seconds", energy.seconds},
-                                 {"contains", EnergyLimit(energy)}};
-  if (energy.gpu_joules.has_value()) json["gpu_joules"] = *energy.gpu_joules;
-  if (energy.cpu_joules.has_value()) json["processor_joules"] = *energy.cpu_joules;
-  json.update(nlohmann::ordered_json::parse(energy.detail));
-  return json;
+  Json object = {{"joules_per_sample", *joules},
+                 {"joules", *energy.joules()},
+                 {"seconds", energy.seconds},
+                 {"contains", EnergyLimit(energy)}};
+  if (energy.gpu_joules.has_value()) object["gpu_joules"] = *energy.gpu_joules;
+  if (energy.cpu_joules.has_value()) object["processor_joules"] = *energy.cpu_joules;
+  object.update(Json::parse(energy.detail));
+  return object;
 }
 
 }  // namespace
@@ -105,7 +107,7 @@ std::string ToText(const Summary& summary) {
 }
 
 absl::Status WriteJson(const Summary& summary, const std::string& path) {
-  nlohmann::ordered_json json = {
+  Json object = {
       {"test_accuracy", summary.test_accuracy},
       {"final_loss", summary.final_loss},
       {"samples_per_second", summary.samples_per_second},
@@ -130,17 +132,17 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"peak_rss_mb", summary.peak_rss_mb},
   };
   if (summary.product_flops_per_second > 0 && summary.measured_steps > 0) {
-    json["operations"] = {{"flops_per_sample", summary.flops_per_sample},
-                          {"flops_per_second", FlopsPerSecond(summary)},
-                          {"product_flops_per_second", summary.product_flops_per_second},
-                          {"share_of_products", FlopsPerSecond(summary) / summary.product_flops_per_second},
-                          {"contains", kFlopsLimit}};
+    object["operations"] = {{"flops_per_sample", summary.flops_per_sample},
+                            {"flops_per_second", FlopsPerSecond(summary)},
+                            {"product_flops_per_second", summary.product_flops_per_second},
+                            {"share_of_products", FlopsPerSecond(summary) / summary.product_flops_per_second},
+                            {"contains", kFlopsLimit}};
   }
-  if (summary.energy.has_value()) json["energy"] = EnergyJson(summary);
-  if (!summary.environment.empty()) json["environment"] = nlohmann::ordered_json::parse(summary.environment);
+  if (summary.energy.has_value()) object["energy"] = EnergyJson(summary);
+  if (!summary.environment.empty()) object["environment"] = Json::parse(summary.environment);
   // Not by way of a temporary file: the path may well be a pipe or /dev/stdout.
   std::ofstream file(path);
-  file << json.dump(2) << "\n";
+  file << object.dump(2) << "\n";
   file.close();
   if (file.fail()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot write the summary to ", path));
   return absl::OkStatus();

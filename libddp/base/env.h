@@ -71,10 +71,9 @@ struct EnvInfo {
   Env env;
   absl::string_view name;
   absl::string_view default_value;  // as documented; empty: unset
-  absl::string_view meaning;        // one sentence, with legal values
 };
 
-// One row per Env, in its order. docs/environment.md is checked against it.
+// One row per Env, in its order. docs/environment.md says what each means, and is checked against this.
 absl::Span<const EnvInfo> EnvTable();
 
 // The variable's value; nullopt if unset or empty.

@@ -19,8 +19,8 @@
 namespace ddp {
 namespace {
 
-// For what the model's own stream holds when the model goes: in any case, and after the group has failed.
-constexpr int64_t kLongestLeaveNs = 600'000'000'000, kLeaveFailedNs = 1'000'000'000;
+// How long a model that goes waits for what its own stream holds, while the group is sound.
+constexpr int64_t kLongestLeaveNs = 600'000'000'000;
 constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
 
 // Backends of one host form every sum in float32; a hook may do anything.

@@ -14,9 +14,6 @@
 namespace ddp {
 namespace {
 
-// For the GPU after the group has failed.
-constexpr int64_t kLeaveFailedNs = 1'000'000'000;
-
 std::string Ranks(const std::vector<size_t>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }

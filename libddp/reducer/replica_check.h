@@ -18,6 +18,9 @@
 
 namespace ddp {
 
+// How long a model that goes waits for its GPU after the group has failed.
+inline constexpr int64_t kLeaveFailedNs = 1'000'000'000;
+
 // Something that is equal on all ranks, or should be.
 struct Replica {
   std::string name;  // "parameter 'x'"

@@ -21,20 +21,21 @@ struct Number {
 };
 
 // Reads the words of the command line into `numbers`, in order; those that are not given keep their defaults. Returns
-// the exit code if the program has to end: 0 after --help, 2 after a word that is not such a number. Prints `usage`
-// then.
-inline std::optional<int> ReadNumbers(int argc, char** argv, const char* usage, const std::vector<Number>& numbers) {
+// the exit code if the program has to end: 0 after --help, which prints what the program does and its `usage`; 2 after
+// a word that is not such a number.
+inline std::optional<int> ReadNumbers(int argc, char** argv, const char* what, const char* usage,
+                                      const std::vector<Number>& numbers) {
   for (int i = 1; i < argc; ++i) {
     const absl::string_view word = argv[i];
     if (word == "--help" || word == "-h") {
-      std::printf("usage: %s\n", usage);
+      std::printf("%s\n\n%s\n", what, usage);
       return 0;
     }
     const auto at = static_cast<size_t>(i - 1);
     int64_t value = 0;
     if (at >= numbers.size() || !absl::SimpleAtoi(word, &value) || value < numbers[at].least ||
         value > numbers[at].most) {
-      std::fprintf(stderr, "unexpected argument '%s'\nusage: %s\n", argv[i], usage);
+      std::fprintf(stderr, "unexpected argument '%s'; see --help\n", argv[i]);
       return 2;
     }
     *numbers[at].value = value;

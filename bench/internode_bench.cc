@@ -137,8 +137,14 @@ int Run(size_t most) {
 
 int main(int argc, char** argv) {
   int64_t most = 64 << 20;
-  if (const std::optional<int> code = bench::ReadNumbers(
-          argc, argv, "mpirun -n RANKS ... internode_bench [MAX_BYTES, at least 1024]", {{&most, 1024}})) {
+  const char* const what =
+      "Times all-reduces over several nodes, beside MPI_Allreduce over the same network and beside what the network "
+      "allows.";
+  const char* const usage =
+      "  DDP_NODE_SIZE=1 mpirun -n 2 --mca btl tcp,self internode_bench [MAX_BYTES]\n\n"
+      "  MAX_BYTES  the largest array, at least 1024 (default 67108864)\n\n"
+      "DDP_NODE_SIZE cuts the ranks of one host into nodes. Times are in microseconds, medians of the slowest rank.";
+  if (const std::optional<int> code = bench::ReadNumbers(argc, argv, what, usage, {{&most, 1024}})) {
     return *code;
   }
   int level = 0;

@@ -75,8 +75,12 @@ int64_t Time(Step& step, std::vector<char>* other) {
 
 int main(int argc, char** argv) {
   int64_t buckets = 2, step_us = 5000;
-  if (const std::optional<int> code = bench::ReadNumbers(
-          argc, argv, "record_bench [BUCKETS, 1 to 256] [STEP_US, at least 1]", {{&buckets, 1, 256}, {&step_us}})) {
+  const char* const what = "Times what libddp records in every step: the flight recorder's notes and the statistics.";
+  const char* const usage =
+      "  record_bench [BUCKETS [STEP_US]]\n\n"
+      "  BUCKETS  buckets of a step, 1 to 256 (default 2)\n"
+      "  STEP_US  microseconds of the step that the records are compared with (default 5000)";
+  if (const std::optional<int> code = bench::ReadNumbers(argc, argv, what, usage, {{&buckets, 1, 256}, {&step_us}})) {
     return *code;
   }
   Step step(static_cast<size_t>(buckets));

@@ -108,8 +108,13 @@ absl::Time AsProcesses(const Run& run) {
 
 int main(int argc, char** argv) {
   int64_t ranks_given = 64, rounds_given = 5;
-  if (const std::optional<int> code = bench::ReadNumbers(argc, argv, "startup_bench [RANKS] [ROUNDS]",
-                                                         {{&ranks_given, 1, 100'000}, {&rounds_given}})) {
+  const char* const what = "Times how long ranks of this host take to meet through each kind of store, and to leave.";
+  const char* const usage =
+      "  startup_bench [RANKS [ROUNDS]]\n\n"
+      "  RANKS   processes, and threads (default 64)\n"
+      "  ROUNDS  how often everything is timed (default 5)";
+  if (const std::optional<int> code =
+          bench::ReadNumbers(argc, argv, what, usage, {{&ranks_given, 1, 100'000}, {&rounds_given}})) {
     return *code;
   }
   const auto ranks = static_cast<int>(ranks_given);

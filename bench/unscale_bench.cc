@@ -224,11 +224,15 @@ int HostCost(bool cuda) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  const std::string what = argc > 1 ? argv[1] : "", device = argc > 2 ? argv[2] : "";
-  if (what == "host" && (device == "cpu" || device == "cuda")) return bench::HostCost(device == "cuda");
+  const std::string mode = argc > 1 ? argv[1] : "", device = argc > 2 ? argv[2] : "";
+  if (mode == "host" && (device == "cpu" || device == "cuda")) return bench::HostCost(device == "cuda");
   int64_t rounds = 31;
-  if (const std::optional<int> code = bench::ReadNumbers(
-          argc, argv, "unscale_bench [ROUNDS] | unscale_bench host cpu|cuda", {{&rounds, 1, 1'000'000}})) {
+  const char* const what =
+      "Times GradScaler::Unscale on one thread, beside a copy and a bare pass over the same memory.";
+  const char* const usage =
+      "  unscale_bench [ROUNDS]          how often everything is timed (default 31)\n"
+      "  unscale_bench host cpu|cuda     what mixed precision costs the host in a step";
+  if (const std::optional<int> code = bench::ReadNumbers(argc, argv, what, usage, {{&rounds, 1, 1'000'000}})) {
     return *code;
   }
   std::printf(

@@ -130,21 +130,26 @@ struct Call {
     kAllGather,
     kAllGatherV,  // AllGather with counts
     kAllToAll,
+    kReduceScatterV,  // ReduceScatter and AllToAll with counts
+    kAllToAllV,
     kBroadcast,
     kReduce,
     kGather,
     kScatter,
     kBarrier,
     kSend,
-    kRecv
+    kRecv,
+    kSendRecv
   };
 
   Kind kind = Kind::kBarrier;
   Buffers in = {}, out = {};  // equal for kBroadcast, kSend and kRecv
   int peer = 0;               // kBroadcast, kReduce, kGather, kScatter: the root. kSend, kRecv: the other rank
-  int tag = 0;                // kSend, kRecv
-  absl::Span<const size_t> counts = {};  // kAllGatherV
-  ReduceOptions reduce = {};             // kAllReduce, kReduceScatter, kReduce
+  int from = 0;               // kSendRecv; `peer` is where to
+  int tag = 0;                // kSend, kRecv, kSendRecv
+  absl::Span<const size_t> counts = {};      // kAllGatherV, kReduceScatterV; kAllToAllV: of `in`
+  absl::Span<const size_t> out_counts = {};  // kAllToAllV
+  ReduceOptions reduce = {};                 // kAllReduce, kReduceScatter, kReduceScatterV, kReduce
   Stream after = {};
 };
 
@@ -225,18 +230,44 @@ class DDP_EXPORT ProcessGroup {
     return Start({.kind = Call::Kind::kAllToAll, .in = in, .out = out, .after = after});
   }
 
+  // The same with uneven parts: in_counts[r] elements of `in` go to rank r, and out_counts[r] elements of `out` come
+  // from it, as many as rank r's in_counts has for this rank. Parts may be empty; they lie in rank order without gaps.
+  // `in` and `out` do not overlap. The counts may be destroyed after the call. On CPU memory see Reduce.
+  Work AllToAll(Buffers in, absl::Span<const size_t> in_counts, Buffers out, absl::Span<const size_t> out_counts,
+                Stream after = {}) {
+    return Start({.kind = Call::Kind::kAllToAllV,
+                  .in = in,
+                  .out = out,
+                  .counts = in_counts,
+                  .out_counts = out_counts,
+                  .after = after});
+  }
+
   // out = this rank's part of the reduction of `in`: count(in) = size() * count(out). In place: `out` is this rank's
   // part of `in`.
   Work ReduceScatter(Buffers in, Buffers out, const ReduceOptions& options = {}, Stream after = {}) {
     return Start({.kind = Call::Kind::kReduceScatter, .in = in, .out = out, .reduce = options, .after = after});
   }
 
+  // The same with uneven parts: rank r gets counts[r] elements, which may be 0, and `in` has the sum of all counts.
+  // `counts` has one entry per rank and is equal on all ranks. It may be destroyed after the call. It is made of a
+  // Reduce to each rank.
+  Work ReduceScatter(Buffers in, Buffers out, absl::Span<const size_t> counts, const ReduceOptions& options = {},
+                     Stream after = {}) {
+    return Start({.kind = Call::Kind::kReduceScatterV,
+                  .in = in,
+                  .out = out,
+                  .counts = counts,
+                  .reduce = options,
+                  .after = after});
+  }
+
   // Like AllReduce, but only `root` gets the result, in `out`. The other ranks may pass an empty `out`. If they pass
   // one, only its dtype is used; if not, the dtype of `in` is used instead. Of the words for what is not finite, only
   // the root's counts.
   //
-  // Operations with a root on CPU memory are made of others: Reduce of an AllReduce, Gather and Scatter of messages,
-  // which are not ordered with other operations. Wait for what writes their input.
+  // On CPU memory these operations are made of others: Reduce of an AllReduce; Gather, Scatter and AllToAll with counts
+  // of messages, which are not ordered with other operations. Wait for what writes their input.
   Work Reduce(Buffers in, Buffers out, int root, const ReduceOptions& options = {}, Stream after = {}) {
     return Start({.kind = Call::Kind::kReduce, .in = in, .out = out, .peer = root, .reduce = options, .after = after});
   }
@@ -261,8 +292,8 @@ class DDP_EXPORT ProcessGroup {
   //     operation meanwhile, the library moves the message to its own memory.
   //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for ddp/collectives.h.
   //
-  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags are
-  // not compared. If two ranks send to each other, one of them must receive first.
+  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags
+  // are not compared. If two ranks send to each other, one of them must receive first, or both call SendRecv.
   //
   // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (the sender of a small
   // message gets it from its next call), DeadlineExceeded if no message with the tag arrives, or if it is not received.
@@ -271,6 +302,13 @@ class DDP_EXPORT ProcessGroup {
   }
   Work Recv(Buffers buffers, int from, int tag, Stream after = {}) {
     return Start({.kind = Call::Kind::kRecv, .in = buffers, .out = buffers, .peer = from, .tag = tag, .after = after});
+  }
+
+  // Sends `in` to rank `to` and receives `out` from rank `from`, both with this tag, in one call. So ranks that
+  // exchange messages, in a ring for example, need no order among them, on GPUs either. `in` and `out` do not overlap.
+  Work SendRecv(Buffers in, int to, Buffers out, int from, int tag, Stream after = {}) {
+    return Start(
+        {.kind = Call::Kind::kSendRecv, .in = in, .out = out, .peer = to, .from = from, .tag = tag, .after = after});
   }
 
   // The Work is done when all ranks have called Barrier and all their earlier collective operations are done.

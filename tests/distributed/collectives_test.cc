@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,79 @@ TEST_CASE("several operations with roots are under way at once") {
   });
 }
 
+// Part [s][r] of a matrix of counts: what rank s gives rank r. Some are empty.
+size_t Given(size_t s, size_t r) { return (3 * s + 5 * r) % 7 * 150; }
+
+TEST_CASE("all-to-all with counts moves every part to its place") {
+  RunOnRanks([](Rank& rank) {
+    const size_t n = static_cast<size_t>(rank.size()), me = static_cast<size_t>(rank.rank());
+    for (const DType dtype : kAllDTypes) {
+      for (const Placement placement : kAllPlacements) {
+        std::vector<size_t> sends, receives;
+        for (size_t r = 0; r < n; ++r) sends.push_back(Given(me, r)), receives.push_back(Given(r, me));
+        Memory in(rank, placement, dtype, 900 * n), out(rank, placement, dtype, 900 * n);  // equal on all ranks
+        const auto cut = [](const Memory& memory, const std::vector<size_t>& counts) -> std::vector<Buffer> {
+          const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+          return {memory.Range(0, total / 3), memory.Range(total / 3, total - total / 3)};
+        };
+        for (size_t r = 0, at = 0; r < n; ++r) {
+          for (size_t i = 0; i < sends[r]; ++i) in.Set(at++, Value(dtype, rank.rank(), i + r));
+        }
+        out.Fill(99);
+        RANK_CHECK_OK(rank.group().AllToAll(cut(in, sends), sends, cut(out, receives), receives).Wait());
+        for (size_t r = 0, at = 0; r < n; ++r) {
+          for (size_t i = 0; i < receives[r]; ++i)
+            RANK_CHECK_EQ(out.Get(at++), Value(dtype, static_cast<int>(r), i + me));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("reduce-scatter with counts gives each rank its part, also in place") {
+  RunOnRanks([](Rank& rank) {
+    const size_t n = static_cast<size_t>(rank.size()), me = static_cast<size_t>(rank.rank());
+    std::vector<size_t> counts, begins = {0};
+    for (size_t r = 0; r < n; ++r) counts.push_back(r == 1 ? 0 : 700 * r + 3), begins.push_back(begins[r] + counts[r]);
+    for (const DType dtype : kAllDTypes) {
+      for (const Placement placement : kAllPlacements) {
+        for (const bool in_place : {false, true}) {
+          Memory in(rank, placement, dtype, begins[n]), other(rank, placement, dtype, 3000);
+          for (size_t i = 0; i < begins[n]; ++i) in.Set(i, Value(dtype, rank.rank(), i));
+          const Buffer out = in_place ? in.Range(begins[me], counts[me]) : other.Range(0, counts[me]);
+          RANK_CHECK_OK(rank.group().ReduceScatter(in.whole(), out, counts).Wait());
+          for (size_t i = 0; i < counts[me]; ++i) {
+            double sum = 0;
+            for (int r = 0; r < rank.size(); ++r) sum += Value(dtype, r, begins[me] + i);
+            RANK_CHECK_EQ(GetElement(dtype, out.data, i), sum);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("messages go round a ring, both ways, without an order among the ranks") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const int n = rank.size(), next = (rank.rank() + 1) % n, before = (rank.rank() + n - 1) % n;
+    for (const size_t count : {size_t{0}, size_t{7}, size_t{300'000}}) {
+      Memory in(rank, Placement::kOrdinary, DType::kFloat32, count),
+          out(rank, Placement::kAllocated, DType::kFloat32, count);
+      Memory back(rank, Placement::kOrdinary, DType::kFloat32, count);
+      in.Fill(rank.rank());
+      Work there = rank.group().SendRecv(in.whole(), next, out.whole(), before, 5);
+      Work again = rank.group().SendRecv(in.whole(), before, back.whole(), next, 6);
+      RANK_CHECK_OK(there.Wait());
+      RANK_CHECK_OK(again.Wait());
+      for (const size_t i : {size_t{0}, count / 2}) {
+        if (count > 0) RANK_CHECK_EQ(out.Get(i), before);
+        if (count > 0) RANK_CHECK_EQ(back.Get(i), next);
+      }
+    }
+  });
+}
+
 TEST_CASE("bytes and strings of any length") {
   RunOnRanks([](Rank& rank) {
     for (const size_t length : {size_t{0}, size_t{1}, size_t{5000}, size_t{3'000'000}}) {
@@ -166,6 +240,20 @@ TEST_CASE("mistakes name the call") {
     RANK_CHECK_STATUS(group.Gather({}, ten, 0), StatusCode::kInvalidArgument, me, "gather", "no in buffers");
     RANK_CHECK_STATUS(group.Scatter(ten, {}, 0), StatusCode::kInvalidArgument, me, "scatter", "no out buffers");
     RANK_CHECK_STATUS(group.Gather(ten, m.whole(), rank.rank()), StatusCode::kInvalidArgument, me, "gather", "out 100");
+    const size_t n = static_cast<size_t>(rank.size());
+    std::vector<size_t> fives(n, 5), more(n + 1, 5);
+    Memory fine(rank, Placement::kOrdinary, DType::kFloat32, 5 * n);
+    RANK_CHECK_STATUS(group.AllToAll(fine.whole(), more, m.Range(0, 5 * n), fives), StatusCode::kInvalidArgument,
+                      "all_to_all_v", absl::StrCat(n + 1, " counts"));
+    RANK_CHECK_STATUS(group.AllToAll(fine.whole(), fives, m.Range(0, 5 * n + 1), fives), StatusCode::kInvalidArgument,
+                      "all_to_all_v", "out has", "counts come to");
+    RANK_CHECK_STATUS(group.AllToAll(fine.whole(), fives, fine.whole(), fives), StatusCode::kInvalidArgument,
+                      "overlap");
+    fives[static_cast<size_t>(rank.rank())] = 4;
+    RANK_CHECK_STATUS(group.ReduceScatter(fine.whole(), ten, fives), StatusCode::kInvalidArgument, "reduce_scatter_v",
+                      "in has");
+    RANK_CHECK_STATUS(group.SendRecv(ten, rank.rank(), fine.whole(), rank.rank(), 0), StatusCode::kInvalidArgument,
+                      "send_recv", "this rank itself");
     RANK_CHECK_OK(group.status());
   });
 }

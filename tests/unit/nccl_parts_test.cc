@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -166,6 +167,60 @@ TEST_CASE("a reduction to one rank scales, converts and looks like one to all") 
     const Buffer other{a.whole().data, rank.rank == 0 ? 10u : 9u, DType::kFloat32, rank.device()};
     RANK_CHECK_STATUS(group.Reduce(other, other, 0, {}, kNoStream).Wait(), absl::StatusCode::kFailedPrecondition,
                       "reduce(sum, to rank 0, float32, 9 elements)");
+  });
+}
+
+TEST_CASE("uneven parts on GPUs") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t n = 3, me = static_cast<size_t>(rank.rank);
+    const auto given = [](size_t s, size_t r) { return (2 * s + 3 * r) % 4 * 5; };
+    for (const bool allocated : {false, true}) {
+      for (const size_t pieces : {size_t{1}, size_t{2}}) {
+        std::vector<size_t> sends, receives, counts = {7, 0, 20};
+        for (size_t r = 0; r < n; ++r) sends.push_back(given(me, r)), receives.push_back(given(r, me));
+        const auto total = [](const std::vector<size_t>& c) { return std::accumulate(c.begin(), c.end(), size_t{0}); };
+        Array in(rank, group, DType::kInt32, 64, allocated), out(rank, group, DType::kInt32, 64, allocated);
+        const auto part = [&](const Array& array, size_t count) {
+          Buffer b = array.whole();
+          b.count = count / pieces;
+          std::vector<Buffer> cut = {b};
+          if (pieces > 1) cut.push_back({static_cast<int32_t*>(b.data) + b.count, count - b.count, b.dtype, b.device});
+          return cut;
+        };
+        for (size_t r = 0, at = 0; r < n; ++r) {
+          for (size_t i = 0; i < sends[r]; ++i) in.Set(at++, static_cast<double>(1000 * me + 100 * r + i));
+        }
+        RANK_CHECK_OK(
+            group.AllToAll(part(in, total(sends)), sends, part(out, total(receives)), receives, kNoStream).Wait());
+        for (size_t r = 0, at = 0; r < n; ++r) {
+          for (size_t i = 0; i < receives[r]; ++i) {
+            RANK_CHECK_EQ(out.Get(at++), static_cast<double>(1000 * r + 100 * me + i));
+          }
+        }
+        for (size_t i = 0; i < 27; ++i) in.Set(i, static_cast<double>(10 * me + i));
+        RANK_CHECK_OK(group.ReduceScatter(part(in, 27), part(out, counts[me]), counts, {}, kNoStream).Wait());
+        for (size_t i = 0; i < counts[me]; ++i) {
+          RANK_CHECK_EQ(out.Get(i), static_cast<double>(30 + 3 * (i + (me == 2 ? 7 : 0))));
+        }
+      }
+    }
+  });
+}
+
+// As single calls these would wait for each other for ever: every rank sends first.
+TEST_CASE("a ring of messages on GPUs needs no order among the ranks") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const int next = (rank.rank + 1) % 3, before = (rank.rank + 2) % 3;
+    for (const bool allocated : {false, true}) {
+      Array in(rank, group, DType::kFloat32, 1000, allocated), out(rank, group, DType::kFloat32, 1000, false);
+      for (size_t i = 0; i < 1000; ++i) in.Set(i, rank.rank);
+      RANK_CHECK_OK(group.SendRecv(in.Cut(2), next, out.Cut(3), before, 1, kNoStream).Wait());
+      RANK_CHECK_EQ(out.Get(999), before);
+      RANK_CHECK_OK(group.SendRecv(in.whole(), before, out.whole(), next, 1, kNoStream).Wait());
+      RANK_CHECK_EQ(out.Get(999), next);
+    }
   });
 }
 

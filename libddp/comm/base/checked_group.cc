@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "libddp/comm/base/rooted.h"
+#include "libddp/comm/base/composed.h"
 
 namespace ddp {
 
@@ -35,18 +35,24 @@ Work CheckedGroup::Start(const Call& given) {
                       .count = whole ? out.count : in.count,
                       .out_count = out.count,
                       .counts = call.counts,
+                      .out_counts = call.out_counts,
+                      .to = call.peer,
+                      .from = call.from,
+                      .tag = call.tag,
                       .after = call.after};
   if (call.kind == Call::Kind::kBroadcast || HasRoot(call.kind)) checked.key.root = static_cast<uint16_t>(call.peer);
   for (const size_t count : call.counts) {
+    if (call.kind == Call::Kind::kAllToAllV) break;  // each rank has its own
     checked.parameters = std::rotl(checked.parameters, 23) * 0x9e3779b97f4a7c15 + count;
   }
   if (Reduces(call.kind)) {
     if (absl::Status s = SetReduce(call.reduce, &checked); !s.ok()) return check.Error(s.message());
   }
-  return HasRoot(call.kind) ? StartRooted(checked) : StartChecked(checked);
+  return IsComposed(call.kind) ? StartComposed(checked) : StartChecked(checked);
 }
 
-Work CheckedGroup::StartRooted(const CheckedCall& call) {
+Work CheckedGroup::StartComposed(const CheckedCall& call) {
+  if (call.key.kind == Call::Kind::kReduceScatterV) return ReducePartByPart(*this, call);
   return call.key.kind == Call::Kind::kReduce ? ReduceByAllReduce(*this, call, orphans_) : MoveByMessages(*this, call);
 }
 

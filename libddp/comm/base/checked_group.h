@@ -27,10 +27,12 @@ struct CheckedCall {
   size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together; of a scatter,
                          // of `out`
   size_t out_count = 0;  // elements of `out`
-  absl::Span<const size_t> counts = {};   // all-gather with counts: elements of each rank
-  const ReduceOptions* reduce = nullptr;  // of reductions
-  CpuReduce kernel = {};                  // of reductions: does on the CPU what `reduce` asks for
-  uint64_t parameters = 0;                // a hash of what else all ranks must agree on: scales, counts
+  absl::Span<const size_t> counts = {};      // of each rank, in calls with counts
+  absl::Span<const size_t> out_counts = {};  // all-to-all with counts; `counts` are those of `in`
+  int to = 0, from = 0, tag = 0;             // send_recv
+  const ReduceOptions* reduce = nullptr;     // of reductions
+  CpuReduce kernel = {};                     // of reductions: does on the CPU what `reduce` asks for
+  uint64_t parameters = 0;                   // a hash of what else all ranks must agree on: scales, counts
   Stream after = {};
 
   // With counts: where each rank's part begins, and at last the end; otherwise empty.
@@ -54,9 +56,8 @@ class CheckedGroup : public InternalGroup {
 
  protected:
   virtual Work StartChecked(const CheckedCall& call) = 0;
-  // Reduce, gather and scatter; in CPU memory they are made of other operations. What only the root uses is empty
-  // elsewhere.
-  virtual Work StartRooted(const CheckedCall& call);
+  // An IsComposed call, made of others unless overridden. What only a root uses is empty elsewhere.
+  virtual Work StartComposed(const CheckedCall& call);
   virtual Work StartMessage(const MessageCall& message) = 0;
   virtual absl::StatusOr<Allocation> AllocateHere(size_t bytes) = 0;  // on device()
 

@@ -5,9 +5,10 @@
 namespace ddp {
 
 absl::string_view NameOf(Call::Kind kind) {
-  static constexpr absl::string_view kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_gather_v",
-                                                 "all_to_all", "broadcast",      "reduce",     "gather",
-                                                 "scatter",    "barrier",        "send",       "recv"};
+  static constexpr absl::string_view kNames[] = {
+      "all_reduce",       "reduce_scatter", "all_gather", "all_gather_v", "all_to_all",
+      "reduce_scatter_v", "all_to_all_v",   "broadcast",  "reduce",       "gather",
+      "scatter",          "barrier",        "send",       "recv",         "send_recv"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -36,8 +37,8 @@ std::string OperationKey::Describe(uint64_t count) const {
   const bool from = kind == Kind::kBroadcast || kind == Kind::kScatter;
   return absl::StrCat(NameOf(kind), "(", Reduces(kind) ? absl::StrCat(Name(op), ", ") : "",
                       from || HasRoot(kind) ? absl::StrCat(from ? "from rank " : "to rank ", root, ", ") : "", types,
-                      ", ", count, " elements", kind == Kind::kAllGatherV ? " in all" : "",
-                      check_nonfinite ? ", non-finite check)" : ")");
+                      kind == Kind::kAllToAllV ? "" : absl::StrCat(", ", count, " elements"),
+                      kind == Kind::kAllGatherV ? " in all" : "", check_nonfinite ? ", non-finite check)" : ")");
 }
 
 absl::Status DisagreementError(uint64_t sequence, int rank, const CallSummary& call, int other_rank,

@@ -16,11 +16,18 @@ namespace ddp {
 absl::string_view NameOf(Call::Kind kind);
 
 inline bool Reduces(Call::Kind kind) {
-  return kind == Call::Kind::kAllReduce || kind == Call::Kind::kReduceScatter || kind == Call::Kind::kReduce;
+  return kind == Call::Kind::kAllReduce || kind == Call::Kind::kReduceScatter || kind == Call::Kind::kReduceScatterV ||
+         kind == Call::Kind::kReduce;
 }
 // One rank alone gives or gets the whole; `peer` of the call says which.
 inline bool HasRoot(Call::Kind kind) {
   return kind == Call::Kind::kReduce || kind == Call::Kind::kGather || kind == Call::Kind::kScatter;
+}
+
+// Made of other operations in CPU memory.
+inline bool IsComposed(Call::Kind kind) {
+  return HasRoot(kind) || kind == Call::Kind::kReduceScatterV || kind == Call::Kind::kAllToAllV ||
+         kind == Call::Kind::kSendRecv;
 }
 
 // Small enough to be compared in one word.

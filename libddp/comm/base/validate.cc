@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/comm/base/operation_key.h"
+#include "libddp/comm/base/range_list.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
@@ -120,10 +121,17 @@ absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
   if (absl::Status s = CheckBuffers("out", call.out, out); !s.ok()) return s;
   const bool gathers = call.kind == Kind::kAllGather || call.kind == Kind::kGather;
   const bool scatters = call.kind == Kind::kReduceScatter || call.kind == Kind::kScatter;
+  const bool apart = call.kind == Kind::kAllToAllV || call.kind == Kind::kSendRecv;  // never in place
   if (!Reduces(call.kind) && in->dtype != out->dtype) return Error("in and out have different types");
   const auto size = static_cast<size_t>(size_), rank = static_cast<size_t>(rank_);
-  if (call.kind == Kind::kAllGatherV) {
-    if (absl::Status s = Counts(call.counts, in->count, out->count); !s.ok()) return s;
+  const bool with_counts =
+      call.kind == Kind::kAllGatherV || call.kind == Kind::kReduceScatterV || call.kind == Kind::kAllToAllV;
+  if (call.kind == Kind::kSendRecv) {
+    for (const int peer : {call.peer, call.from}) {
+      if (absl::Status s = PeerAndTag(peer, call.tag); !s.ok()) return s;
+    }
+  } else if (with_counts) {
+    if (absl::Status s = Counts(call, in->count, out->count); !s.ok()) return s;
   } else if (in->count * (gathers ? size : 1) != out->count * (scatters ? size : 1)) {
     return Error(absl::StrCat("in has ", in->count, " elements and out ", out->count, "; with ", size_,
                               " ranks out needs ", gathers ? size : 1, scatters ? absl::StrCat("/", size) : "",
@@ -136,7 +144,12 @@ absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
   size_t in_place = 0, out_place = 0;
   if (scatters) in_place = rank * out->count;
   if (gathers) out_place = rank * in->count;
-  for (size_t r = 0; r < rank && !call.counts.empty(); ++r) out_place += call.counts[r];
+  size_t& uneven = call.kind == Kind::kReduceScatterV ? in_place : out_place;
+  for (size_t r = 0; r < rank && with_counts; ++r) uneven += call.counts[r];
+  if (apart) {
+    return Ranges(call.in).Overlaps(Ranges(call.out)) ? Error("in and out overlap; each needs memory of its own")
+                                                      : absl::OkStatus();
+  }
   const char* const wrong =
       CheckOverlap(call.in, call.out, static_cast<ptrdiff_t>((in_place - out_place) * SizeOf(in->dtype)));
   return wrong == nullptr ? absl::OkStatus() : Error(wrong);
@@ -155,17 +168,30 @@ absl::Status CallCheck::NotAtRoot(const Call& call, Extent* in, Extent* out) con
   return status;
 }
 
-// All-gather with counts, of `in` and `out` elements.
-absl::Status CallCheck::Counts(absl::Span<const size_t> counts, size_t in, size_t out) const {
-  if (counts.size() != static_cast<size_t>(size_)) {
+// Calls with counts, of `in` and `out` elements.
+absl::Status CallCheck::Counts(const Call& call, size_t in, size_t out) const {
+  const bool gathers = call.kind == Call::Kind::kAllGatherV, exchanges = call.kind == Call::Kind::kAllToAllV;
+  const absl::Span<const size_t> outs = exchanges ? call.out_counts : call.counts;
+  for (const absl::Span<const size_t> counts : {call.counts, outs}) {
+    if (counts.size() == static_cast<size_t>(size_)) continue;
     return Error(absl::StrCat(counts.size(), " counts given to a group of ", size_, " ranks"));
   }
-  if (const size_t own = counts[static_cast<size_t>(rank_)]; in != own) {
-    return Error(absl::StrCat("in has ", in, " elements, but this rank's count is ", own));
+  const size_t own = call.counts[static_cast<size_t>(rank_)], own_out = outs[static_cast<size_t>(rank_)];
+  const auto part = [&](absl::string_view name, size_t have) {
+    if (have == own) return absl::OkStatus();
+    return Error(absl::StrCat(name, " has ", have, " elements, but this rank's count is ", own));
+  };
+  const auto whole = [&](absl::string_view name, size_t have, absl::Span<const size_t> counts) {
+    const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+    if (have == total) return absl::OkStatus();
+    return Error(absl::StrCat(name, " has ", have, " elements, but the counts come to ", total));
+  };
+  if (own != own_out) {
+    return Error(absl::StrCat("this rank gives itself ", own, " elements and takes ", own_out, " of them"));
   }
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  if (out == total) return absl::OkStatus();
-  return Error(absl::StrCat("out has ", out, " elements, but the counts come to ", total));
+  absl::Status status = gathers ? part("in", in) : whole("in", in, call.counts);
+  if (status.ok()) status = gathers || exchanges ? whole("out", out, outs) : part("out", out);
+  return status;
 }
 
 absl::Status CallCheck::Root(int root) const {

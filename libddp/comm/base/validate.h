@@ -36,7 +36,7 @@ class CallCheck {
  private:
   absl::Status InOut(const Call& call, Extent* in, Extent* out) const;
   absl::Status NotAtRoot(const Call& call, Extent* in, Extent* out) const;
-  absl::Status Counts(absl::Span<const size_t> counts, size_t in, size_t out) const;
+  absl::Status Counts(const Call& call, size_t in, size_t out) const;
   absl::Status PeerAndTag(int peer, int tag) const;
 
   int rank_, size_;

@@ -116,7 +116,7 @@ class DeviceGroup final : public CheckedGroup {
     const Buffers in = call.in;
     if (call.kind == Call::Kind::kBarrier || !OnCpu(in) || !OnCpu(call.out)) return nullptr;
     PeerBoard* const board = engine_->options().board.get();
-    const bool message = call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv;
+    const bool message = call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv || IsComposed(call.kind);
     if (board == nullptr || in.empty() || message) return control_.get();
     const size_t count =
         std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
@@ -125,7 +125,7 @@ class DeviceGroup final : public CheckedGroup {
   }
 
   Work StartChecked(const CheckedCall& call) override;
-  Work StartRooted(const CheckedCall& call) override;
+  Work StartComposed(const CheckedCall& call) override;
   Work StartMessage(const MessageCall& m) override {
     const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
     const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
@@ -183,18 +183,33 @@ Work DeviceGroup::StartChecked(const CheckedCall& call) {
   }
 }
 
-Work DeviceGroup::StartRooted(const CheckedCall& call) {
+Work DeviceGroup::StartComposed(const CheckedCall& call) {
   const Buffers in = call.in, out = call.out;
   const int root = call.key.root;
-  if (call.key.kind == Kind::kReduce) {
-    const ReducePlan plan = PlanReduce(call.key.in, call.key.out, *call.reduce, {.ranks = size()});
-    return Launch(call, Shape(0, in),
-                  [&](void* stream) { return moves_.ReduceTo(root, plan, in, out, call.reduce->nonfinite, stream); });
+  switch (call.key.kind) {
+    case Kind::kReduce: {
+      const ReducePlan plan = PlanReduce(call.key.in, call.key.out, *call.reduce, {.ranks = size()});
+      return Launch(call, Shape(0, in),
+                    [&](void* stream) { return moves_.ReduceTo(root, plan, in, out, call.reduce->nonfinite, stream); });
+    }
+    case Kind::kGather:
+      return Launch(call, 0, [&](void* stream) { return moves_.Gather(in, out, root, stream); });
+    case Kind::kScatter:
+      return Launch(call, 0, [&](void* stream) { return moves_.Scatter(in, out, root, stream); });
+    case Kind::kAllToAllV: {  // every rank has a number of elements of its own
+      const DeviceOperation operation{.key = call.key, .entry = {call.key.Pack(), 0, 0}};
+      return engine_->Launch(operation, call.after, [&](void* stream) {
+        return moves_.AllToAll(in, call.counts, out, call.out_counts, stream);
+      });
+    }
+    case Kind::kSendRecv: {
+      const DeviceOperation operation{call.key, {0, call.count, 0}, "send_recv", call.to, call.tag};
+      return engine_->Launch(operation, call.after,
+                             [&](void* stream) { return moves_.SendRecv(in, call.to, out, call.from, stream); });
+    }
+    default:
+      return CheckedGroup::StartComposed(call);
   }
-  return Launch(call, 0, [&](void* stream) {
-    return call.key.kind == Kind::kGather ? moves_.Gather(in, out, root, stream)
-                                          : moves_.Scatter(in, out, root, stream);
-  });
 }
 
 Work DeviceGroup::Reduce(const CheckedCall& call) {

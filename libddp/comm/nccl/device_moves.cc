@@ -265,6 +265,16 @@ absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, bool direct, void* s
   return Exchange({kept.buffers(), counts}, {out, counts}, direct, stream);
 }
 
+absl::Status DeviceMoves::AllToAll(Buffers in, absl::Span<const size_t> in_counts, Buffers out,
+                                   absl::Span<const size_t> out_counts, void* stream) {
+  return Exchange({in, {in_counts.begin(), in_counts.end()}}, {out, {out_counts.begin(), out_counts.end()}}, false,
+                  stream);
+}
+
+absl::Status DeviceMoves::SendRecv(Buffers in, int to, Buffers out, int from, void* stream) {
+  return Exchange({in, OneFor(to, Total(in))}, {out, OneFor(from, Total(out))}, false, stream);
+}
+
 absl::Status DeviceMoves::Gather(Buffers in, Buffers out, int root, void* stream) {
   const size_t part = Total(in);
   return Exchange({in, OneFor(root, part)}, {out, std::vector<size_t>(size_, rank_ == root ? part : 0)}, false, stream);

@@ -52,6 +52,9 @@ class DeviceMoves {
   // Whether AllToAll of these sends straight from registered memory into registered memory.
   bool SendsFromRegistered(Buffers in, Buffers out) const;
   absl::Status AllToAll(Buffers in, Buffers out, bool direct, void* stream);
+  absl::Status AllToAll(Buffers in, absl::Span<const size_t> in_counts, Buffers out,
+                        absl::Span<const size_t> out_counts, void* stream);
+  absl::Status SendRecv(Buffers in, int to, Buffers out, int from, void* stream);
   // What only the root uses is empty elsewhere.
   absl::Status Gather(Buffers in, Buffers out, int root, void* stream);
   absl::Status Scatter(Buffers in, Buffers out, int root, void* stream);

@@ -1,0 +1,113 @@
+#include "libddp/comm/base/composed.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "libddp/comm/base/joined_work.h"
+#include "libddp/comm/base/range_list.h"
+
+namespace ddp {
+namespace {
+
+using Kind = Call::Kind;
+
+// Above those that programs may use.
+constexpr int kGatherTag = 1 << 30, kScatterTag = kGatherTag + 1, kAllToAllTag = kGatherTag + 2;
+
+// As Slice, with a buffer at least.
+std::vector<Buffer> Part(Buffers buffers, size_t first, size_t count) {
+  std::vector<Buffer> part = Slice(buffers, first, count);
+  if (part.empty()) part.push_back({nullptr, 0, buffers[0].dtype, buffers[0].device});
+  return part;
+}
+
+// The elements that rank `rank` sends to rank r, and receives from it; unset: there is no message.
+struct Traffic {
+  std::optional<size_t> sent, received;
+};
+Traffic TrafficWith(int r, int rank, const CheckedCall& call) {
+  const int root = call.key.root;
+  Traffic traffic;
+  switch (call.key.kind) {
+    case Kind::kGather:
+      if (r == root) traffic.sent = call.count;
+      if (rank == root) traffic.received = call.count;
+      break;
+    case Kind::kScatter:
+      if (rank == root) traffic.sent = call.count;
+      if (r == root) traffic.received = call.count;
+      break;
+    case Kind::kSendRecv:
+      if (r == call.to) traffic.sent = call.count;
+      if (r == call.from) traffic.received = call.out_count;
+      break;
+    default:
+      traffic = {call.counts[static_cast<size_t>(r)], call.out_counts[static_cast<size_t>(r)]};
+  }
+  return traffic;
+}
+
+int TagOf(const CheckedCall& call) {
+  switch (call.key.kind) {
+    case Kind::kGather:
+      return kGatherTag;
+    case Kind::kScatter:
+      return kScatterTag;
+    case Kind::kSendRecv:
+      return call.tag;
+    default:
+      return kAllToAllTag;
+  }
+}
+
+}  // namespace
+
+// The results of the other ranks go to memory that nobody reads.
+Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans) {
+  if (group.rank() == int{call.key.root}) return group.AllReduce(call.in, call.out, *call.reduce);
+  const std::shared_ptr<char[]> unused(new char[call.count * SizeOf(call.key.out)]);
+  const Buffer scratch{unused.get(), call.count, call.key.out, {}};
+  return JoinWorks({group.AllReduce(call.in, scratch, *call.reduce)}, unused, std::move(orphans));
+}
+
+Work ReducePartByPart(ProcessGroup& group, const CheckedCall& call) {
+  std::vector<Work> works;
+  size_t begin = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    const size_t count = call.counts[static_cast<size_t>(r)];
+    works.push_back(group.Reduce(Part(call.in, begin, count), call.out, r, *call.reduce, call.after));
+    begin += count;
+  }
+  return JoinWorks(std::move(works));
+}
+
+// Receives first: a message finds its place when it comes. What a rank gives itself is copied.
+Work MoveByMessages(ProcessGroup& group, const CheckedCall& call) {
+  if (absl::Status s = group.status(); !s.ok()) return s;
+  const int tag = TagOf(call), rank = group.rank();
+  std::vector<Work> works, sends;
+  RangeList own_in, own_out;
+  size_t in_begin = 0, out_begin = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    const Traffic traffic = TrafficWith(r, rank, call);
+    if (traffic.received.has_value()) {
+      const std::vector<Buffer> part = Part(call.out, out_begin, *traffic.received);
+      if (r == rank) own_out = Ranges(part);
+      if (r != rank) works.push_back(group.Recv(part, r, tag));
+      out_begin += *traffic.received;
+    }
+    if (traffic.sent.has_value()) {
+      const std::vector<Buffer> part = Part(call.in, in_begin, *traffic.sent);
+      if (r == rank) own_in = Ranges(part);
+      if (r != rank) sends.push_back(group.Send(part, r, tag));
+      in_begin += *traffic.sent;
+    }
+  }
+  own_in.CopyTo(0, own_out, 0, own_in.bytes());
+  works.insert(works.end(), sends.begin(), sends.end());
+  return JoinWorks(std::move(works));
+}
+
+}  // namespace ddp

@@ -90,6 +90,18 @@ class DDP_EXPORT CommHook {
   virtual absl::Status Finish(const GradBucket& bucket);
 };
 
+// An operation of the program's own on a GPU, for example kernels that a hook runs on its own stream: done when all
+// work submitted to `stream` so far is. `group` must outlive it: if the group fails, so does the operation, because
+// what the stream waits for may never come.
+//
+//   ddp::Work sum = group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
+//   if (absl::Status s = sum.BlockStream(mine); !s.ok()) return s;
+//   Decompress<<<..., static_cast<cudaStream_t>(mine.native)>>>(...);
+//   return ddp::StreamWork(group, mine);
+//
+// InvalidArgument if `stream` is not a GPU's.
+DDP_EXPORT Work StreamWork(ProcessGroup& group, Stream stream);
+
 // A hook that does the same as no hook: one all-reduce per bucket.
 DDP_EXPORT std::shared_ptr<CommHook> CreateAllReduceHook();
 

@@ -23,6 +23,7 @@ void Order(GpuRank& rank);             // what the model does by itself, and the
 void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
 void InPlace(GpuRank& rank);           // gradients inside an allocation of the program's
 void Replicas(GpuRank& rank);          // values that are equal on all ranks, and that differ
+void OwnKernels(GpuRank& rank);        // a hook with work of its own on a stream of its own
 void Nan(GpuRank& rank);               // check_nan
 void NormAndClipping(GpuRank& rank);   // also what is not finite
 void Accumulation(GpuRank& rank);      // NoSync, Join, buffers

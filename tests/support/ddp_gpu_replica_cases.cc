@@ -95,6 +95,54 @@ void Replicas(GpuRank& rank) {
   }
 }
 
+namespace {
+
+// Doubles before the sum, and halves after it, on a stream of its own.
+class ScalingHook final : public CommHook {
+ public:
+  ScalingHook(const GpuRank& rank, int rounds) : own_(rank), rounds_(rounds) {}
+  std::string name() const override { return "scaling"; }
+  int rounds() const override { return rounds_; }
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override {
+    if (round + 1 < rounds_) return Scale(group, bucket, StreamWork(group, bucket.stream), 2);
+    return Scale(group, bucket, group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream), 0.5);
+  }
+
+ private:
+  Work Scale(ProcessGroup& group, const GradBucket& bucket, Work before, double factor) {
+    if (absl::Status s = before.BlockStream(own_.get()); !s.ok()) return s;
+    if (absl::Status s = CopyScaled(bucket.buffer, bucket.buffer, factor, own_.get()); !s.ok()) return s;
+    return StreamWork(group, own_.get());
+  }
+
+  const TestStream own_;
+  const int rounds_;
+};
+
+}  // namespace
+
+void OwnKernels(GpuRank& rank) {
+  const TestStream a(rank);
+  for (const int rounds : {1, 2}) {
+    const Model model =
+        Make(rank, DType::kFloat32, {.bucket_bytes = 4096, .hook = std::make_shared<ScalingHook>(rank, rounds)});
+    Step step;
+    step.expected = [&](size_t p, size_t i) {
+      return Average(DType::kFloat32, rank.size(), p, i, step.number) * (rounds == 1 ? 0.5 : 1);
+    };
+    for (; step.number < 3; ++step.number) {
+      Backward(rank, *model, step, {&a});
+      RANK_CHECK_OK(model->FinishBackward(a.get()));
+      CheckGradients(rank, *model, step, a.get());
+    }
+    Work done = StreamWork(rank.group, a.get());
+    RANK_CHECK_OK(done.Wait());
+    RANK_CHECK(done.Done());
+  }
+  RANK_CHECK_STATUS(StreamWork(rank.group, kNoStream), StatusCode::kInvalidArgument, "StreamWork",
+                    "no stream of a GPU");
+}
+
 void Nan(GpuRank& rank) {
   const TestStream a(rank), b(rank);
   const int last = rank.size() - 1;

@@ -1,0 +1,69 @@
+// Work of the program's own on a GPU's stream.
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/comm_hook.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/spin.h"
+#include "libddp/device/device_runtime.h"
+
+namespace ddp {
+namespace {
+
+class StreamWorkState final : public internal::WorkState {
+ public:
+  StreamWorkState(const ProcessGroup& group, OwnedEvent event) : group_(group), event_(std::move(event)) {}
+
+  // What a group leaves behind that has failed may never come free: whoever waits is told.
+  bool Done() const override { return !group_.status().ok() || Passed().value_or(true); }
+  absl::Status Wait(absl::Time deadline) override {
+    const bool bounded = deadline != absl::InfiniteFuture();
+    Backoff backoff(/*oversubscribed=*/false);
+    while (true) {
+      if (absl::Status s = group_.status(); !s.ok()) return s;
+      const absl::StatusOr<bool> passed = Passed();
+      if (!passed.ok() || *passed) return Named(passed.status());
+      if (bounded && absl::Now() >= deadline) {
+        return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
+      }
+      backoff.Pause();
+    }
+  }
+  absl::Status BlockStream(Stream stream) override {
+    if (!IsGpu(stream.device)) return Wait(absl::InfiniteFuture());
+    if (absl::Status s = group_.status(); !s.ok()) return s;
+    const DeviceGuard guard(Devices(), stream.device);
+    return Named(guard.status().ok() ? Devices().WaitEvent(stream.native, event_.get()) : guard.status());
+  }
+  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() override {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ private:
+  absl::StatusOr<bool> Passed() const { return Devices().Finished(event_.get()); }
+  absl::Status Named(const absl::Status& error) const { return NameRank(group_.rank(), "StreamWork", error); }
+
+  const ProcessGroup& group_;
+  const OwnedEvent event_;
+  std::atomic<int> refs_{1};
+};
+
+}  // namespace
+
+Work StreamWork(ProcessGroup& group, Stream stream) {
+  if (!IsGpu(stream.device)) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": StreamWork: no stream of a GPU given"));
+  }
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return NameRank(group.rank(), "StreamWork", guard.status());
+  absl::StatusOr<OwnedEvent> event = MakeEvent(Devices());
+  if (!event.ok()) return NameRank(group.rank(), "StreamWork", event.status());
+  if (absl::Status s = Devices().Record(event->get(), stream.native); !s.ok()) {
+    return NameRank(group.rank(), "StreamWork", s);
+  }
+  return Work(new StreamWorkState(group, *std::move(event)));
+}
+
+}  // namespace ddp

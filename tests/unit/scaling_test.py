@@ -1,6 +1,5 @@
-"""Tests of bench/scaling.py with stand-ins for mpirun and the trainers. Takes the arguments of unittest."""
+"""Tests of measurements and reports of bench/scaling.py. Takes the arguments of unittest."""
 
-import contextlib
 import csv
 import io
 import json
@@ -9,86 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import unittest
 import xml.etree.ElementTree
 from unittest import mock
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-BENCH = os.path.join(os.path.dirname(os.path.dirname(HERE)), "bench")
-sys.path.insert(0, BENCH)
-sys.path.insert(0, HERE)
+from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
-import scaling_fakes as fakes  # noqa: E402
-from scaling import (  # noqa: E402
-    UserError,
-    analysis,
-    charts,
-    environment,
-    main,
-    model,
-    plan,
-    result as result_file,
-    trainers,
-)
-from scaling.run import LiveLine  # noqa: E402
-
-needs_matplotlib = unittest.skipIf(charts.matplotlib is None, "no matplotlib")
-
-
-class Scaling(unittest.TestCase):
-    """A folder with the stand-ins, and ddp-scaling called within this process on a machine of two cores."""
-
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = scratch.name
-        self.out = os.path.join(self.folder, "out")
-        self.programs = fakes.make_programs(self.folder)
-        # The programs of the machine must not count as others that disturb.
-        patch = mock.patch("scaling.trainers.busy_seconds", return_value=None)
-        patch.start()
-        self.addCleanup(patch.stop)
-
-    def call(self, *argv, behaviour=""):
-        """Exit code, standard output, standard error."""
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            mock.patch.dict(os.environ, {"FAKE_BEHAVIOUR": behaviour}),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            mock.patch("scaling.main.LiveLine", lambda: LiveLine(err)),
-        ):
-            code = main.main(list(argv))
-        return code, out.getvalue(), err.getvalue()
-
-    def measure(self, *argv, behaviour=""):
-        return self.call(
-            *self.programs,
-            f"--out={self.out}",
-            "--models=mlp",
-            "--seconds=0.01",
-            "--rounds=2",
-            *argv,
-            behaviour=behaviour,
-        )
-
-    def read(self, name):
-        with open(os.path.join(self.out, name), encoding="utf-8") as file:
-            return file.read()
-
-    def result(self):
-        return json.loads(self.read("scaling.json"))
-
-    def points(self):
-        return {(p["scaling"], p["ranks"]): p for p in analysis.points(self.result())}
-
-    def assert_refused(self, pattern, code, out, err):
-        """One line that says what is wrong, and exit code 2."""
-        self.assertEqual((code, out), (2, ""))
-        self.assertRegex(err, rf"^ddp-scaling: .*{pattern}.*\n$")
-        self.assertEqual(err.count("\n"), 1)
+import scaling_fakes as fakes
+from scaling import analysis, result as result_file
 
 
 @needs_matplotlib
@@ -298,77 +225,6 @@ class Measurement(Scaling):
 
 
 @needs_matplotlib
-class Prediction(Scaling):
-    def predict(self, *argv, **options):
-        return self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--predict", *argv, **options)
-
-    def predicted(self):
-        result = self.result()
-        return model.prediction(result, analysis.points(result))
-
-    def test_known_machine(self):
-        code, out, _ = self.predict()
-        self.assertEqual(code, 0)
-        self.assertIn("within a node 2 us and 2 GB/s, between nodes 20 us and 1 GB/s; its median error is 0 %", out)
-        found = self.predicted()
-        self.assertTrue(found["good"])
-        self.assertEqual(len(found["errors"]), 2 * len(model.CHECK_SIZES))
-        (training,) = found["trainings"].values()
-        last = training["rows"][-1]
-        self.assertEqual((last["ranks"], last["nodes"]), (100_000, 50_000))
-        # Two buckets of 1.91 MiB, ready at 0.5 and 4 ms, on 50,000 nodes of two ranks: the first is late already.
-        size = 1.91 * 2**20
-        once = (2 + size * 5e-4 + 16 * 20 + 2 * 49_999 / 50_000 * size * 1e-3) / 1000
-        self.assertAlmostEqual(last["exposed_ms"], 0.5 + 2 * once - 4)
-        self.assertAlmostEqual(last["step_ms"], 11 + last["exposed_ms"])
-        self.assertAlmostEqual(last["efficiency"], 10 / last["step_ms"])
-        page = self.read("report.html")
-        self.assertIn("What more ranks would do", page)
-        self.assertIn(">100,000</td>", page)
-        xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-default-predicted.svg"))
-
-    def test_other_nodes_and_links(self):
-        self.predict()
-        before = self.predicted()["trainings"]
-        code, _, _ = self.call("report", self.out, "--node-size=8", "--link-gb-s=100", "--link-latency-us=1")
-        self.assertEqual(code, 0)
-        self.assertIn("nodes of 8 ranks, with links of the given latency", self.read("report.html"))
-        fakes.edit_result(
-            self.out,
-            lambda result: result["settings"].update(
-                predict={"node_size": 8, "link_gb_s": 100.0, "link_latency_us": 1.0}
-            ),
-        )
-        after = self.predicted()["trainings"]
-        for case, training in after.items():
-            self.assertEqual(training["rows"][0]["ranks"], 16)
-            self.assertLess(training["rows"][-1]["step_ms"], before[case]["rows"][-1]["step_ms"])
-
-    def test_nothing_is_predicted_by_a_model_that_does_not_fit(self):
-        code, out, _ = self.predict(behaviour="rough")
-        self.assertEqual(code, 0)
-        self.assertRegex(out, r"above 15 %, so nothing is predicted")
-        self.assertFalse(self.predicted()["good"])
-        self.assertNotIn("(predicted)", self.read("report.html"))
-        self.assertFalse([name for name in os.listdir(self.out) if "predicted" in name])
-
-    def test_failing_benchmark_leaves_the_rest(self):
-        code, _, err = self.predict(behaviour="no_bench")
-        self.assertEqual(code, 0)
-        self.assertIn("ddp_perf: no memory (exit code 1); nothing is predicted", err)
-        self.assertIn("At a glance", self.read("report.html"))
-        self.assertNotIn("What more ranks", self.read("report.html"))
-
-    def test_refused(self):
-        self.assert_refused("give --predict too", *self.measure("--node-size=4"))
-        self.assert_refused("give --link-gb-s too", *self.predict("--link-latency-us=4"))
-        os.remove(os.path.join(self.folder, "ddp_perf"))
-        self.assert_refused("no ddp_perf and train_mlp in|no train_mlp and ddp_perf in", *self.predict())
-        self.measure("--ranks=1", "--scaling=weak", "--rounds=1")
-        self.assert_refused("measure with --predict", *self.call("report", self.out, "--node-size=4"))
-
-
-@needs_matplotlib
 class Resume(Scaling):
     def test_makes_only_what_is_missing(self):
         self.measure("--ranks=1,2", "--scaling=weak", behaviour="fail:2")
@@ -524,87 +380,5 @@ class Compare(Scaling):
         self.assertIn("have no case", self.read("compare.html"))
 
 
-class Parts(unittest.TestCase):
-    def test_gpus_as_nvidia_smi_lists_them(self):
-        with tempfile.TemporaryDirectory() as folder:
-            fakes.write_program(os.path.join(folder, "nvidia-smi"), fakes.NVIDIA_SMI)
-            with mock.patch.dict(os.environ, {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}):
-                launcher = trainers.Launcher(fakes.make_programs(folder)[1].partition("=")[2])
-                snapshot = environment.snapshot(os.path.join(folder, "train_mlp"), "cuda", launcher)
-        self.assertEqual([gpu["name"] for gpu in snapshot["gpus"]], ["NVIDIA H200"])  # the second is not visible
-        self.assertEqual(snapshot["gpus"][0]["driver_version"], "580.1")
-        self.assertEqual(snapshot["gpu_topology"], ["\tGPU0\tGPU1", "GPU0\t X \tNV18"])
-        self.assertEqual(snapshot["launcher"]["version"], "mpirun (Open MPI) 4.1.4")
-
-    def test_communication_from_buckets_if_nearly_all_is_hidden(self):
-        run = {
-            "ranks": 2,
-            "case": {"reduce": "overlap"},
-            "summary": {"exposed_comm_ms": 0.001, "overlap": 0.999},
-            "buckets": [
-                {"launched_ms": 1, "done_ms": 3},
-                {"launched_ms": 2, "done_ms": 4},
-                {"launched_ms": 6, "done_ms": 7},
-            ],
-        }
-        self.assertEqual(analysis.communication_ms(run), 4)
-
-    def test_output_of_the_trainers(self):
-        read = trainers.read_output(
-            "model: lenet; 1199882 parameters; sgd\n  bucket        MiB      ready\n       0       4.51      0.550     "
-            " 0.551     12.024\n       1       0.07     22.123     22.123     22.223\n"
-        )
-        self.assertEqual(read["parameters"], 1199882)
-        self.assertEqual([bucket["done_ms"] for bucket in read["buckets"]], [12.024, 22.223])
-
-    def test_fit_finds_latency_bandwidth_and_caches(self):
-        def time(size):
-            volume = model.moved(4, size)
-            return 2 * 3.0 + volume * 1e-4 + max(0, volume - 1.5 * 2**22) * 2e-4
-
-        level = model.fit([(4, size, time(size)) for size in model.FIT_SIZES])
-        self.assertAlmostEqual(level.latency_us, 3)
-        self.assertAlmostEqual(level.us_per_byte * 1e4, 1)
-        self.assertAlmostEqual(level.extra_us_per_byte * 1e4, 2)
-        self.assertEqual(level.knee, 1.5 * 2**22)
-        # Never a negative latency or cost.
-        level = model.fit([(2, 1 << 20, 100.0), (2, 1 << 22, 500.0)])
-        self.assertGreaterEqual(level.latency_us, 0)
-        self.assertIsNone(model.fit([]))
-
-    def test_default_ranks_follow_the_cores(self):
-        self.assertEqual(
-            [plan.default_ranks(cores) for cores in (1, 2, 6, 64)], [[1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
-        )
-
-    def test_steps_fill_the_time(self):
-        self.assertEqual(plan.choose_steps(10, 2), (200, 20))
-        self.assertEqual(plan.choose_steps(1e5, 2), (10, 5))
-        self.assertEqual(plan.choose_steps(1e-3, 2), (2000, 200))
-
-    def test_live_line_is_rewritten_on_a_terminal(self):
-        terminal = io.StringIO()
-        terminal.isatty = lambda: True
-        with mock.patch("shutil.get_terminal_size", return_value=os.terminal_size((10, 24))):
-            line = LiveLine(terminal)
-            line.show("0123456789abc")
-            line.show("short")
-            line.say("an error that is longer")
-        self.assertEqual(terminal.getvalue(), "\r012345678\rshort    \r     \ran error that is longer\n")
-
-    def test_error_line_skips_the_frame_of_mpirun(self):
-        self.assertEqual(
-            trainers.error_line("train_mlp", 1, "-----\nmpirun noticed\ntrain_mlp: no memory\n"),
-            "train_mlp: no memory (exit code 1)",
-        )
-        self.assertEqual(trainers.error_line("train_mlp", 1, "----\nnot found\n"), "not found (exit code 1)")
-
-    def test_launcher_needs_a_program(self):
-        with self.assertRaises(UserError):
-            trainers.Launcher("/no/such/mpirun")
-
-
 if __name__ == "__main__":
-    if charts.matplotlib is None:
-        print(f"skipped: reports of ddp-scaling, as {sys.executable} has no matplotlib")
-    unittest.main()
+    run_tests()

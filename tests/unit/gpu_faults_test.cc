@@ -30,8 +30,9 @@ class Training {
     }
     absl::StatusOr<std::unique_ptr<DistributedDataParallel>> model =
         DistributedDataParallel::Create(group_, parameters, {.bucket_bytes = 1, .check_replicas = 2});
-    if (model.ok()) model_ = *std::move(model);
-    return model.status();
+    if (!model.ok()) return model.status();
+    model_ = *std::move(model);
+    return absl::OkStatus();
   }
   absl::Status Step() {
     if (absl::Status s = Backward(); !s.ok()) return s;

@@ -73,7 +73,8 @@ class DDP_EXPORT CommHook {
 
   // Collective. Called with all buckets in Create and whenever they change, to allocate the memory that they need. Keep
   // the state of a parameter under the parameter's name: then it survives such a change. Discard the state of
-  // parameters that are in no bucket.
+  // parameters that are in no bucket. An error or an exception on one rank is returned on every rank. If Prepare
+  // makes collective calls itself, let the ranks agree first that none has failed.
   virtual absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets);
 
   // Called when the model continues in another group (DistributedDataParallel::Rebind). The last step may have ended in

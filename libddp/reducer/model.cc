@@ -173,6 +173,13 @@ Model::~Model() {
   // The peers of a reduced step wait for this rank, whether or not it has launched anything.
   const bool expected = in_step_ && reducing_;
   if (expected || reducer_.Pending() || !meeting_work_.Done() || !used_work_.Done()) {
+    // The others may have had all that they need of this rank, and see no failure.
+    if (group_->status().ok()) {
+      Log().error(
+          "rank {}: a DistributedDataParallel was destroyed in the middle of step {}; call FinishBackward after every "
+          "backward pass, also after the last one",
+          group_->rank(), statistics_.steps() + 1);
+    }
     group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
     Abandon();
   }
@@ -261,6 +268,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
     if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
   }
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
+  if (IsGpu(device_)) zeroed = Agree(*group_, zeroed);
   if (!zeroed.ok()) return Named("SetParameters", zeroed);
   if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <new>
 #include <random>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm_hook.h"
 #include "libddp/base/exact_text.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/scratch.h"
 
@@ -116,6 +118,7 @@ class PowerSgdHook final : public CommHook {
     Buffer first, second;
   };
 
+  absl::Status Layout(absl::Span<const GradBucket> buckets);
   bool Compresses(const GradBucket::Gradient& gradient) const;
   bool InFull(const GradBucket& bucket) const { return bucket.step < options_.start_step; }
   State& StateOf(const GradBucket::Gradient& gradient);
@@ -123,6 +126,7 @@ class PowerSgdHook final : public CommHook {
   static Buffer Part(const Buffer& whole, size_t begin, size_t count) {
     return {static_cast<char*>(whole.data) + begin * SizeOf(whole.dtype), count, whole.dtype, whole.device};
   }
+  static size_t Room(const Buffer& b) { return Scratch::Room(b.count * SizeOf(b.dtype)); }
   static Buffer Floats(std::vector<float>& v) { return {v.data(), v.size(), DType::kFloat32, Device{}}; }
   absl::Status MakeP(const GradBucket& bucket, Messages& messages);
   absl::Status MakeQ(const GradBucket& bucket, Messages& messages);
@@ -180,14 +184,32 @@ void PowerSgdHook::PrepareQ(const GradBucket& bucket, const GradBucket::Gradient
 }
 
 absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) {
+  absl::Status made;
+  try {
+    made = Layout(buckets);
+  } catch (const std::bad_alloc&) {
+    made = absl::ResourceExhaustedError(absl::StrCat(name(), ": no memory left for its state"));
+  }
+  if (absl::Status s = Agree(group, made); !s.ok()) return s;
+  size_t bytes = 0;
+  for (const Messages& m : messages_) bytes += Room(m.first) + Room(m.second);
+  if (absl::Status s = scratch_.Reserve(group, bytes, buckets.empty() ? Device{} : buckets[0].buffer.device); !s.ok()) {
+    return s;
+  }
+  for (Messages& m : messages_) {
+    for (Buffer* const message : {&m.first, &m.second}) *message = scratch_.Take(message->dtype, message->count);
+  }
+  return absl::OkStatus();
+}
+
+// Makes the states, and the messages but for their memory.
+absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
   if (options_.rank < 1 || options_.start_step < 0 || !(options_.min_ratio > 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "CreatePowerSgdHook: ", name(), ": rank must be 1 or more, start_step 0 or more, min_ratio above 0"));
   }
   messages_.assign(buckets.size(), {});
   std::map<std::string, State> before = std::exchange(states_, {});  // what no bucket has any more is dropped
-  size_t bytes = 0;
-  std::vector<std::pair<size_t, size_t>> counts;  // of the two messages
   for (const GradBucket& bucket : buckets) {
     if (bucket.buffer.dtype == DType::kFloat64) {
       return absl::InvalidArgumentError(absl::StrCat("CreatePowerSgdHook: '", bucket.gradients[0].name,
@@ -208,16 +230,8 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
       first += state.rank * state.rows;
       second += state.rank * state.columns;
     }
-    counts.emplace_back(first, second);
-    const size_t size = SizeOf(bucket.buffer.dtype);
-    bytes += Scratch::Room(first * size) + Scratch::Room(second * size);
-  }
-  if (absl::Status s = scratch_.Reserve(group, bytes, buckets.empty() ? Device{} : buckets[0].buffer.device); !s.ok()) {
-    return s;
-  }
-  for (const GradBucket& bucket : buckets) {
-    messages_[bucket.index].first = scratch_.Take(bucket.buffer.dtype, counts[bucket.index].first);
-    messages_[bucket.index].second = scratch_.Take(bucket.buffer.dtype, counts[bucket.index].second);
+    messages.first = {nullptr, first, bucket.buffer.dtype, bucket.buffer.device};
+    messages.second = {nullptr, second, bucket.buffer.dtype, bucket.buffer.device};
   }
   return absl::OkStatus();
 }

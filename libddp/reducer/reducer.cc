@@ -9,6 +9,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/layout.h"
 
@@ -96,11 +97,15 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     }
     views.push_back(view);
   }
+  absl::Status prepared;
   try {
-    return hook_->Prepare(*group_, views);
+    prepared = hook_->Prepare(*group_, views);
   } catch (const std::exception& e) {
-    return absl::UnknownError(absl::StrCat("rank ", group_->rank(), ": hook ", hook_->name(), " threw: ", e.what()));
+    prepared = absl::UnknownError(absl::StrCat("hook ", hook_->name(), " threw: ", e.what()));
+  } catch (...) {
+    prepared = absl::UnknownError(absl::StrCat("hook ", hook_->name(), " threw what is no std::exception"));
   }
+  return Agree(*group_, prepared);
 }
 
 // Graphs work in it.

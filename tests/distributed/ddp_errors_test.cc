@@ -9,6 +9,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_model.h"
+#include "tests/support/logged.h"
 
 namespace ddp::testing {
 namespace {
@@ -248,15 +249,17 @@ TEST_CASE("a rank that aborts ends the others' step") {
   });
 }
 
-TEST_CASE("a model destroyed before its step has launched a bucket ends the step on every rank") {
+TEST_CASE("a model destroyed before its step has launched a bucket ends the step on every rank, and says so") {
   if (RankCount() == 1) return;
-  RunOnRanks([](Rank& rank) {
+  Logged logged;
+  RunOnRanks([&](Rank& rank) {
     Model model = Make(rank, MakeParameters({100, 100}));
     rank.Meet();
     if (rank.rank() == 0) {
       model->GradReady(1);  // its bucket waits for the other gradient
       model.reset();
       RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "destroyed in the middle of a step");
+      RANK_CHECK_EQ(logged.Count({"rank 0", "destroyed in the middle of step 1", "call FinishBackward"}), 1);
       return;
     }
     Announce(rank, *model, {1, 0}, 0);

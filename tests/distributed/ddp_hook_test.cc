@@ -179,9 +179,14 @@ TEST_CASE("the shares of all ranks, reduced as the gradients are, give 1") {
 
 class FailingHook final : public CommHook {
  public:
-  enum class How { kNever, kStatus, kThrow, kThrowInt, kFinishThrow };
+  enum class How { kNever, kPrepare, kPrepareThrow, kStatus, kThrow, kThrowInt, kFinishThrow };
   explicit FailingHook(How how) : how_(how) {}
   std::string name() const override { return "failing"; }
+  absl::Status Prepare(ProcessGroup&, absl::Span<const GradBucket>) override {
+    if (how_ == How::kPrepare) return absl::DataLossError("the codebook is empty");
+    if (how_ == How::kPrepareThrow) throw std::runtime_error("the codebook is empty");
+    return absl::OkStatus();
+  }
   Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
     if (bucket.step == 1 && bucket.index == 1) {
       if (how_ == How::kStatus) return absl::DataLossError("the codebook is empty");
@@ -222,6 +227,21 @@ TEST_CASE("a hook that fails or throws on one rank ends the step with its cause 
         RANK_CHECK(absl::StrContains(status.message(), part), status.ToString());
       }
       if (rank.rank() != last) RANK_CHECK(status.code() == StatusCode::kAborted, status.ToString());
+    });
+  }
+}
+
+TEST_CASE("a hook that cannot prepare on one rank is an error of Create on every rank, and the group goes on") {
+  using How = FailingHook::How;
+  for (const How how : {How::kPrepare, How::kPrepareThrow}) {
+    RunOnRanks([&](Rank& rank) {
+      const int last = rank.size() - 1;
+      DdpOptions options;
+      options.hook = std::make_shared<FailingHook>(rank.rank() == last ? how : How::kNever);
+      const auto model = DistributedDataParallel::Create(rank.group(), MakeParameters({100}), options);
+      const StatusCode code = how == How::kPrepare ? StatusCode::kDataLoss : StatusCode::kUnknown;
+      RANK_CHECK_STATUS(model.status(), code, absl::StrCat("rank ", last), "the codebook is empty");
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
     });
   }
 }

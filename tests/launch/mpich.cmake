@@ -61,6 +61,6 @@ endif()
 # A training.
 if(EXAMPLES)
   run(ignored succeeds ${CMAKE_COMMAND} --build ${WORK_DIR} --target train_mlp)
-  run(text succeeds ${MPICH_RUN} -n 2 ${WORK_DIR}/ddp/bin/train_mlp --epochs=6 --hidden=128,64 --batch=32)
+  run(text succeeds ${MPICH_RUN} -n 2 ${WORK_DIR}/ddp/examples/train_mlp --epochs=6 --hidden=128,64 --batch=32)
   expect("${text}" "2 ranks started by mpirun" "test accuracy 9[5-9]")
 endif()

@@ -137,23 +137,47 @@ TEST_CASE("ranks that call different things are told so, and nobody hangs") {
 }
 
 TEST_CASE("ranks that give memory of different kinds are told so, and nobody hangs") {
-  for (const bool broadcast : {false, true}) {
+  // What a root alone gives is empty elsewhere.
+  using Operation = Work (*)(ProcessGroup & group, const Buffer& all, const Buffer& part, bool is_root);
+  const Operation operations[] = {
+      [](ProcessGroup& g, const Buffer& a, const Buffer&, bool) { return g.AllReduce(a, a, {}, kNoStream); },
+      [](ProcessGroup& g, const Buffer& a, const Buffer&, bool) { return g.Broadcast(a, 0, kNoStream); },
+      [](ProcessGroup& g, const Buffer& a, const Buffer&, bool root) {
+        return g.Reduce(a, root ? Buffers(a) : Buffers(), 0, {}, kNoStream);
+      },
+      [](ProcessGroup& g, const Buffer& a, const Buffer& part, bool root) {
+        return g.Gather(part, root ? Buffers(a) : Buffers(), 0, kNoStream);
+      },
+      [](ProcessGroup& g, const Buffer& a, const Buffer& part, bool root) {
+        return g.Scatter(root ? Buffers(a) : Buffers(), part, 0, kNoStream);
+      },
+      [](ProcessGroup& g, const Buffer& a, const Buffer& part, bool) {
+        return g.ReduceScatter(a, part, std::vector<size_t>{5, 5}, {}, kNoStream);
+      },
+  };
+  for (const Operation& operation : operations) {
     Job job(2);
     job.Run([&](Rank& rank, ProcessGroup& group) {
-      Array on_gpu(rank, group, DType::kFloat32, 10, false);
-      std::vector<float> on_cpu(10);
-      const Buffer host{on_cpu.data(), on_cpu.size(), DType::kFloat32, Device{}};
-      RANK_CHECK_OK(group.AllReduce(host, host, {}, kNoStream).Wait());
-      RANK_CHECK_OK(group.AllReduce(on_gpu.Cut(1), on_gpu.Cut(1), {}, kNoStream).Wait());
-      const Buffer mine = rank.rank == 0 ? on_gpu.whole() : host;
-      const absl::Status status =
-          (broadcast ? group.Broadcast(mine, 0, kNoStream) : group.AllReduce(mine, mine, {}, kNoStream)).Wait();
-      RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "rank 0 calls", "on GPU memory", "rank 1 calls",
-                        "on CPU memory");
+      Array on_gpu(rank, group, DType::kFloat32, 10, false), gpu_part(rank, group, DType::kFloat32, 5, false);
+      std::vector<float> on_cpu(10), cpu_part(5);
+      const auto host = [](std::vector<float>& v) { return Buffer{v.data(), v.size(), DType::kFloat32, Device{}}; };
+      const auto start = [&](bool gpu) {
+        return operation(group, gpu ? on_gpu.whole() : host(on_cpu), gpu ? gpu_part.whole() : host(cpu_part),
+                         rank.rank == 0);
+      };
+      RANK_CHECK_OK(start(false).Wait());
+      RANK_CHECK_OK(start(true).Wait());
+      absl::Status status = start(rank.rank == 0).Wait();
+      // A rank that only sends may be done at once; its next operation tells.
+      const bool early = status.ok();
+      if (early) status = group.Barrier().Wait();
+      RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "rank 0 calls", "rank 1 calls");
+      if (&operation == &operations[3] || &operation == &operations[4]) return;  // Gather, Scatter
+      RANK_CHECK(!early);
+      RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "on GPU memory", "on CPU memory");
       // The group has failed as a whole.
       RANK_CHECK_STATUS(group.status(), absl::StatusCode::kFailedPrecondition, "on GPU memory");
-      RANK_CHECK_STATUS(group.AllReduce(host, host, {}, kNoStream).Wait(), absl::StatusCode::kFailedPrecondition,
-                        "on GPU memory");
+      RANK_CHECK_STATUS(start(false).Wait(), absl::StatusCode::kFailedPrecondition, "on GPU memory");
     });
     CHECK(job.nccl.live_comms() == 0);
   }

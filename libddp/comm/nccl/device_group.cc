@@ -113,14 +113,16 @@ class DeviceGroup final : public CheckedGroup {
   }
   // The group for a call on CPU memory; peers that wait for this rank on the GPU can learn of the call.
   ProcessGroup* Other(const Call& call) override {
-    const Buffers in = call.in;
-    if (call.kind == Call::Kind::kBarrier || !OnCpu(in) || !OnCpu(call.out)) return nullptr;
+    if (call.kind == Kind::kBarrier || !OnCpu(call.in) || !OnCpu(call.out)) return nullptr;
     PeerBoard* const board = engine_->options().board.get();
-    const bool message = call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv || IsComposed(call.kind);
-    if (board == nullptr || in.empty() || message) return control_.get();
-    const size_t count =
-        std::accumulate(in.begin(), in.end(), size_t{0}, [](size_t sum, const Buffer& b) { return sum + b.count; });
-    board->PostHostCall({.kind = call.kind, .in = in[0].dtype, .out = in[0].dtype}, count);
+    const bool message = call.kind == Kind::kSend || call.kind == Kind::kRecv || call.kind == Kind::kSendRecv;
+    if (board == nullptr || message) return control_.get();
+    // All ranks count these calls alike, also one that brings nothing.
+    const Buffers shown = call.in.empty() ? call.out : call.in;
+    const DType dtype = shown.empty() ? DType::kUInt8 : shown[0].dtype;
+    const size_t count = std::accumulate(shown.begin(), shown.end(), size_t{0},
+                                         [](size_t sum, const Buffer& b) { return sum + b.count; });
+    board->PostHostCall({.kind = call.kind, .in = dtype, .out = dtype}, count);
     return control_.get();
   }
 

@@ -227,10 +227,18 @@ std::vector<LayerCase> LayerCases(Device& device, ImageLayers& make) {
   const auto block = [&](int outputs, int stride) {
     return [=, &make] { return make.MakeBasicBlock({.in = images, .outputs = outputs, .stride = stride}); };
   };
+  const auto bottleneck = [&](const ImageShape& in, int stride) {
+    return [=, &make] { return make.MakeBottleneck({.in = in, .width = 16, .stride = stride}); };
+  };
   const auto pool = [&](PoolKind kind, int height, int width, Activation activation) {
     return [=, &make] {
       return make.MakePool2d({.kind = kind, .in = images, .height = height, .width = width, .activation = activation});
     };
+  };
+  const auto overlapping = [&](Activation activation) {
+    const Pool2dOptions options = {
+        .in = images, .height = 3, .width = 3, .activation = activation, .stride = 2, .padding = 1};
+    return [=, &make] { return make.MakePool2d(options); };
   };
   return {
       {"linear", true, linear(24, 40, Activation::kNone)},
@@ -247,9 +255,14 @@ std::vector<LayerCase> LayerCases(Device& device, ImageLayers& make) {
       {"batch norm, ReLU", false, norm(kRelu)},
       {"basic block", false, block(16, 1)},
       {"basic block, stride, more channels", false, block(32, 2)},
+      {"bottleneck", false, bottleneck({64, 4, 3}, 1)},
+      {"bottleneck, projection", false, bottleneck(images, 1)},
+      {"bottleneck, projection, stride", false, bottleneck(images, 2)},
       {"max pooling", false, pool(PoolKind::kMax, 2, 2, Activation::kNone)},
       {"max pooling, ReLU", false, pool(PoolKind::kMax, 2, 2, kRelu)},
       {"max pooling, ReLU, other windows", false, pool(PoolKind::kMax, 4, 3, kRelu)},
+      {"max pooling, overlapping windows", false, overlapping(Activation::kNone)},
+      {"max pooling, overlapping windows, ReLU", false, overlapping(kRelu)},
       {"average pooling", false, pool(PoolKind::kAverage, 2, 2, Activation::kNone)},
       {"average pooling, ReLU", false, pool(PoolKind::kAverage, 4, 6, kRelu)},
       {"flatten", false, [=, &make] { return make.MakeFlatten(images); }},
@@ -272,6 +285,29 @@ void CheckLayers(Device& device, const Numbers& numbers) {
   }
 }
 
+// The layers of ResNet-50, but fewer and smaller.
+std::unique_ptr<Model> MakeBottlenecks(const ImageShape& images, int classes, Device& device) {
+  const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(kRows);
+  const Conv2dOptions stem = {
+      .in = images, .outputs = 16, .kernel = 7, .stride = 2, .padding = 3, .bias = false, .in_layout = Layout::kPlain};
+  const Pool2dOptions max = {.in = stem.out(), .height = 3, .width = 3, .stride = 2, .padding = 1};
+  const BottleneckOptions first = {.in = max.out(), .width = 16}, second = {.in = first.out(), .width = 16},
+                          third = {.in = first.out(), .width = 16, .stride = 2};
+  const Pool2dOptions average = {
+      .kind = PoolKind::kAverage, .in = third.out(), .height = third.out().height, .width = third.out().width};
+  std::vector<NamedLayer> layers;
+  layers.push_back({"0", make->MakeConv2d(stem)});
+  layers.push_back({"1", make->MakeBatchNorm2d(stem.out(), Activation::kRelu)});
+  layers.push_back({"3", make->MakePool2d(max)});
+  layers.push_back({"4", make->MakeBottleneck(first)});
+  layers.push_back({"5", make->MakeBottleneck(second)});
+  layers.push_back({"6", make->MakeBottleneck(third)});
+  layers.push_back({"7", make->MakePool2d(average)});
+  layers.push_back({"8", make->MakeFlatten(average.out())});
+  layers.push_back({"9", device.MakeLinear(average.out().channels, classes, Activation::kNone, kRows, nullptr)});
+  return std::make_unique<Model>(std::move(layers), kRows, device);
+}
+
 void CheckModels(Device& device, bool autocast) {
   const ImageShape images = {3, 12, 12};
   const std::function<std::unique_ptr<Model>()> makers[] = {
@@ -280,6 +316,7 @@ void CheckModels(Device& device, bool autocast) {
       },
       [&] { return MakeLenet(images, 10, kRows, device); },
       [&] { return MakeResnet20(images, 10, kRows, device); },
+      [&] { return MakeBottlenecks(images, 10, device); },
   };
   const Floats x = RandomFloats(Pixels(kRows, images) * static_cast<size_t>(images.channels), 1);
   const std::vector<int32_t> labels = {1, 5, 9};

@@ -15,8 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "libddp/comm/memory/share_segment.h"
 #include "tests/support/catch.h"
 
@@ -108,6 +111,25 @@ TEST_CASE("a child of fork opens its parent's segment by its own means") {
     (*ours)->data()[0] = 'b';
   });
   CHECK(segment->data()[0] == 'b');
+}
+
+TEST_CASE("a file of another size than the handle says is not opened") {
+  const SharedSegment::Kind kind = GENERATE(SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);
+  // Not sealed: the child opens it by its name. The child that succeeds removes the name, so its turn is last.
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Create(kPage, kind);
+  REQUIRE(segment.ok());
+  const size_t bytes = (*segment)->bytes();
+  for (const size_t other : {bytes - kPage, bytes + kPage, 2 * bytes, bytes}) {
+    INFO((kind == SharedSegment::Kind::kMemfd ? "memfd" : "posix") << ", " << other << " instead of " << bytes);
+    std::vector<std::string> fields = absl::StrSplit((*segment)->handle(), ',');
+    REQUIRE(fields[2] == absl::StrCat(bytes));
+    fields[2] = absl::StrCat(other);
+    InAnotherProcess([&] {
+      const absl::Status status = SharedSegment::Open(absl::StrJoin(fields, ",")).status();
+      if (status.ok() != (other == bytes)) _exit(1);
+      if (other != bytes && !absl::IsUnavailable(status)) _exit(2);
+    });
+  }
 }
 
 // The blocks of memory behind each segment of this process that has a name.

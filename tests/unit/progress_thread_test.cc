@@ -6,18 +6,22 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "tests/support/catch.h"
 
 namespace {
 std::atomic<int> wall_clock_ahead{0};  // seconds
+// How far this thread's steady clock is ahead of the kernel's, asked at each reading. Moves the end of its waits.
+thread_local const std::function<int()>* steady_clock_ahead = nullptr;
 }  // namespace
 
 // What this program takes for the wall clock may be ahead of the kernel's, as after somebody has set that back.
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
   if (clock == CLOCK_REALTIME) time->tv_sec += wall_clock_ahead.load();
+  if (clock == CLOCK_MONOTONIC && steady_clock_ahead != nullptr) time->tv_sec += (*steady_clock_ahead)();
   return result;
 }
 
@@ -72,6 +76,73 @@ TEST_CASE("a wall clock that is set back does not stop the looks") {
   CHECK(looks.GoOn());
   wall_clock_ahead = 0;
   progress.Remove(&looks);
+}
+
+// Lets the thread rest after some looks without a wait. Once it rests, nothing but Notify ends its wait.
+class Rests final : public ProgressThread::Client {
+ public:
+  ProgressThread::Found Tick() override {
+    steady_clock_ahead = &before_wait_;
+    looks_ += 1;
+    if (!launched_.exchange(false)) return ProgressThread::Found::kNothing;
+    looks_ = 0;
+    catch_before_wait_ = !catch_before_wait_;
+    return ProgressThread::Found::kWork;
+  }
+
+  // Launches something once the thread rests, or in turn while it is between its last look and its wait. Whether that
+  // is found.
+  bool Launch(ProgressThread& progress) {
+    if (!Until([this] { return resting_.exchange(false); })) return false;
+    usleep(1000);  // the thread goes to sleep
+    launched_ = true;
+    notified_ = true;
+    progress.Notify();
+    return Until([this] { return !launched_; });
+  }
+  void Stop() { stop_ = true; }
+
+ private:
+  static constexpr int kLooksBeforeRest = 100, kHour = 3600;
+
+  // On the progress thread, between a look and the wait.
+  int BeforeWait() {
+    if (looks_ < kLooksBeforeRest) return -1;
+    notified_ = false;
+    resting_ = true;
+    if (catch_before_wait_) {
+      Until([this] { return notified_ || stop_; });
+      usleep(1000);  // Notify goes as far as it can
+    }
+    return kHour;
+  }
+
+  template <typename Done>
+  static bool Until(const Done& done) {
+    for (int i = 0; i < 100'000; ++i) {  // 10 s or more
+      if (done()) return true;
+      usleep(100);
+    }
+    return false;
+  }
+
+  const std::function<int()> before_wait_ = [this] { return BeforeWait(); };
+  int looks_ = 0;  // since something was found
+  bool catch_before_wait_ = false;
+  std::atomic<bool> launched_{false}, notified_{false}, resting_{false}, stop_{false};
+};
+
+TEST_CASE("Notify wakes a thread that rests, or is about to") {
+  Rests client;
+  ProgressThread progress;
+  progress.Add(&client);
+  bool found = true;
+  for (int round = 0; round < 50 && found; ++round) {
+    INFO("round " << round << (round % 2 == 0 ? ", at rest" : ", about to rest"));
+    found = client.Launch(progress);
+    CHECK(found);
+  }
+  client.Stop();
 }
 
 TEST_CASE("what is found pending after a long wait is looked at again soon") {

@@ -1,11 +1,14 @@
 """What the comparisons share: running programs, medians, tables."""
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import time
+
+from scaling.trainers import Launcher
 
 
 def note(text):
@@ -92,6 +95,7 @@ def print_table(head, rows):
 class Setup:
     def __init__(self, arguments):
         self.arguments = arguments
+        self.launcher = Launcher(shlex.quote(arguments.mpirun))
         self.cpus = os.cpu_count() or 1
         self.lines = []
 
@@ -106,9 +110,7 @@ class Setup:
               f"{self.arguments.rounds} rounds, processors {self.arguments.state}\n", flush=True)
 
     def mpirun(self, ranks):
-        # More ranks than processors: whoever waits has to give its processor away.
-        more = ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"] if ranks > self.cpus else []
-        return [self.arguments.mpirun, "-n", str(ranks), *more]
+        return self.launcher.command(ranks, oversubscribed=ranks > self.cpus, threads=1)
 
     def keep(self, kind, line):
         self.lines.append({"kind": kind, **line})

@@ -1,7 +1,9 @@
 """Tests of the predictions of bench/scaling.py, and of its parts by themselves. Takes the arguments of unittest."""
 
+import argparse
 import io
 import os
+import shlex
 import tempfile
 import unittest
 import xml.etree.ElementTree
@@ -9,6 +11,7 @@ from unittest import mock
 
 from scaling_case import Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
+import peer_tools
 import scaling_fakes as fakes
 from scaling import UserError, analysis, environment, model, plan, trainers
 from scaling.run import LiveLine
@@ -159,6 +162,23 @@ class Parts(unittest.TestCase):
             "train_mlp: no memory (exit code 1)",
         )
         self.assertEqual(trainers.error_line("train_mlp", 1, "----\nnot found\n"), "not found (exit code 1)")
+
+    def test_flags_of_open_mpi_are_for_open_mpi(self):
+        for version, flags in (
+            ("mpirun (Open MPI) 4.1.4", {"--oversubscribe", "--mca", "--bind-to"}),
+            ("HYDRA build details:", set()),
+        ):
+            with self.subTest(version), tempfile.TemporaryDirectory() as folder:
+                mpirun = os.path.join(folder, "a folder", "mpirun")
+                os.mkdir(os.path.dirname(mpirun))
+                fakes.write_program(mpirun, f"#!/bin/sh\necho '{version}'\n")
+                setup = peer_tools.Setup(argparse.Namespace(mpirun=mpirun))
+                self.assertEqual(setup.mpirun(1)[:3], [mpirun, "-n", "1"])
+                for command in (
+                    setup.mpirun(setup.cpus + 1),
+                    trainers.Launcher(shlex.quote(mpirun)).command(setup.cpus + 1, True, 1),
+                ):
+                    self.assertEqual({word for word in command if word.startswith("--")}, flags)
 
     def test_launcher_needs_a_program(self):
         with self.assertRaises(UserError):

@@ -1,5 +1,6 @@
 // Ranks in containers on one host: in namespaces of their own, they have the same process ids as their peers, do not
 // see their peers' processes, and may have another /dev/shm.
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -32,7 +33,9 @@ bool Permitted(const Words& container) {
       (container != kOwnUsers || std::system((absl::StrJoin(kOwnUsers, " ") + " true 2>/dev/null").c_str()) == 0)) {
     return true;
   }
-  WARN("not tested: namespaces of one's own are not permitted here");
+  // scripts/test.sh shows this, though the cases about processes without namespaces have run.
+  std::printf("SKIPPED: ranks in containers, as this machine does not permit new namespaces (unshare)\n");
+  std::fflush(stdout);
   return false;
 }
 

@@ -207,7 +207,7 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
         "hierarchical");
   }
   if (backend_ != "local") {
-    return Invalid("no backend is called '", backend_, "'; there are auto, nccl, hierarchical and local");
+    return Invalid("the backend (DDP_BACKEND) must be auto, nccl, hierarchical or local, not '", backend_, "'");
   }
   if (info_.world_size == 1) return absl::OkStatus();
   return Invalid("the local backend is for a world of 1, not of ", info_.world_size, "; use auto or hierarchical");

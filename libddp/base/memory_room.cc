@@ -94,7 +94,22 @@ std::optional<uint64_t> LeftIn(const std::string& folder, bool unified) {
   return *limit - std::min(*limit, held);
 }
 
+bool IsTighter(const MemoryRoom::Limit& a, const MemoryRoom::Limit& b) { return a.bytes < b.bytes; }
+
+// In place of the loosest one, which is none unless all places are taken. A cgroup may be mounted twice.
+void Keep(const MemoryRoom::Limit& limit, MemoryRoom& room) {
+  for (const MemoryRoom::Limit& kept : room.limits) {
+    if (kept.id == limit.id) return;
+  }
+  const auto loosest = std::max_element(room.limits.begin(), room.limits.end(), IsTighter);
+  if (IsTighter(limit, *loosest)) *loosest = limit;
+}
+
 }  // namespace
+
+uint64_t MemoryRoom::bytes() const {
+  return std::min(host, std::min_element(limits.begin(), limits.end(), IsTighter)->bytes);
+}
 
 MemoryRoom MemoryRoom::Read(const std::string& root) {
   MemoryRoom room;
@@ -110,10 +125,7 @@ MemoryRoom MemoryRoom::Read(const std::string& root) {
     for (;; own = own.substr(0, own.rfind('/'))) {
       const std::string folder = top + own;
       const std::optional<uint64_t> left = LeftIn(folder, mount.unified);
-      if (left.has_value() && *left < room.limit && stat(folder.c_str(), &info) == 0) {
-        room.limit = *left;
-        room.limit_id = info.st_ino;
-      }
+      if (left.has_value() && stat(folder.c_str(), &info) == 0) Keep({*left, info.st_ino}, room);
       if (own.empty() || own == "/") break;
     }
   }
@@ -136,8 +148,11 @@ absl::Status CheckRoom(absl::Span<const MemoryRoom> processes, uint64_t bytes) {
   Sharers all;
   std::map<uint64_t, Sharers> by_limit;
   for (const MemoryRoom& process : processes) {
-    Sharers& sharers = by_limit[process.limit_id];
-    sharers = {sharers.count + 1, std::min(sharers.room, process.limit)};
+    for (const MemoryRoom::Limit& limit : process.limits) {
+      if (limit.id == 0) continue;
+      Sharers& sharers = by_limit[limit.id];
+      sharers = {sharers.count + 1, std::min(sharers.room, limit.bytes)};
+    }
     all = {all.count + 1, std::min(all.room, process.host)};
   }
   if (absl::Status s = check(all.count, all.room, "on this host"); !s.ok()) return s;

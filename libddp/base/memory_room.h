@@ -2,6 +2,7 @@
 #ifndef LIBDDP_BASE_MEMORY_ROOM_H_
 #define LIBDDP_BASE_MEMORY_ROOM_H_
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -14,9 +15,16 @@ namespace ddp {
 // If a process touches shared memory that the machine does not have, the kernel's out-of-memory killer ends it. So the
 // library compares with this before it reserves memory. Trivially copyable, so that ranks can exchange it.
 struct MemoryRoom {
-  uint64_t host = std::numeric_limits<uint64_t>::max();   // bytes available on the host
-  uint64_t limit = std::numeric_limits<uint64_t>::max();  // bytes left below the tightest memory limit of a cgroup
-  uint64_t limit_id = 0;                                  // identifies that cgroup on this host; 0: no limit
+  // What the memory limit of one cgroup leaves.
+  struct Limit {
+    uint64_t bytes = std::numeric_limits<uint64_t>::max();
+    uint64_t id = 0;  // identifies the cgroup on this host; 0: no limit
+  };
+
+  uint64_t host = std::numeric_limits<uint64_t>::max();  // bytes available on the host
+  // Of the process's cgroup and of those above it, which other processes may share; where there are more limits than
+  // this, the tightest.
+  std::array<Limit, 8> limits = {};
 
   // Reads /proc and the cgroups (version 1 or 2). Tests pass a folder as `root`.
   static MemoryRoom Read(const std::string& root = "");
@@ -24,7 +32,8 @@ struct MemoryRoom {
   // millisecond that Read takes.
   static MemoryRoom For(uint64_t bytes);
 
-  uint64_t bytes() const { return host < limit ? host : limit; }
+  // For this process alone.
+  uint64_t bytes() const;
 };
 
 // ResourceExhausted if the processes, all on one host, cannot each allocate `bytes`.

@@ -3,10 +3,13 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,16 +31,35 @@ TEST_CASE("ranks that each have room have none together") {
   CHECK(absl::StrContains(status.message(), "16000000000 bytes are available"));
 }
 
+// A process on a large host, below these limits of cgroups.
+MemoryRoom Limited(const std::vector<MemoryRoom::Limit>& limits) {
+  MemoryRoom room = {.host = 100 * kGb};
+  std::copy(limits.begin(), limits.end(), room.limits.begin());
+  return room;
+}
+
 TEST_CASE("each cgroup's limit holds for its own ranks") {
-  std::vector<MemoryRoom> ranks(8, {.host = 100 * kGb, .limit = 10 * kGb, .limit_id = 1});
+  std::vector<MemoryRoom> ranks(8, Limited({{10 * kGb, 1}}));
   CHECK_FALSE(CheckRoom(ranks, 2 * kGb).ok());
-  for (size_t r = 4; r < 8; ++r) ranks[r].limit_id = 2;
+  for (size_t r = 4; r < 8; ++r) ranks[r].limits[0].id = 2;
   CHECK(CheckRoom(ranks, 2 * kGb).ok());
   CHECK_FALSE(CheckRoom(ranks, 3 * kGb).ok());
   for (size_t r = 4; r < 8; ++r) ranks[r] = {.host = 100 * kGb};
-  ranks[1].limit = 4 * kGb;  // looked a little later
+  ranks[1].limits[0].bytes = 4 * kGb;  // looked a little later
   CHECK(CheckRoom(ranks, 1 * kGb).ok());
   CHECK_FALSE(CheckRoom(ranks, 2 * kGb).ok());
+}
+
+TEST_CASE("a limit that cgroups have in common holds, though each has a tighter one") {
+  std::vector<MemoryRoom> ranks;
+  for (uint64_t r = 0; r < 8; ++r) ranks.push_back(Limited({{5 * kGb, 2 + r}, {16 * kGb, 1}}));
+  CHECK(CheckRoom(ranks, 2 * kGb).ok());
+  const absl::Status status = CheckRoom(ranks, 3 * kGb);
+  CHECK(absl::IsResourceExhausted(status));
+  CHECK(absl::StrContains(status.message(), "8 x 3000000000 bytes, of the ranks in one cgroup: 16000000000 bytes"));
+  // A rank's own limit.
+  ranks[3].limits[0].bytes = 1 * kGb;
+  CHECK(absl::StrContains(CheckRoom(ranks, 2 * kGb).message(), "1 x 2000000000 bytes"));
 }
 
 // A file system in which a test writes what the kernel would say.
@@ -62,32 +84,72 @@ class Root {
   std::string path_ = (std::filesystem::temp_directory_path() / "ddp-room-XXXXXX").string();
 };
 
+// The limits that a room has, by identity.
+std::map<uint64_t, uint64_t> LimitsOf(const MemoryRoom& room) {
+  std::map<uint64_t, uint64_t> limits;
+  for (const MemoryRoom::Limit& limit : room.limits) {
+    if (limit.id != 0) CHECK(limits.emplace(limit.id, limit.bytes).second);
+  }
+  return limits;
+}
+
 TEST_CASE("without cgroups the host's memory is the limit") {
   const Root root;
   CHECK(root.Read().host == 50 * 1024);
-  CHECK(root.Read().limit == kNone);
+  CHECK(LimitsOf(root.Read()).empty());
   CHECK(root.Read().bytes() == 50 * 1024);
 }
 
-TEST_CASE("the tightest limit up the hierarchy counts, less what is in use, but not caches") {
+TEST_CASE("all limits up the hierarchy count, less what is in use, but not caches") {
   const Root root;
-  root.Write("proc/self/cgroup", "0::/pod/rank\n");
-  root.Write("proc/self/mountinfo", "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+  // Mounted twice in one place.
+  root.Write("proc/self/mountinfo",
+             "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
+             "31 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
   root.Write("sys/fs/cgroup/pod/memory.max", "10000\n");
   root.Write("sys/fs/cgroup/pod/memory.current", "4000\n");
   root.Write("sys/fs/cgroup/pod/memory.stat", "anon 1\ninactive_file 1000\nactive_file 500\nfile 2000\n");
-  root.Write("sys/fs/cgroup/pod/rank/memory.max", "max\n");
-  root.Write("sys/fs/cgroup/pod/rank/memory.current", "3000\n");
-  const MemoryRoom room = root.Read();
-  CHECK(room.limit == 10000 - 4000 + 1500);
-  CHECK(room.limit_id != 0);
-  root.Write("proc/self/cgroup", "0::/pod/other\n");
-  root.Write("sys/fs/cgroup/pod/other/memory.max", "9000\n");
-  root.Write("sys/fs/cgroup/pod/other/memory.current", "0\n");
-  CHECK(root.Read().limit_id == room.limit_id);  // the common one
-  root.Write("sys/fs/cgroup/pod/other/memory.current", "9500\n");
-  CHECK(root.Read().limit == 0);
-  CHECK(root.Read().limit_id != room.limit_id);
+  const auto rank = [&](const std::string& name, const std::string& limit, const std::string& used) {
+    root.Write("sys/fs/cgroup/pod/" + name + "/memory.max", limit);
+    root.Write("sys/fs/cgroup/pod/" + name + "/memory.current", used);
+    root.Write("proc/self/cgroup", "0::/pod/" + name + "\n");
+    return root.Read();
+  };
+  constexpr uint64_t kPod = 10000 - 4000 + 1500;
+  const std::map<uint64_t, uint64_t> pod = LimitsOf(rank("free", "max\n", "3000\n"));
+  REQUIRE(pod.size() == 1);
+  CHECK(pod.begin()->second == kPod);
+  std::vector<MemoryRoom> rooms;
+  for (const char* name : {"a", "b"}) {
+    rooms.push_back(rank(name, "9000\n", "4000\n"));
+    const std::map<uint64_t, uint64_t> limits = LimitsOf(rooms.back());
+    REQUIRE(limits.size() == 2);
+    CHECK(limits.count(pod.begin()->first) == 1);  // the same for all of them
+    CHECK(rooms.back().bytes() == 5000);
+    rooms.back().host = kNone;
+  }
+  CHECK(CheckRoom({rooms.data(), 1}, 5000).ok());
+  CHECK(CheckRoom(rooms, kPod / 2).ok());
+  CHECK_FALSE(CheckRoom(rooms, kPod / 2 + 1).ok());
+  CHECK(rank("a", "9000\n", "9500\n").bytes() == 0);
+}
+
+TEST_CASE("of too many limits the tightest count") {
+  const Root root;
+  root.Write("proc/self/mountinfo", "30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  std::string path;
+  const int levels = static_cast<int>(MemoryRoom().limits.size()) + 2;
+  for (int level = 0; level < levels; ++level) {
+    path += "/c";
+    // The two in the middle are the loosest.
+    const int limit = 1000 + (std::abs(2 * level - levels + 1) <= 1 ? 500 : level);
+    root.Write("sys/fs/cgroup" + path + "/memory.max", std::to_string(limit));
+    root.Write("sys/fs/cgroup" + path + "/memory.current", "0");
+  }
+  root.Write("proc/self/cgroup", "0::" + path + "\n");
+  const std::map<uint64_t, uint64_t> limits = LimitsOf(root.Read());
+  CHECK(limits.size() == static_cast<size_t>(levels) - 2);
+  for (const auto& [id, bytes] : limits) CHECK(bytes < 1500);
 }
 
 TEST_CASE("a container that sees only its own cgroup, of version 1") {
@@ -99,7 +161,9 @@ TEST_CASE("a container that sees only its own cgroup, of version 1") {
   root.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "8000\n");
   root.Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n");
   root.Write("sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 600\ntotal_active_file 400\n");
-  CHECK(root.Read().limit == 8000 - 5000 + 1000);
+  const std::map<uint64_t, uint64_t> limits = LimitsOf(root.Read());
+  REQUIRE(limits.size() == 1);
+  CHECK(limits.begin()->second == 8000 - 5000 + 1000);
 }
 
 TEST_CASE("this machine's memory can be read") { CHECK(MemoryRoom::Read().bytes() < kNone); }

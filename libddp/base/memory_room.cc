@@ -136,7 +136,7 @@ MemoryRoom MemoryRoom::For(uint64_t bytes) { return bytes < kWorthLooking ? Memo
 
 absl::Status CheckRoom(absl::Span<const MemoryRoom> processes, uint64_t bytes) {
   const auto check = [&](uint64_t count, uint64_t room, absl::string_view whose) {
-    if (bytes <= room / count) return absl::OkStatus();
+    if (count == 0 || bytes <= room / count) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory left for ", count, " x ", bytes, " bytes, of the ranks ", whose, ": ", room,
                      " bytes are available; free some, start fewer ranks, or give the container more (docker run "

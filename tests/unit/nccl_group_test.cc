@@ -314,6 +314,25 @@ TEST_CASE("an operation begins after the caller's stream, and the caller's strea
   });
 }
 
+TEST_CASE("operations that queue for longer than the time-out end well") {
+  Job job(2);
+  job.timeout = TimeFor(absl::Milliseconds(1000));
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    Array a(rank, group, DType::kInt32, 1, true);
+    std::vector<Work> works;
+    // Each is the oldest for a third of the time-out.
+    for (int i = 0; i < 5; ++i) {
+      FakeDevices::Enqueue(stream.get(),
+                           [&] { std::this_thread::sleep_for(absl::ToChronoMilliseconds(job.timeout / 3)); });
+      works.push_back(group.AllReduce(a.Cut(1), a.Cut(1), {}, mine));
+      RANK_CHECK_OK(works.back().call_status());
+    }
+    for (Work& work : works) RANK_CHECK_OK(work.Wait());
+  });
+}
+
 TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
   Job job(2);
   std::atomic<int> calls{0};

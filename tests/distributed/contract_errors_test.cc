@@ -350,7 +350,7 @@ TEST_CASE("a rank that leaves while others want it is named") {
   RunOnRanks([](Rank& rank) {
     const int gone = rank.size() - 1;
     if (rank.rank() == gone) return;  // ends its world at once
-    RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kUnavailable, absl::StrCat("rank ", gone));
+    RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kUnavailable, absl::StrCat("rank ", gone), "Join");
   });
 }
 

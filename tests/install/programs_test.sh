@@ -12,7 +12,7 @@ failed=0
 check() {
   local code=0
   timeout 60 "$1" "$2" >out 2>err </dev/null || code=$?
-  ((code == $3)) && grep -qiE -e 'usage|--[a-z-]+|mpirun' "$4" && return
+  ((code == $3)) && grep -qiE -e "usage|--[a-z-]+|mpirun|^  ${1##*/}" "$4" && return
   printf '%s %s: exit code %d instead of %d, on %s:\n%s\n' "$1" "$2" "$code" "$3" "$4" "$(head -5 "$4")"
   failed=1
 }

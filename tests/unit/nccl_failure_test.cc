@@ -342,7 +342,7 @@ TEST_CASE("a rank that leaves early, and an error of NCCL that this explains, na
       if (rank.rank == 1) return;
       if (rank.rank == 0 && noticed) rank.nccl.SetAsyncError(0, nccl::kRemoteError);
       const absl::Status status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();
-      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1 has left");
+      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1 has left", "Join");
       RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
     });
   }

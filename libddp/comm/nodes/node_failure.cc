@@ -109,9 +109,7 @@ absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
     const ControlMessages::Departure& departure = control_messages_.departure(r);
     if (!departure.left || departure.operations > oldest->sequence) continue;
     return WithFailedRanks(
-        absl::UnavailableError(LeftText(
-            r, absl::StrCat("taking part in operation ", oldest->sequence, ", ", oldest->Describe(), kLeftRemedy))),
-        {r});
+        absl::UnavailableError(LeftText(r, absl::StrCat("taking part in ", oldest->Describe(), kLeftRemedy))), {r});
   }
   // Where nothing is missing from other nodes, the engines should know more.
   bool arrived = false;

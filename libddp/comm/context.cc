@@ -18,7 +18,8 @@
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
-#include "libddp/comm/nccl/device_group.h"
+#include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/nccl/nccl_group.h"
 #include "libddp/launch/launch_info.h"
 #include "libddp/launch/launch_store.h"
 #include "libddp/launch/mpi_session.h"
@@ -116,7 +117,7 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
 // The group of the same ranks that works on this context's device.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
   if (device_.kind == Device::Kind::kCpu) return over_cpu;
-  DeviceGroupOptions options;
+  NcclGroupOptions options;
   options.device = device_;
   options.timeout = timeout_;
   options.stall_warning = stall_warning_;

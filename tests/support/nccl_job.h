@@ -14,7 +14,7 @@
 #include "ddp/store.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
-#include "libddp/comm/nccl/device_group.h"
+#include "libddp/comm/nccl/nccl_group.h"
 #include "libddp/launch/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
@@ -39,8 +39,8 @@ struct Rank {
     const DeviceGuard guard(gpus, device());
     return RANK_VALUE(ddp::MakeStream(gpus));
   }
-  DeviceGroupOptions Options() {
-    DeviceGroupOptions options;
+  NcclGroupOptions Options() {
+    NcclGroupOptions options;
     options.device = device();
     options.timeout = timeout;
     options.progress = &progress;
@@ -124,9 +124,9 @@ struct Job {
   // What CreateNcclGroup says on every rank.
   void Expect(
       absl::StatusCode code, const std::vector<std::string>& parts,
-      const std::function<void(DeviceGroupOptions&, int)>& change = [](DeviceGroupOptions&, int) {}) {
+      const std::function<void(NcclGroupOptions&, int)>& change = [](NcclGroupOptions&, int) {}) {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      DeviceGroupOptions options = rank.Options();
+      NcclGroupOptions options = rank.Options();
       change(options, rank.rank);
       const absl::Status status = CreateNcclGroup(std::move(control), options).status();
       CheckStatus(__FILE__, __LINE__, "CreateNcclGroup", status, code, parts);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <optional>
 #include <regex>
 #include <string>
@@ -21,9 +22,9 @@ namespace fs = std::filesystem;
 // libddp's layers, the lowest first.
 constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
 
-// The rooms of libddp/comm, the lowest first, but for nccl, which stands beside host, messages and nodes. What lies in
-// comm itself, the groups, is above them all.
-constexpr std::array<std::string_view, 7> kRooms = {"base", "memory", "health", "host", "messages", "nodes", "nccl"};
+// The rooms of libddp/comm, the lowest first. What lies in comm itself, the groups, is above them all.
+constexpr std::array<std::string_view, 8> kRooms = {"base",     "memory", "health", "host",
+                                                    "messages", "nodes",  "gpu",    "nccl"};
 
 // What begins the name of a header that no user may need to have.
 constexpr std::array<std::string_view, 14> kForeign = {"cuda", "cublas", "cudnn", "nccl", "mpi",    "dnnl", "oneapi",
@@ -53,11 +54,12 @@ std::string ObjectionInComm(std::string_view file, std::string_view header) {
   const std::optional<size_t> mine = RoomOf(file), theirs = RoomOf(header);
   if (!mine.has_value() || !theirs.has_value()) return "not in a known room of libddp/comm";
   if (*theirs > *mine) return "an upward include within libddp/comm";
-  const auto beside_nccl = [](size_t room) {
-    return kRooms[room] == "host" || kRooms[room] == "messages" || kRooms[room] == "nodes";
+  // What works on GPU memory stands beside what works on the host's.
+  const auto in = [](size_t room, std::initializer_list<std::string_view> rooms) {
+    return room < kRooms.size() && std::find(rooms.begin(), rooms.end(), kRooms[room]) != rooms.end();
   };
-  if (*mine < kRooms.size() && kRooms[*mine] == "nccl" && *theirs != *mine && beside_nccl(*theirs)) {
-    return "the nccl backend includes the host's";
+  if (in(*mine, {"gpu", "nccl"}) && in(*theirs, {"host", "messages", "nodes"})) {
+    return "a GPU's backend includes the host's";
   }
   return "";
 }

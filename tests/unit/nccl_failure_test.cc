@@ -23,14 +23,14 @@ TEST_CASE("what one rank lacks, all ranks are told before they enter NCCL") {
   Job(2, 21703).Expect(StatusCode::kFailedPrecondition, {"NCCL 2.17.3 is too old", "2.18"});
   Job(2, 2708).Expect(StatusCode::kFailedPrecondition, {"too old"});
   Job(3).Expect(StatusCode::kFailedPrecondition, {"rank 2", "GPU 9", "there are 3"},
-                [](DeviceGroupOptions& o, int rank) { o.device.index = rank == 2 ? 9 : o.device.index; });
+                [](NcclGroupOptions& o, int rank) { o.device.index = rank == 2 ? 9 : o.device.index; });
   Job(2).Expect(StatusCode::kFailedPrecondition, {"rank 1", "ContextOptions::device"},
-                [](DeviceGroupOptions& o, int rank) { o.device = rank == 1 ? Device{} : o.device; });
+                [](NcclGroupOptions& o, int rank) { o.device = rank == 1 ? Device{} : o.device; });
   Job(2).Expect(StatusCode::kFailedPrecondition, {"ranks 0 and 1 use the same GPU", "fake:0", "local rank"},
-                [](DeviceGroupOptions& o, int) { o.device.index = 0; });
+                [](NcclGroupOptions& o, int) { o.device.index = 0; });
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);  // then NCCL decides, which here allows it
   Job(2).RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-    DeviceGroupOptions options = rank.Options();
+    NcclGroupOptions options = rank.Options();
     options.device.index = 0;
     RANK_CHECK_OK(RANK_VALUE(CreateNcclGroup(std::move(control), options))->Barrier().Wait());
   });
@@ -38,7 +38,7 @@ TEST_CASE("what one rank lacks, all ranks are told before they enter NCCL") {
   Job other(2);
   static std::atomic<int> asked{0};
   other.Expect(StatusCode::kFailedPrecondition, {"rank 0 has NCCL", "rank 1 has", "DDP_NCCL_LIBRARY"},
-               [](DeviceGroupOptions& o, int rank) {
+               [](NcclGroupOptions& o, int rank) {
                  if (rank == 1) {
                    o.api->GetVersion = [](int* version) {
                      ++asked;
@@ -246,7 +246,7 @@ TEST_CASE("a GPU that does not come free after an abort is told with the remedy"
     Job job(2, c.version);
     std::atomic<int> ready{0};
     job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      DeviceGroupOptions options = rank.Options();
+      NcclGroupOptions options = rank.Options();
       options.abort_grace = absl::Milliseconds(200);
       std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
       Array a(rank, *group, DType::kFloat32, 10, true);

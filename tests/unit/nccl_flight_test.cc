@@ -68,7 +68,7 @@ class Recorder final : public ContextObserver, public Observer {
 void Observed(Job& job, absl::Duration stall_warning, std::vector<Recorder>& recorders,
               const std::function<void(Rank&, ProcessGroup&)>& body) {
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-    DeviceGroupOptions options = rank.Options();
+    NcclGroupOptions options = rank.Options();
     options.stall_warning = stall_warning;
     options.observer = &recorders[static_cast<size_t>(rank.rank)];
     const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));

@@ -362,7 +362,7 @@ TEST_CASE("whoever waits for the GPU lets the program's own communication go on"
   std::atomic<bool> begun{false}, went_on{false};
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     ProgressThread progress([&] { went_on = begun.load(); });
-    DeviceGroupOptions options = rank.Options();
+    NcclGroupOptions options = rank.Options();
     if (rank.rank == 0) options.progress = &progress;
     const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
     Array a(rank, *group, DType::kInt32, 1, true);

@@ -63,7 +63,7 @@ TEST_CASE("GPUs of several hosts may have equal names") {
   Job job(4);  // ... but not of one
   job.hosts = 2;
   job.Expect(absl::StatusCode::kFailedPrecondition, {"ranks 2 and 3 use the same GPU, fake:1;"},
-             [](DeviceGroupOptions& o, int rank) { o.device.index = rank == 2 ? 3 : o.device.index; });
+             [](NcclGroupOptions& o, int rank) { o.device.index = rank == 2 ? 3 : o.device.index; });
 }
 
 TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is") {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "libddp/comm/nccl/api.h"
-#include "libddp/comm/nccl/device_engine.h"
+#include "libddp/comm/gpu/device_engine.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {

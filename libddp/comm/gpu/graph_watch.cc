@@ -1,4 +1,4 @@
-#include "libddp/comm/nccl/graph_watch.h"
+#include "libddp/comm/gpu/graph_watch.h"
 
 #include <atomic>
 

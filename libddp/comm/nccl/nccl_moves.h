@@ -1,20 +1,21 @@
-// What the operations of a GPU's group enqueue: calls of NCCL, kernels of ours before and after, and in a world of one
-// copies alone.
-#ifndef LIBDDP_COMM_NCCL_DEVICE_MOVES_H_
-#define LIBDDP_COMM_NCCL_DEVICE_MOVES_H_
+// What the operations of a group of the nccl backend enqueue: calls of NCCL, and kernels of ours before and after.
+#ifndef LIBDDP_COMM_NCCL_NCCL_MOVES_H_
+#define LIBDDP_COMM_NCCL_NCCL_MOVES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/gpu/device_moves.h"
 #include "libddp/comm/nccl/communicator.h"
 #include "libddp/comm/nccl/reduce_plan.h"
 #include "libddp/comm/nccl/registered_memory.h"
-#include "libddp/device/device_runtime.h"
 
 namespace ddp {
 
@@ -29,45 +30,41 @@ namespace ddp {
 // NCCL's symmetric kernels are wrong on registered memory where a range, or a rank's part, does not begin at a multiple
 // of 4 bytes (seen with 2.28.3, bfloat16 and int8). Such ranges are reduced in other memory, and gathered by
 // broadcasts, which have no symmetric kernel.
-class DeviceMoves {
+class NcclMoves final : public DeviceMoves {
  public:
-  // communicator, memory: null in a world of one.
-  DeviceMoves(NcclCommunicator* communicator, const RegisteredMemory* memory, DeviceRuntime* runtime, int rank,
-              int size)
-      : communicator_(communicator),
-        memory_(memory),
-        runtime_(*runtime),
-        rank_(rank),
-        size_(static_cast<size_t>(size)) {}
+  // `control` carries what ranks have to agree on, and outlives this.
+  NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control, absl::Duration timeout);
+  // Ends the communicator, before its memory goes.
+  ~NcclMoves() override { communicator_->Destroy(); }
 
-  // Whether an operation in which each rank has `part` of `whole` must keep off the symmetric kernels. All ranks must
-  // find the same, although in place their parts lie at different addresses. For an all-reduce, both are the whole.
-  bool Misaligned(Buffers whole, Buffers part) const;
-  absl::Status Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count, uint32_t* nonfinite,
-                      void* stream);
-  absl::Status ReduceTo(int root, const ReducePlan& plan, Buffers in, Buffers out, uint32_t* nonfinite, void* stream);
-  absl::Status Broadcast(Buffers buffers, int root, void* stream);
-  // counts: of each rank, which may be equal.
-  absl::Status AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
-  // Whether AllToAll of these sends straight from registered memory into registered memory.
-  bool SendsFromRegistered(Buffers in, Buffers out) const;
-  absl::Status AllToAll(Buffers in, Buffers out, bool direct, void* stream);
-  absl::Status AllToAll(Buffers in, absl::Span<const size_t> in_counts, Buffers out,
-                        absl::Span<const size_t> out_counts, void* stream);
-  absl::Status SendRecv(Buffers in, int to, Buffers out, int from, void* stream);
-  // What only the root uses is empty elsewhere.
-  absl::Status Gather(Buffers in, Buffers out, int root, void* stream);
-  absl::Status Scatter(Buffers in, Buffers out, int root, void* stream);
-  absl::Status Send(Buffers buffers, int peer, void* stream);
-  absl::Status Recv(Buffers buffers, int peer, void* stream);
-  absl::Status Barrier(void* stream);
+  absl::string_view backend() const override { return "nccl"; }
+  uint64_t Shape(const CheckedCall& call) const override;
+  absl::Status Enqueue(const CheckedCall& call, void* stream) override;
+  absl::Status Send(Buffers buffers, int peer, void* stream) override;
+  absl::Status Recv(Buffers buffers, int peer, void* stream) override;
+  absl::Status Barrier(void* stream) override;
+  absl::StatusOr<Allocation> Allocate(size_t bytes) override { return memory_.Allocate(bytes); }
+  absl::Status Adopt(const Allocation& memory) override { return memory_.Adopt(memory); }
 
  private:
-  class Scratch;
   using Calls = absl::FunctionRef<nccl::Result(const nccl::Api&, nccl::Comm)>;
 
   absl::Status Group(absl::string_view what, Calls calls);
-  bool Registered(const Buffer& buffer) const { return memory_ != nullptr && memory_->Holds(buffer); }
+  // Whether an operation in which each rank has `part` of `whole` must keep off the symmetric kernels. All ranks must
+  // find the same, although in place their parts lie at different addresses. For an all-reduce, both are the whole.
+  bool Misaligned(Buffers whole, Buffers part) const;
+  ReduceTransport TransportOf(const CheckedCall& call) const;
+  absl::Status Reduce(const CheckedCall& call, void* stream);
+  absl::Status ReduceTo(const CheckedCall& call, void* stream);
+  absl::Status Broadcast(Buffers buffers, int root, void* stream);
+  // counts: of each rank, which may be equal.
+  absl::Status AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
+  // Whether AllToAll of these sends straight from registered memory into registered memory: peers have to receive so.
+  bool SendsFromRegistered(Buffers in, Buffers out) const;
+  absl::Status AllToAll(Buffers in, Buffers out, void* stream);
+  // What only the root uses is empty elsewhere.
+  absl::Status Gather(Buffers in, Buffers out, int root, void* stream);
+  absl::Status Scatter(Buffers in, Buffers out, int root, void* stream);
   bool AnyRegistered(Buffers buffers) const;
   // What becomes of a sum: all ranks get it, or a part each, or one rank (`root`) alone.
   struct Goal {
@@ -90,18 +87,14 @@ class DeviceMoves {
   std::vector<size_t> OneFor(int rank, size_t count) const;
   // direct: all ranks send from registered memory into registered memory.
   absl::Status Exchange(const Parts& in, const Parts& out, bool direct, void* stream);
-  absl::Status CopyPieces(Buffers from, Buffers to, void* stream);
 
-  NcclCommunicator* const communicator_;
-  const RegisteredMemory* const memory_;
+  const std::shared_ptr<NcclCommunicator> communicator_;
+  RegisteredMemory memory_;
   DeviceRuntime& runtime_;
   const int rank_;
   const size_t size_;
 };
 
-// The pieces that lie in one range of `from` and one of `to`. Both hold the same number of elements.
-std::vector<TransformPiece> PairPieces(Buffers from, Buffers to);
-
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_NCCL_DEVICE_MOVES_H_
+#endif  // LIBDDP_COMM_NCCL_NCCL_MOVES_H_

@@ -1,4 +1,4 @@
-#include "libddp/comm/nccl/device_peers.h"
+#include "libddp/comm/gpu/device_peers.h"
 
 #include <time.h>
 
@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
-#include "libddp/comm/nccl/device_engine.h"
+#include "libddp/comm/gpu/device_engine.h"
 
 namespace ddp {
 namespace {

@@ -1,6 +1,6 @@
 // One operation on GPU memory, for its peers and for errors.
-#ifndef LIBDDP_COMM_NCCL_DEVICE_OPERATION_H_
-#define LIBDDP_COMM_NCCL_DEVICE_OPERATION_H_
+#ifndef LIBDDP_COMM_GPU_DEVICE_OPERATION_H_
+#define LIBDDP_COMM_GPU_DEVICE_OPERATION_H_
 
 #include <string>
 
@@ -21,4 +21,4 @@ struct DeviceOperation {
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_NCCL_DEVICE_OPERATION_H_
+#endif  // LIBDDP_COMM_GPU_DEVICE_OPERATION_H_

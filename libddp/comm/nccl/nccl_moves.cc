@@ -1,4 +1,4 @@
-#include "libddp/comm/nccl/device_moves.h"
+#include "libddp/comm/nccl/nccl_moves.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -29,64 +29,77 @@ size_t Total(Buffers buffers) {
   return count;
 }
 
+using Kind = OperationKey::Kind;
+
 nccl::DataType TypeOf(Buffers buffers) { return nccl::ToNccl(buffers[0].dtype); }
 
 }  // namespace
 
-std::vector<TransformPiece> PairPieces(Buffers from, Buffers to) {
-  std::vector<TransformPiece> pieces;
-  size_t i = 0, j = 0, i_done = 0, j_done = 0;
-  while (i < from.size() && j < to.size()) {
-    const size_t n = std::min(from[i].count - i_done, to[j].count - j_done);
-    if (n > 0) {
-      pieces.push_back({static_cast<const char*>(from[i].data) + i_done * SizeOf(from[i].dtype),
-                        static_cast<char*>(to[j].data) + j_done * SizeOf(to[j].dtype), n});
-    }
-    i_done += n;
-    j_done += n;
-    if (i_done == from[i].count) i_done = 0, ++i;
-    if (j < to.size() && j_done == to[j].count) j_done = 0, ++j;
+NcclMoves::NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control, absl::Duration timeout)
+    : communicator_(std::move(communicator)),
+      memory_(communicator_, control, timeout),
+      runtime_(*communicator_->setup().runtime),
+      rank_(control.rank()),
+      size_(static_cast<size_t>(control.size())) {}
+
+uint64_t NcclMoves::Shape(const CheckedCall& call) const {
+  switch (call.key.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+      return MixHash(HashOfRanges(HashOfRanges(0, call.in), call.out), Misaligned(call.in, call.out) ? 1 : 0);
+    case Kind::kAllGather:
+      return MixHash(HashOfRanges(HashOfRanges(0, call.in), call.out), Misaligned(call.out, call.in) ? 1 : 0);
+    case Kind::kAllGatherV:
+      return HashOfRanges(0, call.out);
+    case Kind::kBroadcast:
+    case Kind::kReduce:
+      return HashOfRanges(0, call.in);
+    case Kind::kAllToAll:
+      return SendsFromRegistered(call.in, call.out) ? 1 : 0;
+    default:
+      return 0;
   }
-  return pieces;
 }
 
-// Memory for one operation, in the stream's order.
-class DeviceMoves::Scratch {
- public:
-  Scratch(DeviceRuntime& runtime, void* stream) : runtime_(runtime), stream_(stream) {}
-  ~Scratch() {
-    if (buffer_.data != nullptr) runtime_.FreeOnStream(buffer_.data, stream_).IgnoreError();
+absl::Status NcclMoves::Enqueue(const CheckedCall& call, void* stream) {
+  const Buffers in = call.in, out = call.out;
+  const int root = call.key.root;
+  switch (call.key.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+      return Reduce(call, stream);
+    case Kind::kReduce:
+      return ReduceTo(call, stream);
+    case Kind::kBroadcast:
+      return Broadcast(in, root, stream);
+    case Kind::kAllGather:
+      return AllGather(in, out, std::vector<size_t>(size_, call.count), stream);
+    case Kind::kAllGatherV:
+      return AllGather(in, out, call.counts, stream);
+    case Kind::kAllToAll:
+      return AllToAll(in, out, stream);
+    case Kind::kAllToAllV:
+      return Exchange({in, {call.counts.begin(), call.counts.end()}},
+                      {out, {call.out_counts.begin(), call.out_counts.end()}}, false, stream);
+    case Kind::kSendRecv:
+      return Exchange({in, OneFor(call.to, Total(in))}, {out, OneFor(call.from, Total(out))}, false, stream);
+    case Kind::kGather:
+      return Gather(in, out, root, stream);
+    case Kind::kScatter:
+      return Scatter(in, out, root, stream);
+    default:
+      return absl::InternalError("an unknown operation");
   }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  absl::Status Allocate(size_t count, DType dtype, Device device) {
-    absl::StatusOr<void*> data = runtime_.AllocateOnStream(count * SizeOf(dtype), stream_);
-    if (!data.ok()) return data.status();
-    buffer_ = {*data, count, dtype, device};
-    return absl::OkStatus();
-  }
-  Buffers buffers() const { return {&buffer_, 1}; }
-
-  // As much as `like` holds.
-  absl::Status AllocateFor(Buffers like) {
-    return Allocate(std::max<size_t>(Total(like), 1), like[0].dtype, like[0].device);
-  }
-
- private:
-  DeviceRuntime& runtime_;
-  void* const stream_;
-  Buffer buffer_;
-};
-
-bool DeviceMoves::AnyRegistered(Buffers buffers) const {
-  return std::any_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count > 0 && Registered(b); });
 }
 
-bool DeviceMoves::Misaligned(Buffers whole, Buffers part) const {
+bool NcclMoves::AnyRegistered(Buffers buffers) const {
+  return std::any_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.count > 0 && memory_.Holds(b); });
+}
+
+bool NcclMoves::Misaligned(Buffers whole, Buffers part) const {
   constexpr size_t kAlign = 4;
   const auto misaligned = [&](const Buffer& b) {
-    return b.count > 0 && reinterpret_cast<uintptr_t>(b.data) % kAlign != 0 && Registered(b);
+    return b.count > 0 && reinterpret_cast<uintptr_t>(b.data) % kAlign != 0 && memory_.Holds(b);
   };
   if (std::any_of(whole.begin(), whole.end(), misaligned) || std::any_of(part.begin(), part.end(), misaligned)) {
     return true;
@@ -99,29 +112,39 @@ bool DeviceMoves::Misaligned(Buffers whole, Buffers part) const {
   return bytes(part) < bytes(whole) && bytes(part) % kAlign != 0 && AnyRegistered(whole);
 }
 
-// in -(copy)-> from -(NCCL)-> to -(copy)-> out. The copies convert. Without copies `from` is `in` and `to` is `out`.
-absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers in, Buffers out, size_t count,
-                                 uint32_t* nonfinite, void* stream) {
-  const size_t out_count = scatter ? count / size_ : count;
-  if (communicator_ == nullptr) {  // the reduction of one contribution is that contribution
-    const double scale = plan.before_scale * plan.factor * plan.after_scale;
-    const bool nothing = scale == 1 && nonfinite == nullptr && in[0].dtype == out[0].dtype;
-    if (nothing) return CopyPieces(in, out, stream);
-    return runtime_.Run({in[0].dtype, out[0].dtype, scale, nonfinite}, PairPieces(in, out), stream);
+ReduceTransport NcclMoves::TransportOf(const CheckedCall& call) const {
+  ReduceTransport transport{.ranks = static_cast<int>(size_)};
+  if (call.key.kind == Kind::kReduce) return transport;
+  transport.avg_keeps_symmetric =
+      call.key.kind == Kind::kReduceScatter && communicator_->setup().features.avg_keeps_symmetric;
+  // What is registered is so on all ranks, and so must the choice be.
+  for (const Buffers buffers : {call.in, call.out}) {
+    for (const Buffer& b : buffers) {
+      transport.path = memory_.PathOf(b, call.count * SizeOf(call.key.in));
+      if (transport.path == ReducePath::kPlain) return transport;
+    }
   }
+  return transport;
+}
+
+// in -(copy)-> from -(NCCL)-> to -(copy)-> out. The copies convert. Without copies `from` is `in` and `to` is `out`.
+absl::Status NcclMoves::Reduce(const CheckedCall& call, void* stream) {
+  const Buffers in = call.in, out = call.out;
+  const bool scatter = call.key.kind == Kind::kReduceScatter;
+  const ReducePlan plan = PlanReduce(call.key.in, call.key.out, *call.reduce, TransportOf(call));
   const bool other_memory = Misaligned(in, out);
   const bool copy_in = plan.convert_in || other_memory, copy_out = plan.convert_out || other_memory;
-  Scratch before(runtime_, stream), after(runtime_, stream);
+  StreamScratch before(runtime_, stream), after(runtime_, stream);
   Buffers from = in, to = out;
   if (copy_out) {
-    if (absl::Status s = after.Allocate(out_count, plan.type, out[0].device); !s.ok()) return s;
+    if (absl::Status s = after.Allocate(call.out_count, plan.type, out[0].device); !s.ok()) return s;
     to = after.buffers();
   }
   if (copy_in) {
     // An all-reduce works in place in its result; the parts of a reduce-scatter have no room there.
     from = to;
     if (scatter) {
-      if (absl::Status s = before.Allocate(count, plan.type, in[0].device); !s.ok()) return s;
+      if (absl::Status s = before.Allocate(call.count, plan.type, in[0].device); !s.ok()) return s;
       from = before.buffers();
     }
     if (absl::Status s =
@@ -131,19 +154,19 @@ absl::Status DeviceMoves::Reduce(bool scatter, const ReducePlan& plan, Buffers i
     }
   }
   if (absl::Status s = ReduceWithNccl({.scatter = scatter}, plan, from, to, stream); !s.ok()) return s;
-  return StoreResult(plan, to, out, copy_out, nonfinite, stream);
+  return StoreResult(plan, to, out, copy_out, call.reduce->nonfinite, stream);
 }
 
 // The result is the root's; elsewhere `out` may be empty. All ranks cut the calls as their inputs are, which is alike.
-absl::Status DeviceMoves::ReduceTo(int root, const ReducePlan& plan, Buffers in, Buffers out, uint32_t* nonfinite,
-                                   void* stream) {
-  const size_t count = Total(in);
-  if (communicator_ == nullptr) return Reduce(false, plan, in, out, count, nonfinite, stream);
+absl::Status NcclMoves::ReduceTo(const CheckedCall& call, void* stream) {
+  const Buffers in = call.in, out = call.out;
+  const int root = call.key.root;
+  const ReducePlan plan = PlanReduce(call.key.in, call.key.out, *call.reduce, TransportOf(call));
   const bool here = rank_ == root;
   const bool copy_out = here && (plan.convert_out || out.size() > 1);
-  Scratch scratch(runtime_, stream);
+  StreamScratch scratch(runtime_, stream);
   if (plan.convert_in || copy_out) {
-    if (absl::Status s = scratch.Allocate(count, plan.type, in[0].device); !s.ok()) return s;
+    if (absl::Status s = scratch.Allocate(call.count, plan.type, in[0].device); !s.ok()) return s;
   }
   const Buffers from = plan.convert_in ? scratch.buffers() : in;
   const Buffers to = copy_out ? scratch.buffers() : here ? out : from;
@@ -153,11 +176,11 @@ absl::Status DeviceMoves::ReduceTo(int root, const ReducePlan& plan, Buffers in,
     if (!status.ok()) return status;
   }
   if (absl::Status s = ReduceWithNccl(Goal{.root = root}, plan, from, to, stream); !s.ok()) return s;
-  return here ? StoreResult(plan, to, out, copy_out, nonfinite, stream) : absl::OkStatus();
+  return here ? StoreResult(plan, to, out, copy_out, call.reduce->nonfinite, stream) : absl::OkStatus();
 }
 
-absl::Status DeviceMoves::StoreResult(const ReducePlan& plan, Buffers to, Buffers out, bool copy, uint32_t* nonfinite,
-                                      void* stream) {
+absl::Status NcclMoves::StoreResult(const ReducePlan& plan, Buffers to, Buffers out, bool copy, uint32_t* nonfinite,
+                                    void* stream) {
   if (!copy && plan.after_scale == 1 && nonfinite == nullptr) return absl::OkStatus();
   std::vector<TransformPiece> pieces = PairPieces(to, out);
   if (!copy && plan.after_scale == 1) {
@@ -166,7 +189,7 @@ absl::Status DeviceMoves::StoreResult(const ReducePlan& plan, Buffers to, Buffer
   return runtime_.Run({plan.type, out[0].dtype, plan.after_scale, nonfinite}, pieces, stream);
 }
 
-absl::Status DeviceMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
+absl::Status NcclMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffers from, Buffers to, void* stream) {
   using Op = ReducePlan::Op;
   const nccl::DataType type = nccl::ToNccl(plan.type);
   const bool one_call = from.size() == 1 && to.size() == 1;
@@ -210,8 +233,7 @@ absl::Status DeviceMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buff
   return group ? Group(what, enqueue) : communicator_->Call(what, enqueue);
 }
 
-absl::Status DeviceMoves::Broadcast(Buffers buffers, int root, void* stream) {
-  if (communicator_ == nullptr) return absl::OkStatus();
+absl::Status NcclMoves::Broadcast(Buffers buffers, int root, void* stream) {
   return Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
     for (const Buffer& b : buffers) {
@@ -222,8 +244,7 @@ absl::Status DeviceMoves::Broadcast(Buffers buffers, int root, void* stream) {
   });
 }
 
-absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
-  if (communicator_ == nullptr) return CopyPieces(in, out, stream);
+absl::Status NcclMoves::AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
   if (even && in.size() == 1 && out.size() == 1 && !Misaligned(out, in)) {
     return communicator_->Call("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
@@ -238,7 +259,7 @@ absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const si
     parts.push_back(Slice(out, begin, n));
     begin += n;
   }
-  if (absl::Status s = CopyPieces(in, parts[static_cast<size_t>(rank_)], stream); !s.ok()) return s;
+  if (absl::Status s = CopyPieces(runtime_, in, parts[static_cast<size_t>(rank_)], stream); !s.ok()) return s;
   return Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
     for (size_t r = 0; r < size_; ++r) {
@@ -251,62 +272,52 @@ absl::Status DeviceMoves::AllGather(Buffers in, Buffers out, absl::Span<const si
   });
 }
 
-bool DeviceMoves::SendsFromRegistered(Buffers in, Buffers out) const {
-  return in.size() == 1 && out.size() == 1 && in[0].data != out[0].data && Registered(in[0]) && Registered(out[0]);
+bool NcclMoves::SendsFromRegistered(Buffers in, Buffers out) const {
+  return in.size() == 1 && out.size() == 1 && in[0].data != out[0].data && memory_.Holds(in[0]) && memory_.Holds(out[0]);
 }
 
-absl::Status DeviceMoves::AllToAll(Buffers in, Buffers out, bool direct, void* stream) {
+absl::Status NcclMoves::AllToAll(Buffers in, Buffers out, void* stream) {
   const std::vector<size_t> counts(size_, Total(in) / size_);
-  Scratch kept(runtime_, stream);
-  if (in[0].data != out[0].data) return Exchange({in, counts}, {out, counts}, direct, stream);
+  StreamScratch kept(runtime_, stream);
+  if (in[0].data != out[0].data) return Exchange({in, counts}, {out, counts}, SendsFromRegistered(in, out), stream);
   // In place what is sent has to be kept: it is overwritten by what arrives.
   if (absl::Status s = kept.AllocateFor(in); !s.ok()) return s;
-  if (absl::Status s = CopyPieces(in, kept.buffers(), stream); !s.ok()) return s;
-  return Exchange({kept.buffers(), counts}, {out, counts}, direct, stream);
+  if (absl::Status s = CopyPieces(runtime_, in, kept.buffers(), stream); !s.ok()) return s;
+  return Exchange({kept.buffers(), counts}, {out, counts}, false, stream);
 }
 
-absl::Status DeviceMoves::AllToAll(Buffers in, absl::Span<const size_t> in_counts, Buffers out,
-                                   absl::Span<const size_t> out_counts, void* stream) {
-  return Exchange({in, {in_counts.begin(), in_counts.end()}}, {out, {out_counts.begin(), out_counts.end()}}, false,
-                  stream);
-}
-
-absl::Status DeviceMoves::SendRecv(Buffers in, int to, Buffers out, int from, void* stream) {
-  return Exchange({in, OneFor(to, Total(in))}, {out, OneFor(from, Total(out))}, false, stream);
-}
-
-absl::Status DeviceMoves::Gather(Buffers in, Buffers out, int root, void* stream) {
+absl::Status NcclMoves::Gather(Buffers in, Buffers out, int root, void* stream) {
   const size_t part = Total(in);
   return Exchange({in, OneFor(root, part)}, {out, std::vector<size_t>(size_, rank_ == root ? part : 0)}, false, stream);
 }
 
-absl::Status DeviceMoves::Scatter(Buffers in, Buffers out, int root, void* stream) {
+absl::Status NcclMoves::Scatter(Buffers in, Buffers out, int root, void* stream) {
   const size_t part = Total(out);
   return Exchange({in, std::vector<size_t>(size_, rank_ == root ? part : 0)}, {out, OneFor(root, part)}, false, stream);
 }
 
-absl::Status DeviceMoves::Send(Buffers buffers, int peer, void* stream) {
+absl::Status NcclMoves::Send(Buffers buffers, int peer, void* stream) {
   return Exchange({buffers, OneFor(peer, Total(buffers))}, {{}, std::vector<size_t>(size_)}, false, stream);
 }
 
-absl::Status DeviceMoves::Recv(Buffers buffers, int peer, void* stream) {
+absl::Status NcclMoves::Recv(Buffers buffers, int peer, void* stream) {
   return Exchange({{}, std::vector<size_t>(size_)}, {buffers, OneFor(peer, Total(buffers))}, false, stream);
 }
 
-std::vector<size_t> DeviceMoves::OneFor(int rank, size_t count) const {
+std::vector<size_t> NcclMoves::OneFor(int rank, size_t count) const {
   std::vector<size_t> counts(size_);
   counts[static_cast<size_t>(rank)] = count;
   return counts;
 }
 
 // A message is one piece of memory, so that its two sides need not have cut their ranges alike.
-absl::Status DeviceMoves::Exchange(const Parts& in, const Parts& out, bool direct, void* stream) {
-  Scratch sent(runtime_, stream), arrived(runtime_, stream);
+absl::Status NcclMoves::Exchange(const Parts& in, const Parts& out, bool direct, void* stream) {
+  StreamScratch sent(runtime_, stream), arrived(runtime_, stream);
   const auto needs_copy = [&](Buffers b) { return b.size() > 1 || (!direct && AnyRegistered(b)); };
   Buffers from = in.buffers, to = out.buffers;
   if (needs_copy(from)) {
     if (absl::Status s = sent.AllocateFor(from); !s.ok()) return s;
-    if (absl::Status s = CopyPieces(from, sent.buffers(), stream); !s.ok()) return s;
+    if (absl::Status s = CopyPieces(runtime_, from, sent.buffers(), stream); !s.ok()) return s;
     from = sent.buffers();
   }
   if (needs_copy(to)) {
@@ -315,36 +326,32 @@ absl::Status DeviceMoves::Exchange(const Parts& in, const Parts& out, bool direc
   }
   const size_t me = static_cast<size_t>(rank_);
   const absl::Status own =
-      CopyPieces(Slice(from, in.Begin(me), in.counts[me]), Slice(to, out.Begin(me), out.counts[me]), stream);
+      CopyPieces(runtime_, Slice(from, in.Begin(me), in.counts[me]), Slice(to, out.Begin(me), out.counts[me]), stream);
   if (!own.ok()) return own;
-  if (communicator_ != nullptr) {
-    const auto messages = [&](const nccl::Api& api, nccl::Comm comm) {
-      nccl::Result result = nccl::kSuccess;
-      for (size_t r = 0; r < size_; ++r) {
-        if (r == me) continue;
-        for (const Buffer& b : Slice(from, in.Begin(r), in.counts[r])) {
-          if (result == nccl::kSuccess) {
-            result = api.Send(b.data, b.count, TypeOf(from), static_cast<int>(r), comm, stream);
-          }
-        }
-        for (const Buffer& b : Slice(to, out.Begin(r), out.counts[r])) {
-          if (result == nccl::kSuccess)
-            result = api.Recv(b.data, b.count, TypeOf(to), static_cast<int>(r), comm, stream);
+  const auto messages = [&](const nccl::Api& api, nccl::Comm comm) {
+    nccl::Result result = nccl::kSuccess;
+    for (size_t r = 0; r < size_; ++r) {
+      if (r == me) continue;
+      for (const Buffer& b : Slice(from, in.Begin(r), in.counts[r])) {
+        if (result == nccl::kSuccess) {
+          result = api.Send(b.data, b.count, TypeOf(from), static_cast<int>(r), comm, stream);
         }
       }
-      return result;
-    };
-    const absl::string_view what = in.buffers.empty()    ? "ncclRecv"
-                                   : out.buffers.empty() ? "ncclSend"
-                                                         : "ncclSend and ncclRecv";
-    if (absl::Status s = Group(what, messages); !s.ok()) return s;
-  }
-  return to.data() == out.buffers.data() ? absl::OkStatus() : CopyPieces(to, out.buffers, stream);
+      for (const Buffer& b : Slice(to, out.Begin(r), out.counts[r])) {
+        if (result == nccl::kSuccess) result = api.Recv(b.data, b.count, TypeOf(to), static_cast<int>(r), comm, stream);
+      }
+    }
+    return result;
+  };
+  const absl::string_view what = in.buffers.empty()    ? "ncclRecv"
+                                 : out.buffers.empty() ? "ncclSend"
+                                                       : "ncclSend and ncclRecv";
+  if (absl::Status s = Group(what, messages); !s.ok()) return s;
+  return to.data() == out.buffers.data() ? absl::OkStatus() : CopyPieces(runtime_, to, out.buffers, stream);
 }
 
-absl::Status DeviceMoves::Barrier(void* stream) {
-  if (communicator_ == nullptr) return absl::OkStatus();
-  Scratch word(runtime_, stream);
+absl::Status NcclMoves::Barrier(void* stream) {
+  StreamScratch word(runtime_, stream);
   if (absl::Status s = word.Allocate(1, DType::kInt32, {}); !s.ok()) return s;
   void* const data = word.buffers()[0].data;
   return communicator_->Call("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
@@ -353,7 +360,7 @@ absl::Status DeviceMoves::Barrier(void* stream) {
 }
 
 // One launch, whatever the calls are. A group has to be closed also after one of them has failed.
-absl::Status DeviceMoves::Group(absl::string_view what, Calls calls) {
+absl::Status NcclMoves::Group(absl::string_view what, Calls calls) {
   return communicator_->Call(what, [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = api.GroupStart();
     if (result != nccl::kSuccess) return result;
@@ -361,14 +368,6 @@ absl::Status DeviceMoves::Group(absl::string_view what, Calls calls) {
     const nccl::Result end = api.GroupEnd();
     return result == nccl::kSuccess ? end : result;
   });
-}
-
-absl::Status DeviceMoves::CopyPieces(Buffers from, Buffers to, void* stream) {
-  std::vector<TransformPiece> pieces = PairPieces(from, to);
-  pieces.erase(std::remove_if(pieces.begin(), pieces.end(), [](const TransformPiece& p) { return p.in == p.out; }),
-               pieces.end());
-  if (pieces.empty()) return absl::OkStatus();
-  return runtime_.Run({from[0].dtype, from[0].dtype, 1, nullptr}, pieces, stream);
 }
 
 }  // namespace ddp

@@ -1,13 +1,13 @@
 // What one rank of a GPU's group knows of the others: whether they have failed, are gone or late, and how to say so.
-#ifndef LIBDDP_COMM_NCCL_DEVICE_PEERS_H_
-#define LIBDDP_COMM_NCCL_DEVICE_PEERS_H_
+#ifndef LIBDDP_COMM_GPU_DEVICE_PEERS_H_
+#define LIBDDP_COMM_GPU_DEVICE_PEERS_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "libddp/comm/nccl/device_operation.h"
+#include "libddp/comm/gpu/device_operation.h"
 
 namespace ddp {
 
@@ -41,4 +41,4 @@ class DevicePeers {
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_NCCL_DEVICE_PEERS_H_
+#endif  // LIBDDP_COMM_GPU_DEVICE_PEERS_H_

@@ -1,4 +1,4 @@
-#include "libddp/comm/nccl/device_engine.h"
+#include "libddp/comm/gpu/device_engine.h"
 
 #include <pthread.h>
 #include <time.h>

@@ -1,7 +1,7 @@
 // One communication stream of one GPU and the operations on it: their order, their Works, their time-outs, and what
 // becomes of them when the group fails. What an operation enqueues is the backend's affair.
-#ifndef LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_
-#define LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_
+#ifndef LIBDDP_COMM_GPU_DEVICE_ENGINE_H_
+#define LIBDDP_COMM_GPU_DEVICE_ENGINE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -20,12 +20,12 @@
 #include "libddp/base/steady_condition.h"
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/gpu/device_operation.h"
+#include "libddp/comm/gpu/device_peers.h"
+#include "libddp/comm/gpu/graph_watch.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/health/peer_board.h"
-#include "libddp/comm/nccl/device_operation.h"
-#include "libddp/comm/nccl/device_peers.h"
-#include "libddp/comm/nccl/graph_watch.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
@@ -156,4 +156,4 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_NCCL_DEVICE_ENGINE_H_
+#endif  // LIBDDP_COMM_GPU_DEVICE_ENGINE_H_

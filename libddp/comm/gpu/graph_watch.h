@@ -1,6 +1,6 @@
 // Whether a captured sequence of operations is running, although nobody tells when its graph is launched.
-#ifndef LIBDDP_COMM_NCCL_GRAPH_WATCH_H_
-#define LIBDDP_COMM_NCCL_GRAPH_WATCH_H_
+#ifndef LIBDDP_COMM_GPU_GRAPH_WATCH_H_
+#define LIBDDP_COMM_GPU_GRAPH_WATCH_H_
 
 #include <cstdint>
 
@@ -42,4 +42,4 @@ class GraphWatch {
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_NCCL_GRAPH_WATCH_H_
+#endif  // LIBDDP_COMM_GPU_GRAPH_WATCH_H_

@@ -1,4 +1,4 @@
-#include "libddp/comm/nccl/device_operation.h"
+#include "libddp/comm/gpu/device_operation.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -1,0 +1,215 @@
+#include "libddp/comm/gpu/device_group.h"
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/owner_process.h"
+#include "libddp/comm/base/checked_group.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/joined_work.h"
+#include "libddp/comm/gpu/local_moves.h"
+#include "libddp/comm/memory/allocation_table.h"
+
+namespace ddp {
+namespace {
+
+using Kind = OperationKey::Kind;
+
+class DeviceGroup final : public CheckedGroup {
+ public:
+  DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options, DeviceBackend backend,
+              std::shared_ptr<DeviceEngine> engine)
+      : control_(std::move(control)),
+        options_(std::move(options)),
+        split_(std::move(backend.split)),
+        engine_(std::move(engine)),
+        moves_(backend.make_moves(*control_, *engine_)) {}
+  ~DeviceGroup() override {
+    if (!owner_.IsHere()) {  // a child by fork can use neither CUDA nor what its parent has made with it
+      (void)moves_.release();
+      KeepForever(engine_);
+      return;
+    }
+    engine_->Shutdown();
+  }
+
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
+  absl::string_view backend() const override { return moves_->backend(); }
+  Device device() const override { return options_.device; }
+
+  absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override {
+    return device.kind == Device::Kind::kCpu ? control_->Allocate(bytes, device)
+                                             : CheckedGroup::Allocate(bytes, device);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) override {
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> control = control_->Split(color, key);
+    if (!control.ok()) return control.status();
+    if (*control == nullptr) return std::unique_ptr<ProcessGroup>();
+    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options_)
+                                   : split_(*std::move(control));
+  }
+
+  absl::Status Register(const Allocation& memory) override {
+    if (memory.data() != nullptr && memory.device().kind == Device::Kind::kCpu) return control_->Register(memory);
+    if (absl::Status s = Check("register").AllocationOf(memory.bytes(), memory.device()); !s.ok()) return s;
+    if (absl::Status s = status(); !s.ok()) return s;
+    const std::lock_guard<std::mutex> lock(allocate_mutex_);
+    if (absl::Status s = moves_->Adopt(memory); !s.ok()) return s;
+    allocations_.Add(memory);
+    return absl::OkStatus();
+  }
+  std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
+    std::optional<AllocatedRange> found = allocations_.Find(data, bytes);
+    return found.has_value() ? found : control_->Find(data, bytes);
+  }
+  void Fail(const absl::Status& why) override {
+    engine_->Fail(why);
+    control_->Fail(engine_->status());
+  }
+  absl::Status status() const override {
+    absl::Status status = engine_->status();
+    return status.ok() ? control_->status() : status;
+  }
+  const uint32_t* failed_word() const override { return engine_->failed_word(); }
+  void Progress() override { control_->Progress(); }
+  Observer* observer() const override { return control_->observer(); }
+
+ private:
+  static bool OnCpu(Buffers buffers) {
+    return std::all_of(buffers.begin(), buffers.end(),
+                       [](const Buffer& b) { return b.device.kind == Device::Kind::kCpu; });
+  }
+  // The group for a call on CPU memory; peers that wait for this rank on the GPU can learn of the call.
+  ProcessGroup* Other(const Call& call) override {
+    if (call.kind == Kind::kBarrier || !OnCpu(call.in) || !OnCpu(call.out)) return nullptr;
+    PeerBoard* const board = engine_->options().board.get();
+    const bool message = call.kind == Kind::kSend || call.kind == Kind::kRecv || call.kind == Kind::kSendRecv;
+    if (board == nullptr || message) return control_.get();
+    // All ranks count these calls alike, also one that brings nothing.
+    const Buffers shown = call.in.empty() ? call.out : call.in;
+    const DType dtype = shown.empty() ? DType::kUInt8 : shown[0].dtype;
+    const size_t count = std::accumulate(shown.begin(), shown.end(), size_t{0},
+                                         [](size_t sum, const Buffer& b) { return sum + b.count; });
+    board->PostHostCall({.kind = call.kind, .in = dtype, .out = dtype}, count);
+    return control_.get();
+  }
+
+  Work StartChecked(const CheckedCall& call) override;
+  Work StartComposed(const CheckedCall& call) override;
+  Work StartMessage(const MessageCall& m) override {
+    const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
+    const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
+    return engine_->Launch(operation, m.after, [&](void* stream) {
+      return m.send ? moves_->Send(m.buffers, m.peer, stream) : moves_->Recv(m.buffers, m.peer, stream);
+    });
+  }
+  absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
+  Work Barrier();
+
+  const OwnerProcess owner_;
+  const std::shared_ptr<InternalGroup> control_;
+  const DeviceGroupOptions options_;
+  const std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(std::unique_ptr<ProcessGroup>)> split_;
+  const std::shared_ptr<DeviceEngine> engine_;
+  std::unique_ptr<DeviceMoves> moves_;
+  std::mutex allocate_mutex_;
+  AllocationTable allocations_{0};  // of the GPU's memory
+};
+
+Work DeviceGroup::StartChecked(const CheckedCall& call) {
+  if (call.key.kind == Kind::kBarrier) return Barrier();
+  const DeviceOperation operation{.key = call.key,
+                                  .entry = {call.key.Pack(), call.count, MixHash(moves_->Shape(call), call.parameters)},
+                                  .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket};
+  return engine_->Launch(operation, call.after, [&](void* stream) {
+    return call.count > 0 ? moves_->Enqueue(call, stream) : absl::OkStatus();
+  });
+}
+
+Work DeviceGroup::StartComposed(const CheckedCall& call) {
+  const auto launch = [&](const DeviceOperation& operation) {
+    return engine_->Launch(operation, call.after, [&](void* stream) { return moves_->Enqueue(call, stream); });
+  };
+  switch (call.key.kind) {
+    case Kind::kReduceScatterV:
+      return CheckedGroup::StartComposed(call);
+    case Kind::kAllToAllV:  // every rank has a number of elements of its own
+      return launch({.key = call.key, .entry = {call.key.Pack(), 0, 0}});
+    case Kind::kSendRecv:
+      return launch({call.key, {0, call.count, 0}, "send_recv", call.to, call.tag});
+    default:
+      return StartChecked(call);
+  }
+}
+
+// The CPU's operations, too: the stream's are done when a barrier behind them is.
+Work DeviceGroup::Barrier() {
+  Work control = control_->Barrier();
+  if (!control.call_status().ok()) return control;
+  const DeviceOperation operation{{}, {OperationKey{}.Pack(), 0, 0}};
+  Work work = engine_->Launch(operation, kNoStream, [&](void* stream) { return moves_->Barrier(stream); });
+  return JoinWorks({std::move(control), std::move(work)});
+}
+
+absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
+  if (absl::Status s = status(); !s.ok()) return s;
+  const std::lock_guard<std::mutex> lock(allocate_mutex_);
+  absl::StatusOr<Allocation> allocation = moves_->Allocate(bytes);
+  if (allocation.ok()) allocations_.Add(*allocation);
+  const absl::StatusCode code = allocation.status().code();
+  // All ranks were told of these; anything else leaves them apart.
+  if (!allocation.ok() && size() > 1 && code != absl::StatusCode::kResourceExhausted &&
+      code != absl::StatusCode::kFailedPrecondition) {
+    engine_->Fail(NameRank(rank(), "allocate", allocation.status()));
+    return engine_->status();  // the first cause, which may have been another's
+  }
+  return allocation;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<ProcessGroup> over_cpu,
+                                                                const DeviceGroupOptions& options,
+                                                                DeviceBackend backend) {
+  const std::shared_ptr<ProcessGroup> shared = std::move(over_cpu);
+  const auto control = std::dynamic_pointer_cast<InternalGroup>(shared);
+  if (control == nullptr)
+    return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
+  absl::StatusOr<std::shared_ptr<DeviceEngine>> engine =
+      DeviceEngine::Create({.rank = control->rank(),
+                            .size = control->size(),
+                            .device = options.device,
+                            .timeout = options.timeout,
+                            .abort_grace = options.abort_grace,
+                            .runtime = options.runtime,
+                            .transport = backend.transport,
+                            .board = backend.board,
+                            .control = control,
+                            .stall_warning = options.stall_warning,
+                            .observer = options.observer,
+                            .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
+                            .progress = options.progress});
+  if (absl::Status s = Agree(*control, engine.status()); !s.ok()) {
+    if (engine.ok()) (*engine)->Shutdown();
+    return s;
+  }
+  return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(backend), *std::move(engine)));
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateLocalDeviceGroup(std::unique_ptr<ProcessGroup> control,
+                                                                     const DeviceGroupOptions& options) {
+  DeviceBackend backend;
+  backend.make_moves = [options](InternalGroup&, const DeviceEngine&) {
+    return std::make_unique<LocalMoves>(*options.runtime, options.device);
+  };
+  return CreateDeviceGroup(std::move(control), options, std::move(backend));
+}
+
+}  // namespace ddp

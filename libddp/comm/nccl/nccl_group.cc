@@ -1,0 +1,132 @@
+#include "libddp/comm/nccl/nccl_group.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "ddp/collectives.h"
+#include "libddp/base/env.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/nccl/communicator.h"
+#include "libddp/comm/nccl/nccl_moves.h"
+
+namespace ddp {
+namespace {
+
+// What this rank brings along, or why it cannot: agreed before anybody enters NCCL, where it would be waited for.
+struct Offer {
+  nccl::Api api;
+  nccl::Features features;
+};
+
+absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
+  if (options.device.kind != Device::Kind::kCuda) {
+    return absl::FailedPreconditionError(
+        "the nccl backend works on GPUs: set ContextOptions::device, usually to the GPU of the local rank's number");
+  }
+  Offer offer;
+  if (absl::Status s = options.runtime->Check(options.device); !s.ok()) return s;
+  if (options.api.has_value()) {
+    offer.api = *options.api;
+  } else {
+    absl::StatusOr<nccl::Api> api = nccl::Load();
+    if (!api.ok()) return api.status();
+    offer.api = *api;
+  }
+  absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(offer.api);
+  if (!features.ok()) return features.status();
+  offer.features = *features;
+  return offer;
+}
+
+// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be. GPUs of
+// several hosts may have the same name.
+absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu,
+                     const std::string& host) {
+  absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control, absl::StrCat(version, " ", gpu, " ", host));
+  if (!texts.ok()) return texts.status();
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const std::string& text : *texts) all.emplace_back(absl::StrSplit(text, absl::MaxSplits(' ', 1)));
+  const auto gpu_of = [](const std::string& place) { return place.substr(0, place.find(' ')); };
+  const bool may_share = ReadEnv(Env::kNcclMultiRankGpu) == "1";
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r].first != all[0].first) {
+      return absl::FailedPreconditionError(absl::StrCat("rank 0 has NCCL ", all[0].first, " and rank ", r, " has ",
+                                                        all[r].first,
+                                                        "; all ranks need the same (DDP_NCCL_LIBRARY names one)"));
+    }
+    for (size_t q = 0; q < r; ++q) {
+      if (may_share || all[q].second != all[r].second) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks ", q, " and ", r, " use the same GPU, ", gpu_of(all[r].second),
+                       "; NCCL needs one for each: give every rank the GPU of its local rank's number, and start no "
+                       "more ranks on a host than it has GPUs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control, const Offer& offer,
+                                                          const NcclGroupOptions& options, PeerBoard& board) {
+  NcclSetup setup{.api = offer.api,
+                  .features = offer.features,
+                  .rank = control.rank(),
+                  .size = control.size(),
+                  .device = options.device,
+                  .runtime = options.runtime};
+  absl::Status status;
+  if (setup.rank == 0) {
+    const nccl::Result result = offer.api.GetUniqueId(&setup.id);
+    status = result == nccl::kSuccess
+                 ? absl::OkStatus()
+                 : absl::InternalError(absl::StrCat("ncclGetUniqueId: ", offer.api.GetErrorString(result),
+                                                    "; has this host a network interface?"));
+  }
+  if (absl::Status s = Agree(control, status); !s.ok()) return s;
+  const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
+  if (absl::Status s = control.Broadcast(id, 0).Wait(); !s.ok()) return s;
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
+      NcclCommunicator::Create(setup, absl::Now() + options.timeout, [&] {
+        if (absl::Status s = board.failure(); !s.ok()) return s;
+        return board.Gone(0);
+      });
+  if (!communicator.ok()) {
+    const absl::Status first = board.Fail(communicator.status());
+    control.Abort(first);  // for those that wait for us below
+    return first;
+  }
+  if (absl::Status s = Agree(control, absl::OkStatus()); !s.ok()) return s;
+  return communicator;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
+                                                              const NcclGroupOptions& options) {
+  absl::StatusOr<Offer> offer = MakeOffer(options);
+  if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
+  absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
+  if (absl::Status s = Agree(*control, gpu.status()); !s.ok()) return s;
+  if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu, options.host); !s.ok()) return s;
+  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
+  if (!board.ok()) return board.status();
+  const std::shared_ptr<PeerBoard> shared = *std::move(board);
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = Connect(*control, *offer, options, *shared);
+  if (!communicator.ok()) return communicator.status();
+  Log().info("rank {}: nccl backend, NCCL {}, {} ranks, GPU {}", control->rank(), offer->features.version_text(),
+             control->size(), *gpu);
+  DeviceBackend backend;
+  backend.transport = *communicator;
+  backend.board = shared;
+  backend.make_moves = [communicator = *communicator, options](InternalGroup& group, const DeviceEngine&) {
+    return std::make_unique<NcclMoves>(communicator, group, options.timeout);
+  };
+  // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted.
+  backend.split = [options](std::unique_ptr<ProcessGroup> fewer) { return CreateNcclGroup(std::move(fewer), options); };
+  return CreateDeviceGroup(std::move(control), options, std::move(backend));
+}
+
+}  // namespace ddp

@@ -1,0 +1,27 @@
+// Process groups whose operations are NCCL's.
+#ifndef LIBDDP_COMM_NCCL_NCCL_GROUP_H_
+#define LIBDDP_COMM_NCCL_NCCL_GROUP_H_
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/nccl/api.h"
+
+namespace ddp {
+
+struct NcclGroupOptions : DeviceGroupOptions {
+  std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)
+};
+
+// Collective over `control`, as CreateDeviceGroup; it also carries what goes before NCCL can: the unique id.
+// FailedPrecondition if a rank has no such GPU, no NCCL or one that is too old, if ranks have different versions of it,
+// or two of them the same GPU; then on all ranks.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
+                                                              const NcclGroupOptions& options);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_NCCL_NCCL_GROUP_H_

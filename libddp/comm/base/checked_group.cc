@@ -14,11 +14,13 @@ std::vector<size_t> CheckedCall::Begins() const {
   return begins;
 }
 
-Work CheckedGroup::Start(const Call& given) {
-  Call call = given;
-  if (HasRoot(call.kind) && call.peer != rank()) {  // one side is the root's
-    if (call.kind == Call::Kind::kGather) call.out = {};
-    if (call.kind == Call::Kind::kScatter) call.in = {};
+Work CheckedGroup::Start(const Call& call) {
+  // One side is the root's alone; elsewhere nobody looks at it.
+  const bool gather = call.kind == Call::Kind::kGather, scatter = call.kind == Call::Kind::kScatter;
+  if ((gather || scatter) && call.peer != rank() && !(gather ? call.out : call.in).empty()) {
+    Call own_side = call;
+    (gather ? own_side.out : own_side.in) = {};
+    return Start(own_side);
   }
   if (ProcessGroup* const other = Other(call)) return other->Start(call);
   if (call.kind == Call::Kind::kBarrier) return StartChecked({});

@@ -50,7 +50,7 @@ struct MessageCall {
 
 class CheckedGroup : public InternalGroup {
  public:
-  Work Start(const Call& given) final;
+  Work Start(const Call& call) final;
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   void Abort(absl::Status why) override;
 

@@ -19,6 +19,18 @@ namespace {
 absl::Status StatusOf(const absl::Status& status) { return status; }
 absl::Status StatusOf(const Work& work) { return work.call_status(); }
 
+// What fn() returns, or what it threw as an error. where(): whose code it is.
+template <typename Where, typename Fn>
+auto WithoutExceptions(const Where& where, Fn&& fn) -> decltype(fn()) {
+  try {
+    return fn();
+  } catch (const std::exception& e) {
+    return absl::UnknownError(absl::StrCat(where(), " threw: ", e.what()));
+  } catch (...) {
+    return absl::UnknownError(absl::StrCat(where(), " threw something that is no std::exception"));
+  }
+}
+
 }  // namespace
 
 // --- the plan -------------------------------------------------------------------------------------------------------
@@ -97,15 +109,8 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     }
     views.push_back(view);
   }
-  absl::Status prepared;
-  try {
-    prepared = hook_->Prepare(*group_, views);
-  } catch (const std::exception& e) {
-    prepared = absl::UnknownError(absl::StrCat("hook ", hook_->name(), " threw: ", e.what()));
-  } catch (...) {
-    prepared = absl::UnknownError(absl::StrCat("hook ", hook_->name(), " threw what is no std::exception"));
-  }
-  return Agree(*group_, prepared);
+  const auto where = [this] { return absl::StrCat("hook ", hook_->name()); };
+  return Agree(*group_, WithoutExceptions(where, [&] { return hook_->Prepare(*group_, views); }));
 }
 
 // Graphs work in it.
@@ -312,16 +317,12 @@ auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
     return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": hook ",
                         hook_->name());
   };
-  try {
+  return WithoutExceptions(where, [&]() -> decltype(fn()) {
     auto result = fn();
     const absl::Status status = StatusOf(result);
     if (status.ok() || !group_->status().ok()) return result;
     return absl::Status(status.code(), absl::StrCat(where(), ": ", status.message()));
-  } catch (const std::exception& e) {
-    return absl::UnknownError(absl::StrCat(where(), " threw: ", e.what()));
-  } catch (...) {
-    return absl::UnknownError(absl::StrCat(where(), " threw something that is no std::exception"));
-  }
+  });
 }
 
 void Reducer::StartRound(BucketState& bucket) {

@@ -48,11 +48,10 @@ absl::Status CopyOnGpu(Buffers from, Buffers to, double scale, Stream stream, ui
 
 // The GPU converts, in an array of its own.
 absl::Status CopyAcross(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite) {
-  size_t count = 0;
-  for (const Buffer& b : from) count += b.count;
   const DeviceGuard guard(Devices(), stream.device);
   if (!guard.status().ok()) return guard.status();
-  const absl::StatusOr<StreamArray> array = StreamArray::Make(count, (OnGpu(from) ? to : from)[0].dtype, stream);
+  const absl::StatusOr<StreamArray> array =
+      StreamArray::Make(Elements(from), (OnGpu(from) ? to : from)[0].dtype, stream);
   if (!array.ok()) return array.status();
   absl::Status status;
   if (OnGpu(from)) status = CopyOnGpu(from, array->span(), scale, stream, nonfinite);

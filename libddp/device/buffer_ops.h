@@ -3,6 +3,7 @@
 #ifndef LIBDDP_DEVICE_BUFFER_OPS_H_
 #define LIBDDP_DEVICE_BUFFER_OPS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -14,6 +15,13 @@
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
+
+// Of all buffers together.
+inline size_t Elements(Buffers buffers) {
+  size_t count = 0;
+  for (const Buffer& b : buffers) count += b.count;
+  return count;
+}
 
 // to = scale * from, element by element, converting between float32 and the 16-bit floats with one rounding. Equal
 // total counts; `to` may be `from`. A scale of 1 between equal types moves bits. If `nonfinite` is set, 1 is stored

@@ -78,15 +78,10 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
 
 // Hooks see one array for each bucket: the ranges themselves if there is only one, else a copy.
 absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
-  const auto count = [](const std::vector<Buffer>& ranges) {
-    size_t elements = 0;
-    for (const Buffer& range : ranges) elements += range.count;
-    return elements;
-  };
   size_t copies = 0;
   for (const auto& bucket : buckets_) {
     bucket->packed = bucket->ranges.size() > 1;
-    if (bucket->packed) copies += Scratch::Room(count(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
+    if (bucket->packed) copies += Scratch::Room(Elements(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
   }
   if (captured_ && hook_ != nullptr) KeepPacked();
   if (absl::Status s = packed_.Reserve(*group_, copies, streams_.device()); !s.ok()) return s;
@@ -95,7 +90,7 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     const DType dtype = bucket->ranges[0].dtype;
     GradBucket& view = bucket->view;
     view.buffer = bucket->ranges[0];
-    if (bucket->packed) view.buffer = packed_.Take(dtype, count(bucket->ranges));
+    if (bucket->packed) view.buffer = packed_.Take(dtype, Elements(bucket->ranges));
     for (GradBucket::Gradient& gradient : view.gradients) {
       const char* const data = static_cast<const char*>(all[gradient.parameter].slot.data);
       size_t before = 0;  // elements of earlier ranges

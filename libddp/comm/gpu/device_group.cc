@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "libddp/comm/base/joined_work.h"
 #include "libddp/comm/gpu/local_moves.h"
 #include "libddp/comm/memory/allocation_table.h"
+#include "libddp/device/buffer_ops.h"
 
 namespace ddp {
 namespace {
@@ -95,9 +95,7 @@ class DeviceGroup final : public CheckedGroup {
     // All ranks count these calls alike, also one that brings nothing.
     const Buffers shown = call.in.empty() ? call.out : call.in;
     const DType dtype = shown.empty() ? DType::kUInt8 : shown[0].dtype;
-    const size_t count = std::accumulate(shown.begin(), shown.end(), size_t{0},
-                                         [](size_t sum, const Buffer& b) { return sum + b.count; });
-    board->PostHostCall({.kind = call.kind, .in = dtype, .out = dtype}, count);
+    board->PostHostCall({.kind = call.kind, .in = dtype, .out = dtype}, Elements(shown));
     return control_.get();
   }
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "libddp/device/buffer_ops.h"
+
 namespace ddp {
 
 uint64_t MixHash(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9e3779b97f4a7c15u + (hash >> 29); }
@@ -52,9 +54,7 @@ absl::Status StreamScratch::Allocate(size_t count, DType dtype, Device device) {
 }
 
 absl::Status StreamScratch::AllocateFor(Buffers like) {
-  size_t count = 0;
-  for (const Buffer& b : like) count += b.count;
-  return Allocate(std::max<size_t>(count, 1), like[0].dtype, like[0].device);
+  return Allocate(std::max<size_t>(Elements(like), 1), like[0].dtype, like[0].device);
 }
 
 }  // namespace ddp

@@ -7,6 +7,7 @@
 
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/nccl/api.h"
+#include "libddp/device/buffer_ops.h"
 #include "libddp/device/cpu_reduce.h"
 
 namespace ddp {
@@ -21,12 +22,6 @@ void StoreScalar(double value, DType dtype, void* to) {
   const float narrow = static_cast<float>(value);
   const void* const from = &narrow;
   CpuReduce::Create({.in = DType::kFloat32, .out = dtype}).value()(&from, 1, &to, 1, 1);
-}
-
-size_t Total(Buffers buffers) {
-  size_t count = 0;
-  for (const Buffer& b : buffers) count += b.count;
-  return count;
 }
 
 using Kind = OperationKey::Kind;
@@ -82,7 +77,7 @@ absl::Status NcclMoves::Enqueue(const CheckedCall& call, void* stream) {
       return Exchange({in, {call.counts.begin(), call.counts.end()}},
                       {out, {call.out_counts.begin(), call.out_counts.end()}}, false, stream);
     case Kind::kSendRecv:
-      return Exchange({in, OneFor(call.to, Total(in))}, {out, OneFor(call.from, Total(out))}, false, stream);
+      return Exchange({in, OneFor(call.to, Elements(in))}, {out, OneFor(call.from, Elements(out))}, false, stream);
     case Kind::kGather:
       return Gather(in, out, root, stream);
     case Kind::kScatter:
@@ -219,7 +214,7 @@ absl::Status NcclMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffer
     } else if (one_call) {
       each(api.ReduceScatter(from[0].data, to[0].data, to[0].count, type, op, comm, stream));
     } else {
-      const size_t part = Total(to);
+      const size_t part = Elements(to);
       for (size_t r = 0; r < size_; ++r) {
         for (const TransformPiece& p : PairPieces(Slice(from, r * part, part), to)) {
           each(api.Reduce(p.in, p.out, p.count, type, op, static_cast<int>(r), comm, stream));
@@ -277,7 +272,7 @@ bool NcclMoves::SendsFromRegistered(Buffers in, Buffers out) const {
 }
 
 absl::Status NcclMoves::AllToAll(Buffers in, Buffers out, void* stream) {
-  const std::vector<size_t> counts(size_, Total(in) / size_);
+  const std::vector<size_t> counts(size_, Elements(in) / size_);
   StreamScratch kept(runtime_, stream);
   if (in[0].data != out[0].data) return Exchange({in, counts}, {out, counts}, SendsFromRegistered(in, out), stream);
   // In place what is sent has to be kept: it is overwritten by what arrives.
@@ -287,21 +282,21 @@ absl::Status NcclMoves::AllToAll(Buffers in, Buffers out, void* stream) {
 }
 
 absl::Status NcclMoves::Gather(Buffers in, Buffers out, int root, void* stream) {
-  const size_t part = Total(in);
+  const size_t part = Elements(in);
   return Exchange({in, OneFor(root, part)}, {out, std::vector<size_t>(size_, rank_ == root ? part : 0)}, false, stream);
 }
 
 absl::Status NcclMoves::Scatter(Buffers in, Buffers out, int root, void* stream) {
-  const size_t part = Total(out);
+  const size_t part = Elements(out);
   return Exchange({in, std::vector<size_t>(size_, rank_ == root ? part : 0)}, {out, OneFor(root, part)}, false, stream);
 }
 
 absl::Status NcclMoves::Send(Buffers buffers, int peer, void* stream) {
-  return Exchange({buffers, OneFor(peer, Total(buffers))}, {{}, std::vector<size_t>(size_)}, false, stream);
+  return Exchange({buffers, OneFor(peer, Elements(buffers))}, {{}, std::vector<size_t>(size_)}, false, stream);
 }
 
 absl::Status NcclMoves::Recv(Buffers buffers, int peer, void* stream) {
-  return Exchange({{}, std::vector<size_t>(size_)}, {buffers, OneFor(peer, Total(buffers))}, false, stream);
+  return Exchange({{}, std::vector<size_t>(size_)}, {buffers, OneFor(peer, Elements(buffers))}, false, stream);
 }
 
 std::vector<size_t> NcclMoves::OneFor(int rank, size_t count) const {

@@ -144,6 +144,8 @@ absl::Status CheckStream(Device device, Stream stream);
 // DeadlineExceeded.
 absl::Status Synchronize(
     Stream stream, absl::FunctionRef<bool()> give_up = [] { return false; });
+// The same for an event's stream, up to where the event was recorded.
+absl::Status WaitForEvent(void* event, absl::FunctionRef<bool()> give_up);
 
 // Owns a stream or an event. Not thread-safe.
 template <void (DeviceRuntime::*kDestroy)(void*)>

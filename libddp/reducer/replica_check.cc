@@ -110,7 +110,7 @@ absl::Status ReplicaCheck::Finish(absl::Status* divergence, absl::FunctionRef<bo
   *divergence = absl::OkStatus();
   if (!under_way_) return absl::OkStatus();
   absl::Status status = exchange_.Wait();
-  if (status.ok() && on_gpu_) status = WaitFetched(give_up);
+  if (status.ok() && on_gpu_) status = WaitForEvent(arrays_->fetched.get(), give_up);
   if (!status.ok()) return status;
   under_way_ = false;
   exchange_ = Work();
@@ -120,24 +120,13 @@ absl::Status ReplicaCheck::Finish(absl::Status* divergence, absl::FunctionRef<bo
   return absl::OkStatus();
 }
 
-absl::Status ReplicaCheck::WaitFetched(absl::FunctionRef<bool()> give_up) {
-  Backoff backoff(/*oversubscribed=*/false);
-  while (true) {
-    const absl::StatusOr<bool> finished = Devices().Finished(arrays_->fetched.get());
-    if (!finished.ok()) return finished.status();
-    if (*finished) return absl::OkStatus();
-    if (give_up()) return absl::DeadlineExceededError("the hashes of the values have not come from the GPU");
-    backoff.Pause();
-  }
-}
-
 void ReplicaCheck::Drop() {
   if (!std::exchange(under_way_, false)) return;
   const bool failed = !exchange_.Wait().ok();
   exchange_ = Work();
   if (!on_gpu_) return;
   const int64_t until = NowNs() + kLeaveFailedNs;
-  const absl::Status fetched = WaitFetched([&] { return failed && NowNs() > until; });
+  const absl::Status fetched = WaitForEvent(arrays_->fetched.get(), [&] { return failed && NowNs() > until; });
   if (absl::IsDeadlineExceeded(fetched)) Forsake();
 }
 

@@ -78,7 +78,6 @@ class ReplicaCheck {
 
   absl::Status HashOnGpu(ProcessGroup& group, absl::Span<const size_t> order, size_t on_host, Stream stream);
   absl::Status MakeArrays(ProcessGroup& group, Device device);
-  absl::Status WaitFetched(absl::FunctionRef<bool()> give_up);
   absl::Status Compare() const;
 
   const int64_t every_;

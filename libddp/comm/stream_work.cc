@@ -1,44 +1,35 @@
 // Work of the program's own on a GPU's stream.
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm_hook.h"
 #include "libddp/base/failed_ranks.h"
-#include "libddp/base/spin.h"
+#include "libddp/comm/base/ref_counted_work.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
 namespace {
 
-class StreamWorkState final : public internal::WorkState {
+class StreamWorkState final : public RefCountedWork {
  public:
-  StreamWorkState(const ProcessGroup& group, OwnedEvent event) : group_(group), event_(std::move(event)) {}
+  StreamWorkState(const ProcessGroup& group, OwnedEvent event)
+      : RefCountedWork(1), group_(group), event_(std::move(event)) {}
 
   // What a group leaves behind that has failed may never come free: whoever waits is told.
   bool Done() const override { return !group_.status().ok() || Passed().value_or(true); }
   absl::Status Wait(absl::Time deadline) override {
     const bool bounded = deadline != absl::InfiniteFuture();
-    Backoff backoff(/*oversubscribed=*/false);
-    while (true) {
-      if (absl::Status s = group_.status(); !s.ok()) return s;
-      const absl::StatusOr<bool> passed = Passed();
-      if (!passed.ok() || *passed) return Named(passed.status());
-      if (bounded && absl::Now() >= deadline) {
-        return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
-      }
-      backoff.Pause();
-    }
+    const absl::Status waited =
+        WaitForEvent(event_.get(), [&] { return !group_.status().ok() || (bounded && absl::Now() >= deadline); });
+    if (absl::Status s = group_.status(); !s.ok()) return s;
+    if (!absl::IsDeadlineExceeded(waited)) return Named(waited);
+    return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
   }
   absl::Status BlockStream(Stream stream) override {
     if (!IsGpu(stream.device)) return Wait(absl::InfiniteFuture());
     if (absl::Status s = group_.status(); !s.ok()) return s;
     const DeviceGuard guard(Devices(), stream.device);
     return Named(guard.status().ok() ? Devices().WaitEvent(stream.native, event_.get()) : guard.status());
-  }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
  private:
@@ -47,7 +38,6 @@ class StreamWorkState final : public internal::WorkState {
 
   const ProcessGroup& group_;
   const OwnedEvent event_;
-  std::atomic<int> refs_{1};
 };
 
 }  // namespace

@@ -8,17 +8,15 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "ddp/process_group.h"
+#include "libddp/comm/base/ref_counted_work.h"
 
 namespace ddp {
 
-// Counts its owners, of which there are two at first: who does the work, and the Work that is returned to the caller.
-class CountedWork : public internal::WorkState {
+// It has two owners at first: who does the work, and the Work that is returned to the caller.
+class CountedWork : public RefCountedWork {
  public:
   bool Done() const final { return done_.load(std::memory_order_acquire); }
   absl::Status BlockStream(Stream) final { return Wait(absl::InfiniteFuture()); }
-  void Ref() final { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() final;
   int64_t EndedNs() const final { return ended_ns_; }
 
   // Sets the outcome, once, and when the work ended, if that is known; from here on the buffers are the caller's again.
@@ -31,11 +29,10 @@ class CountedWork : public internal::WorkState {
   const absl::Status& status() const { return status_; }
 
  protected:
-  CountedWork() = default;
+  CountedWork() : RefCountedWork(2) {}
   ~CountedWork() override = default;
 
  private:
-  std::atomic<int> refs_{2};
   std::atomic<bool> done_{false};
   absl::Status status_;
   int64_t ended_ns_ = 0;

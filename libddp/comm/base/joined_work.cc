@@ -1,8 +1,9 @@
 #include "libddp/comm/base/joined_work.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
+
+#include "libddp/comm/base/ref_counted_work.h"
 
 namespace ddp {
 namespace {
@@ -11,10 +12,10 @@ bool AllDone(const std::vector<Work>& works) {
   return std::all_of(works.begin(), works.end(), [](const Work& work) { return work.Done(); });
 }
 
-class JoinedState final : public internal::WorkState {
+class JoinedState final : public RefCountedWork {
  public:
   JoinedState(std::vector<Work> works, std::shared_ptr<const void> memory, std::shared_ptr<OrphanedMemory> orphans)
-      : works_(std::move(works)), memory_(std::move(memory)), orphans_(std::move(orphans)) {}
+      : RefCountedWork(1), works_(std::move(works)), memory_(std::move(memory)), orphans_(std::move(orphans)) {}
   ~JoinedState() override {
     if (orphans_ != nullptr && !Done()) orphans_->Keep(std::move(works_), std::move(memory_));
   }
@@ -32,10 +33,6 @@ class JoinedState final : public internal::WorkState {
     for (const Work& work : works_) first.Update(work.call_status());
     return first;
   }
-  void Ref() override { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
 
  private:
   template <typename Fn>
@@ -48,7 +45,6 @@ class JoinedState final : public internal::WorkState {
   std::vector<Work> works_;
   std::shared_ptr<const void> memory_;
   const std::shared_ptr<OrphanedMemory> orphans_;
-  std::atomic<int> refs_{1};
 };
 
 }  // namespace

@@ -39,14 +39,9 @@ TEST_CASE("a NaN or an infinity is reported on all ranks with the rank, the para
   Logged logged;
   RunOnRanks([](Rank& rank) {
     const int last = rank.size() - 1;
-    std::vector<DdpOptions> cases(9, Checked());
-    cases[1].bucket_bytes = 1;
-    cases[2].hook = CreateCompressionHook(DType::kBFloat16);
-    cases[3].unused = UnusedParameters::kDetect;
-    cases[4].static_graph = true;
-    cases[5].weighted = true;
-    cases[6].piece_bytes = 4096;
-    cases[7].op = ReduceOp::kSum;
+    std::vector<DdpOptions> cases = Variants(Checked());
+    cases.resize(9, Checked());
+    cases[7].bucket_bytes = 1;
     cases[8].check_replicas = 1;
     for (const DdpOptions& options : cases) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

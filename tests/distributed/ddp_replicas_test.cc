@@ -50,14 +50,9 @@ TEST_CASE("values that are equal pass every check") {
     for (const int64_t every : {1, 2}) {
       PowerSgdOptions power;
       power.start_step = 1;
-      std::vector<DdpOptions> cases(8, Checked(every));
-      cases[1].hook = CreatePowerSgdHook(power);
-      cases[2].hook = CreateCompressionHook(DType::kBFloat16);
-      cases[3].unused = UnusedParameters::kDetect;
-      cases[4].static_graph = true;
-      cases[5].weighted = true;
-      cases[6].piece_bytes = 4096;
-      cases[7].op = ReduceOp::kSum;
+      std::vector<DdpOptions> cases = Variants(Checked(every));
+      cases.push_back(Checked(every));
+      cases.back().hook = CreatePowerSgdHook(power);
       for (const DdpOptions& options : cases) {
         std::vector<Parameter> parameters = MakeParameters({7, 300, 0, 4000});
         parameters[1].frozen = true;

@@ -31,6 +31,18 @@ inline Model Make(Rank& rank, std::vector<Parameter> parameters, const DdpOption
   return RANK_VALUE(DistributedDataParallel::Create(rank.group(), std::move(parameters), options));
 }
 
+// `base` as it is, and with each of the options that change how a gradient goes.
+inline std::vector<DdpOptions> Variants(const DdpOptions& base) {
+  std::vector<DdpOptions> variants(7, base);
+  variants[1].hook = CreateCompressionHook(DType::kBFloat16);
+  variants[2].unused = UnusedParameters::kDetect;
+  variants[3].static_graph = true;
+  variants[4].weighted = true;
+  variants[5].piece_bytes = 4096;
+  variants[6].op = ReduceOp::kSum;
+  return variants;
+}
+
 // Rank's gradient of element i of parameter p in a step. Whole numbers, divisible by 12: averages over up to 4 ranks
 // are exact.
 inline double Gradient(int rank, size_t p, size_t i, int step) {

@@ -11,6 +11,7 @@
 #include "bench/meeting.h"
 #include "bench/mpi_peer.h"
 #include "bench/pattern.h"
+#include "bench/percentile.h"
 #include "bench/shared_block.h"
 #include "bench/shared_bound.h"
 
@@ -49,12 +50,6 @@ absl::StatusOr<Arrays> MakeArrays(ddp::ProcessGroup* group, size_t bytes, bool t
     *array = *made;
   }
   return arrays;
-}
-
-double Percentile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  const double at = share * static_cast<double>(values.size());
-  return values[std::min(values.size() - 1, static_cast<size_t>(at))];
 }
 
 class CpuBench : public Bench {

@@ -29,6 +29,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "bench/percentile.h"
 #include "ddp/ddp.h"
 
 namespace {
@@ -153,16 +154,11 @@ std::vector<Variant> Variants(size_t bytes) {
   return variants;
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // Of what each delayed step takes longer than the one before it.
 double Added(const std::vector<double>& plain, const std::vector<double>& delayed) {
   std::vector<double> added;
   for (size_t k = 0; k < delayed.size(); ++k) added.push_back(delayed[k] - plain[k]);
-  return Median(added);
+  return bench::Median(std::move(added));
 }
 
 class Bench {
@@ -264,7 +260,7 @@ class Bench {
     std::printf("%-17.1f ms %8s %9s %11s %10s", compute, "", "ms", "backward ms", "beyond ms");
     std::printf(!delays() ? "\n" : " %9s %9s %9s %9s %9s %9s\n", "ms", "ms", "ms", "%", "ms", "%");
     for (const Variant& v : variants_) {
-      const double step = Median(v.plain.step_ms), first = Median(v.plain.first_ms);
+      const double step = bench::Median(v.plain.step_ms), first = bench::Median(v.plain.first_ms);
       std::printf("%-20s %8zu %9.2f %11.2f %10.2f", v.name.c_str(), v.model->statistics().buckets.size(), step,
                   step - compute, first - compute);
       if (delays()) {

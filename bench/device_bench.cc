@@ -5,10 +5,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "bench/cuda_check.h"
+#include "bench/percentile.h"
 #include "libddp/device/device_runtime.h"
 #include "nlohmann/json.hpp"
 
@@ -62,8 +64,7 @@ class Bench {
       BENCH_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
       if (sample >= 0) times.push_back(static_cast<double>(ms) * 1e3 / kCalls);
     }
-    std::nth_element(times.begin(), times.begin() + 5, times.end());
-    return times[5];
+    return Median(std::move(times));
   }
 
   // `moved` bytes in all by a plain copy: GB/s.

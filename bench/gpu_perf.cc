@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/cuda_check.h"
 #include "bench/pattern.h"
+#include "bench/percentile.h"
 #include "bench/raw_nccl.h"
 
 namespace bench {
@@ -23,11 +24,6 @@ constexpr size_t kLinkBytes = size_t{256} << 20;
 struct Times {
   double us = kNotMeasured, host_us = kNotMeasured;
 };
-
-double At(std::vector<double>& values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(share * static_cast<double>(values.size())))];
-}
 
 class GpuBench : public Bench {
  public:
@@ -172,7 +168,7 @@ class GpuBench : public Bench {
       times.push_back(us);
       hosts.push_back(host.count() / calls);
     }
-    return {At(times, 0.5), At(hosts, 0.5)};
+    return {Median(std::move(times)), Median(std::move(hosts))};
   }
 
   void TimeSingleCalls(Row& row, const std::function<void()>& call) {
@@ -187,8 +183,8 @@ class GpuBench : public Bench {
     }
     if (!Synchronize().ok()) return;
     for (int i = 0; i < calls; ++i) times.push_back(Elapsed(marks_[2 + i], marks_[3 + i]));
-    row.p50_us = OverRanks(At(times, 0.5), ddp::ReduceOp::kMax);
-    row.p99_us = OverRanks(At(times, 0.99), ddp::ReduceOp::kMax);
+    row.p50_us = OverRanks(Percentile(times, 0.5), ddp::ReduceOp::kMax);
+    row.p99_us = OverRanks(Percentile(times, 0.99), ddp::ReduceOp::kMax);
   }
 
   Times TimeGraph(int calls, int replays, const std::function<void(int)>& call) {

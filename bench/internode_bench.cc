@@ -14,9 +14,11 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "bench/arguments.h"
+#include "bench/percentile.h"
 #include "ddp/ddp.h"
 
 namespace {
@@ -34,8 +36,7 @@ double MedianMicros(const std::function<void()>& call, double seconds) {
     spent += slowest;
     if (i >= 3) times.push_back(slowest * 1e6);
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return bench::Median(std::move(times));
 }
 
 struct Place {
@@ -120,13 +121,12 @@ int Run(size_t most) {
       std::fprintf(stderr, "internode_bench: %s\n", status.ToString().c_str());
       return 1;
     }
-    std::sort(our_times.begin(), our_times.end());
-    std::sort(mpi_times.begin(), mpi_times.end());
+    const double our_time = bench::Median(std::move(our_times)), mpi_time = bench::Median(std::move(mpi_times));
     const double share = per_byte * static_cast<double>(bytes) / place.width, others = place.nodes - 1;
     const double predicted = std::min(latency + others * share, 2 * latency + 2 * others / place.nodes * share);
     if (group.rank() == 0) {
-      std::printf("%12zu %12.1f %12.1f %8.2f %12.1f %8.2f\n", bytes, our_times[2], mpi_times[2],
-                  mpi_times[2] / our_times[2], predicted, our_times[2] / predicted);
+      std::printf("%12zu %12.1f %12.1f %8.2f %12.1f %8.2f\n", bytes, our_time, mpi_time, mpi_time / our_time, predicted,
+                  our_time / predicted);
       std::fflush(stdout);
     }
   }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "bench/percentile.h"
+
 namespace bench {
 namespace {
 

@@ -136,10 +136,4 @@ std::vector<double> Meeting::Durations(int groups) {
   return durations;
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
-}
-
 }  // namespace bench

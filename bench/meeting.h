@@ -62,9 +62,6 @@ class Meeting {
   int round_ = 0;
 };
 
-// The median of `values` (at least one).
-double Median(std::vector<double> values);
-
 }  // namespace bench
 
 #endif  // BENCH_MEETING_H_

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/cuda_check.h"
+#include "bench/percentile.h"
 #include "nlohmann/json.hpp"
 
 namespace bench {
@@ -111,11 +112,6 @@ class Bench {
   Gpu& At(int device) { return gpus_[static_cast<size_t>(device)]; }
 
  private:
-  static double Median(std::vector<double> v) {
-    std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-    return v[v.size() / 2];
-  }
-
   // The slowest device's time for one copy on each of `streams` streams, all devices at once.
   double Seconds(const std::vector<int>& devices, int streams, const std::function<void(int, int)>& copy) {
     constexpr int kCopies = 4;

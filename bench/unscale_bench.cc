@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/arguments.h"
+#include "bench/percentile.h"
 #include "ddp/autocast.h"
 #include "ddp/context.h"
 #include "ddp/grad_scaler.h"
@@ -108,11 +109,6 @@ double Time(const Body& body) {
     const double ns = std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
     if (ns > 1e6) return ns / calls;
   }
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 void Measure(size_t bytes, int rounds) {

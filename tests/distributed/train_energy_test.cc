@@ -1,6 +1,4 @@
 // The energy of a training on several ranks, from a planted counter that moves while they train.
-#include <unistd.h>
-
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +17,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -30,13 +29,8 @@ using ddp::testing::RunOnRanks;
 class Machine {
  public:
   Machine() {
-    std::string name = (std::filesystem::temp_directory_path() / "train_energy.XXXXXX").string();
-    RANK_CHECK(mkdtemp(name.data()) != nullptr);
-    root_ = name;
-    domain_ = root_ + "/sys/class/powercap/intel-rapl:0/";
-    std::filesystem::create_directories(domain_);
-    std::ofstream(domain_ + "name") << "package-0\n";
-    std::ofstream(domain_ + "max_energy_range_uj") << kRange << "\n";
+    root_.Write(domain_ + "name", "package-0\n");
+    root_.Write(domain_ + "max_energy_range_uj", std::to_string(kRange));
     Write(0);
     user_ = std::thread([this] {
       for (uint64_t joules = 1; !ended_; ++joules) Write(joules * 1'000'000 % kRange);
@@ -45,19 +39,19 @@ class Machine {
   ~Machine() {
     ended_ = true;
     user_.join();
-    std::filesystem::remove_all(root_);
   }
 
-  const std::string& root() const { return root_; }
+  const std::string& root() const { return root_.path(); }
 
  private:
   static constexpr uint64_t kRange = 1'000'000'000'000;
   void Write(uint64_t microjoules) const {
-    std::ofstream(domain_ + "next") << microjoules << "\n";
-    std::filesystem::rename(domain_ + "next", domain_ + "energy_uj");
+    root_.Write(domain_ + "next", std::to_string(microjoules));
+    std::filesystem::rename(root_.File(domain_ + "next"), root_.File(domain_ + "energy_uj"));
   }
 
-  std::string root_, domain_;
+  const ddp::testing::TemporaryFolder root_;
+  const std::string domain_ = "sys/class/powercap/intel-rapl:0/";
   std::atomic<bool> ended_ = false;
   std::thread user_;
 };

@@ -1,10 +1,9 @@
 // K ranks train as one rank does, a resumed training goes on as if it had never stopped, on any number of ranks.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -84,24 +84,18 @@ void CheckClose(const Trained& many, const Trained& one, double tolerance) {
   RANK_CHECK(std::abs(many.summary.test_accuracy - one.summary.test_accuracy) < 2.5 / 360);
 }
 
-// A folder that all ranks know, removed by rank 0 when all have left.
+// A folder of rank 0's that all ranks know.
 class SharedFolder {
  public:
-  explicit SharedFolder(Rank& rank) : rank_(rank) {
-    std::string mine;
-    if (rank.rank() == 0) {
-      mine = (std::filesystem::temp_directory_path() / "train_parity.XXXXXX").string();
-      RANK_CHECK(mkdtemp(mine.data()) != nullptr);
-    }
-    path_ = ddp::testing::ValueOr(__FILE__, __LINE__, "GatherStrings", GatherStrings(rank.group(), mine))[0];
-  }
-  ~SharedFolder() {
-    if (rank_.rank() == 0) std::filesystem::remove_all(path_);
+  explicit SharedFolder(Rank& rank) {
+    if (rank.rank() == 0) mine_.emplace();
+    path_ = ddp::testing::ValueOr(__FILE__, __LINE__, "GatherStrings",
+                                  GatherStrings(rank.group(), mine_.has_value() ? mine_->path() : ""))[0];
   }
   std::string File(const std::string& name) const { return path_ + "/" + name; }
 
  private:
-  Rank& rank_;
+  std::optional<ddp::testing::TemporaryFolder> mine_;
   std::string path_;
 };
 

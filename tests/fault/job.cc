@@ -44,22 +44,15 @@ std::vector<std::string> Environment(const std::vector<std::string>& changes) {
 
 }  // namespace
 
-Job::Job(std::string program) : program_(std::move(program)) {
-  folder_ = (std::filesystem::temp_directory_path() / "ddp-fault-XXXXXX").string();
-  if (mkdtemp(folder_.data()) == nullptr) throw std::runtime_error(absl::StrCat(folder_, ": ", std::strerror(errno)));
-}
+Job::Job(std::string program) : program_(std::move(program)) {}
 
-Job::~Job() {
-  Finish(absl::ZeroDuration());
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
-}
+Job::~Job() { Finish(absl::ZeroDuration()); }
 
 void Job::Start(int rank, int size, const std::vector<std::string>& arguments,
                 const std::vector<std::string>& environment, const std::vector<std::string>& launcher) {
   std::vector<std::string> words = launcher;
   for (const std::string& word : {program_, absl::StrCat("--rank=", rank), absl::StrCat("--size=", size),
-                                  absl::StrCat("--store=", folder_, "/store")}) {
+                                  absl::StrCat("--store=", folder_.File("store"))}) {
     words.push_back(word);
   }
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -148,7 +141,7 @@ std::vector<Ending> Job::Finish(absl::Duration patience, int except) {
 
 std::vector<std::string> Job::LeftBehind() const {
   std::vector<std::string> left;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_)) left.push_back(entry.path().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) left.push_back(entry.path().string());
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     for (const Process& process : processes_) {
       if (absl::StrContains(entry.path().filename().string(), absl::StrCat("-", process.pid, "-"))) {

@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "tests/support/temporary_folder.h"
 
 namespace ddp::testing {
 
@@ -61,7 +62,7 @@ class Job {
   void WaitUntil(Process& process, absl::Duration patience, absl::FunctionRef<bool()> done);
 
   const std::string program_;
-  std::string folder_;
+  const TemporaryFolder folder_;
   std::vector<Process> processes_;
 };
 

@@ -5,12 +5,12 @@
 #include <turbojpeg.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "tests/support/temporary_folder.h"
 
 namespace ddp::testing {
 
@@ -44,22 +44,8 @@ inline std::string MakeJpeg(int width, int height, Colour colour) {
   return MakeJpeg(width, height, [colour](int, int) { return colour; });
 }
 
-// Removed with everything in it.
-class JpegFolder {
+class JpegFolder : public TemporaryFolder {
  public:
-  JpegFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "jpeg.XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder was made");
-    path_ = name;
-  }
-  ~JpegFolder() { std::filesystem::remove_all(path_); }
-  JpegFolder(const JpegFolder&) = delete;
-  JpegFolder& operator=(const JpegFolder&) = delete;
-
-  void Write(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories(std::filesystem::path(path_ + "/" + name).parent_path());
-    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
-  }
   // `count` images of each of two classes, in train and in val, each a little different.
   void WriteTwoClasses(int count, int size) const {
     for (int i = 0; i < count; ++i) {
@@ -74,10 +60,6 @@ class JpegFolder {
       }
     }
   }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
 };
 
 }  // namespace ddp::testing

@@ -23,6 +23,7 @@
 #include "examples/train/checkpoint_writer.h"
 #include "examples/train/sha256.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -33,13 +34,8 @@ namespace fs = std::filesystem;
 class Fixture {
  public:
   Fixture() {
-    std::string pattern = (fs::temp_directory_path() / "checkpoint_test.XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    folder_ = pattern;
-    path_ = folder_ + "/a.ckpt";
     for (size_t i = 0; i < weight_.size(); ++i) weight_[i] = 0.1f * static_cast<float>(i);
   }
-  ~Fixture() { fs::remove_all(folder_); }
 
   std::vector<Tensor> Tensors() {
     return {{"1.weight", {3, 4}, absl::MakeSpan(weight_)}, {"1.bias", {3}, absl::MakeSpan(bias_)}};
@@ -52,15 +48,13 @@ class Fixture {
     REQUIRE(bytes.ok());
     return *bytes;
   }
-  void WriteBytes(const std::vector<uint8_t>& bytes) const {
-    std::ofstream(path_, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
+  void WriteBytes(const std::vector<uint8_t>& bytes) const { folder_.Write("a.ckpt", bytes); }
   size_t FilesInFolder() const {
-    return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+    return static_cast<size_t>(std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator()));
   }
 
-  std::string folder_, path_;
+  const ddp::testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.File("a.ckpt");
   std::vector<float> weight_ = std::vector<float>(12);
   std::vector<float> bias_ = {1, -2, 3e-42f};
   Progress progress_ = {.step = 24,
@@ -428,10 +422,10 @@ TEST_CASE("a checkpoint that could not be written in the background is told of, 
 TEST_CASE("a checkpoint is written to regular files only") {
   Fixture f;
   CHECK(absl::IsInvalidArgument(AtomicFile::Create("/dev/null").status()));
-  CHECK(absl::IsInvalidArgument(AtomicFile::Create(f.folder_).status()));
+  CHECK(absl::IsInvalidArgument(AtomicFile::Create(f.folder_.path()).status()));
   REQUIRE(mkfifo((f.path_ + ".tmp").c_str(), 0600) == 0);
   CHECK_FALSE(AtomicFile::Create(f.path_).ok());  // and does not wait for a reader
-  CHECK(absl::IsNotFound(AtomicFile::Create(f.folder_ + "/no/such").status()));
+  CHECK(absl::IsNotFound(AtomicFile::Create(f.folder_.File("no/such")).status()));
 }
 
 }  // namespace examples

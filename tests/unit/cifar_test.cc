@@ -1,17 +1,15 @@
 // The reader of CIFAR-10: what it reads, and what it refuses.
 #include "examples/data/cifar.h"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -38,25 +36,14 @@ std::string ErrorOf(const Bytes& file) {
   return count.ok() ? "" : std::string(count.status().message());
 }
 
-class Folder {
+class Folder : public ddp::testing::TemporaryFolder {
  public:
   Folder() {
-    path_ = (std::filesystem::temp_directory_path() / "cifar.XXXXXX").string();
-    REQUIRE(mkdtemp(path_.data()) != nullptr);
-    for (int i = 1; i <= 5; ++i) Write(absl::StrCat("data_batch_", i, ".bin"), File(2, static_cast<uint8_t>(10 * i)));
-    Write("test_batch.bin", File(2, 60));
+    for (int i = 1; i <= 5; ++i)
+      Write(absl::StrCat("data_batch_", i, ".bin"), examples::File(2, static_cast<uint8_t>(10 * i)));
+    Write("test_batch.bin", examples::File(2, 60));
   }
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  void Write(const std::string& name, const Bytes& bytes) const {
-    std::ofstream(absl::StrCat(path_, "/", name), std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
-  std::string Error() const { return std::string(LoadDataset(path_).status().message()); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+  std::string Error() const { return std::string(LoadDataset(path()).status().message()); }
 };
 
 TEST_CASE("Images are added as they are in the file") {
@@ -110,7 +97,7 @@ TEST_CASE("A folder with a file that is missing, damaged, or shorter than the ot
   folder.Write("data_batch_3.bin", File(1, 0));
   CHECK(
       absl::StrContains(folder.Error(), "data_batch_1.bin has 2 images, data_batch_3.bin has 1; one of them is trunc"));
-  folder.Write("data_batch_3.bin", {1, 2, 3});
+  folder.Write("data_batch_3.bin", Bytes{1, 2, 3});
   CHECK(absl::StrContains(folder.Error(), "data_batch_3.bin: it is truncated, or no binary file of CIFAR-10"));
   CHECK(absl::StrContains(folder.Error(), "download it again"));
 }

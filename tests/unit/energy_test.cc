@@ -2,7 +2,6 @@
 #include "examples/train/energy.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -33,15 +33,7 @@ FakeNvml& Fake() {
 // A machine's /sys and /proc.
 class Machine {
  public:
-  explicit Machine(const std::string& boot_id = "host-a") {
-    std::string name = (std::filesystem::temp_directory_path() / "energy.XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    root_ = name;
-    Write("proc/sys/kernel/random/boot_id", boot_id);
-  }
-  ~Machine() { std::filesystem::remove_all(root_); }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
+  explicit Machine(const std::string& boot_id = "host-a") { Write("proc/sys/kernel/random/boot_id", boot_id); }
 
   void AddDomain(const std::string& folder, const std::string& name, uint64_t range) {
     Write("sys/class/powercap/" + folder + "/name", name);
@@ -51,19 +43,16 @@ class Machine {
   void Set(const std::string& folder, uint64_t microjoules) {
     Write("sys/class/powercap/" + folder + "/energy_uj", std::to_string(microjoules));
   }
-  void Remove(const std::string& path) const { std::filesystem::remove_all(root_ + "/" + path); }
+  void Remove(const std::string& path) const { std::filesystem::remove_all(root_.File(path)); }
 
-  EnergySources Sources() const { return {.root = root_, .nvml = FAKE_NVML}; }
+  EnergySources Sources() const { return {.root = root_.path(), .nvml = FAKE_NVML}; }
   EnergySources WithGpu(const std::string& nvml = FAKE_NVML) const {
-    return {.root = root_, .gpu = true, .bus_id = "0000:1b:00.0", .nvml = nvml};
+    return {.root = root_.path(), .gpu = true, .bus_id = "0000:1b:00.0", .nvml = nvml};
   }
 
  private:
-  void Write(const std::string& path, const std::string& text) const {
-    std::filesystem::create_directories(std::filesystem::path(root_ + "/" + path).parent_path());
-    std::ofstream(root_ + "/" + path) << text << "\n";
-  }
-  std::string root_;
+  void Write(const std::string& path, const std::string& text) const { root_.Write(path, text + "\n"); }
+  const ddp::testing::TemporaryFolder root_;
 };
 
 constexpr uint64_t kRange = 262143328850;  // microjoules

@@ -1,10 +1,6 @@
 // What DescribeEnvironment finds in a machine made of files, and what it keeps to itself.
 #include "examples/train/environment.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -13,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/version.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -21,18 +18,9 @@ using nlohmann::json;
 
 class Machine {
  public:
-  Machine() {
-    std::string path = (std::filesystem::temp_directory_path() / "environment_test.XXXXXX").string();
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-    sources.root = path;
-  }
-  ~Machine() { std::filesystem::remove_all(sources.root); }
+  Machine() { sources.root = root_.path(); }
 
-  void Write(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = sources.root + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
+  void Write(const std::string& path, const std::string& text) const { root_.Write(path, text); }
   void Processor(int number, int core, int socket) const {
     const std::string folder = absl::StrCat("/sys/devices/system/cpu/cpu", number, "/");
     Write(folder + "topology/core_id", absl::StrCat(core, "\n"));
@@ -41,6 +29,9 @@ class Machine {
   json Describe() const { return json::parse(DescribeEnvironment("mpirun", /*gpu=*/false, sources)); }
 
   EnvironmentSources sources;
+
+ private:
+  const ddp::testing::TemporaryFolder root_;
 };
 
 TEST_CASE("A machine of two sockets: cores, caches, clocks, memory, NUMA nodes") {

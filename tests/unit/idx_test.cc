@@ -5,7 +5,6 @@
 #include <zlib.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "examples/data/dataset.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -51,20 +51,8 @@ void RequireError(const Bytes& file, int rank, const std::string& part) {
   CHECK_FALSE(absl::StrContains(array.status().message(), "\n"));
 }
 
-class Folder {
+class Folder : public ddp::testing::TemporaryFolder {
  public:
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "idx_test.XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  const std::string& path() const { return path_; }
-  void Write(const std::string& name, const Bytes& bytes) const {
-    std::ofstream(path_ + "/" + name, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
   void WriteAll(uint32_t train, uint32_t test) const {
     Write("train-images-idx3-ubyte", Idx({train, 2, 3}, train * 6));
     Write("train-labels-idx1-ubyte.gz", Gzip(Idx({train}, train)));
@@ -72,14 +60,11 @@ class Folder {
     Write("t10k-labels-idx1-ubyte", Idx({test}, test));
   }
   std::string Error() const {
-    const absl::StatusOr<Dataset> data = LoadDataset(path_);
+    const absl::StatusOr<Dataset> data = LoadDataset(path());
     REQUIRE_FALSE(data.ok());
     CHECK_FALSE(absl::StrContains(data.status().message(), "\n"));
     return std::string(data.status().message());
   }
-
- private:
-  std::string path_;
 };
 
 }  // namespace

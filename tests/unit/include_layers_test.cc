@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -127,12 +128,10 @@ TEST_CASE("no include goes upward") {
 }
 
 TEST_CASE("a bad include is found") {
-  std::string folder = (fs::temp_directory_path() / "ddp-layers-XXXXXX").string();
-  REQUIRE(mkdtemp(folder.data()) != nullptr);
-  const fs::path root = folder;
+  const ddp::testing::TemporaryFolder folder;
+  const fs::path root = folder.path();
   const auto check = [&](const std::string& file, const std::string& line, bool bad) {
-    fs::create_directories((root / file).parent_path());
-    std::ofstream(root / file) << "// A file.\n" << line << "\n";
+    folder.Write(file, "// A file.\n" + line + "\n");
     const Findings findings = ReadTree(root);
     INFO(file << ": " << line);
     CHECK(findings.includes == 1);
@@ -162,7 +161,6 @@ TEST_CASE("a bad include is found") {
   check("libddp/base/a.cc", "#include \"ddp/types.h\"", false);
   check("examples/nn/a.cc", "#include \"ddp/ddp.h\"", false);
   check("include/ddp/a.h", "#include \"absl/status/status.h\"", false);
-  fs::remove_all(root);
 }
 
 }  // namespace

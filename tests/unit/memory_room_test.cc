@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <string>
@@ -15,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace ddp {
 namespace {
@@ -63,25 +62,12 @@ TEST_CASE("a limit that cgroups have in common holds, though each has a tighter 
 }
 
 // A file system in which a test writes what the kernel would say.
-class Root {
+class Root : public ddp::testing::TemporaryFolder {
  public:
   Root() {
-    REQUIRE(mkdtemp(path_.data()) != nullptr);
     Write("proc/meminfo", "MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   50 kB\nHugePages_Total:   0\n");
   }
-  ~Root() { std::filesystem::remove_all(path_); }
-  Root(const Root&) = delete;
-  Root& operator=(const Root&) = delete;
-
-  void Write(const std::string& file, const std::string& text) const {
-    const std::filesystem::path path = std::filesystem::path(path_) / file;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
-  MemoryRoom Read() const { return MemoryRoom::Read(path_); }
-
- private:
-  std::string path_ = (std::filesystem::temp_directory_path() / "ddp-room-XXXXXX").string();
+  MemoryRoom Read() const { return MemoryRoom::Read(path()); }
 };
 
 // The limits that a room has, by identity.

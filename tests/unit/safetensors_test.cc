@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "examples/data/file.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 namespace {
@@ -47,13 +47,8 @@ std::string ErrorOf(const std::vector<uint8_t>& file) {
 }
 
 struct TemporaryFile {
-  TemporaryFile() {
-    path = (std::filesystem::temp_directory_path() / "safetensors.XXXXXX").string();
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-    file = path + "/weights";
-  }
-  ~TemporaryFile() { std::filesystem::remove_all(path); }
-  std::string path, file;
+  const ddp::testing::TemporaryFolder folder = {};
+  const std::string file = folder.File("weights");
 };
 
 TEST_CASE("What is saved is loaded again, bit for bit, and other programs find what they look for") {

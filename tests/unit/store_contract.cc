@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <set>
 #include <thread>
 
@@ -12,14 +11,6 @@
 #include "tests/support/catch.h"
 
 namespace ddp {
-
-Folder::Folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "ddp_store_test.XXXXXX").string();
-  REQUIRE(mkdtemp(name.data()) != nullptr);
-  path_ = name;
-}
-
-Folder::~Folder() { std::filesystem::remove_all(path_); }
 
 pid_t Spawn(const std::function<bool()>& body) {
   const pid_t child = fork();

@@ -12,21 +12,15 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "ddp/store.h"
+#include "tests/support/temporary_folder.h"
 
 namespace ddp {
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// A new folder, removed with all that is in it.
-class Folder {
+class Folder : public testing::TemporaryFolder {
  public:
-  Folder();
-  ~Folder();
-  std::string File(const std::string& name = "store") const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+  std::string File(const std::string& name = "store") const { return TemporaryFolder::File(name); }
 };
 
 // Runs `body` in a child process; it may not use Catch2.

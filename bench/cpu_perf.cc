@@ -91,13 +91,14 @@ class CpuBench : public Bench {
     Row row;
     row.shape = c;
     const Case bound_case = SharedBound::Like(c);
+    const std::vector<Segment> results = bound_case.Results();
     const Pattern pattern(c), bound_pattern(bound_case);
     int64_t bound_wrong = 0, peer_wrong = 0;
     const size_t in_bytes = c.InCount() * ddp::SizeOf(c.dtype);
     std::vector<Side> sides = {
         {&pattern, ours_.In(c), in_bytes, ours_.Out(c), &row.wrong, [this, &c](int times) { return Call(c, times); }},
         {&bound_pattern, bound_->In(bound_case), bound_case.InCount() * sizeof(float), bound_->Out(bound_case),
-         &bound_wrong, [&](int) { return bound_->Run(bound_case), absl::OkStatus(); }}};
+         &bound_wrong, [&](int) { return bound_->Run(bound_case, results), absl::OkStatus(); }}};
     if (options_.peer && MpiRuns(c)) {
       sides.push_back({&pattern, peers_.In(c), in_bytes, peers_.Out(c), &peer_wrong,
                        [this, &c](int times) { return CallPeer(c, times), absl::OkStatus(); }});
@@ -164,9 +165,7 @@ class CpuBench : public Bench {
                                 *side.wrong += side.pattern->CountWrongEqual(side.out);
                             }});
     }
-    absl::StatusOr<Measured> measured = Measure(*meeting_, contenders,
-                                                {options_.fresh, options_.iters, options_.warmup_iters,
-                                                 options_.budget_s, options_.near_ns, options_.near_wait_s});
+    absl::StatusOr<Measured> measured = Measure(*meeting_, contenders, options_);
     if (!measured.ok()) return measured.status();
     row.time_us = measured->us[0] / aggregate();
     row.bound_us = measured->us[1];

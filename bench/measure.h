@@ -19,11 +19,11 @@ struct Contender {
 };
 
 struct MeasureOptions {
-  bool fresh = false;
-  int iters = 0;
-  int warmup_iters = 0;
+  bool fresh = false;    // every call works on input that was just rewritten
+  int iters = 0;         // timed calls; 0: as many as the budget allows
+  int warmup_iters = 0;  // calls before them; 0: 2 to 200, by their time
   double budget_s = 0.2;
-  double near_ns = 0;
+  double near_ns = 0;  // the slowest link between ranks 0 and 1 that counts; 0: any
   double near_wait_s = 4;
 };
 

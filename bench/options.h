@@ -8,31 +8,26 @@
 
 #include "absl/status/statusor.h"
 #include "bench/collective.h"
+#include "bench/measure.h"
 #include "ddp/types.h"
 
 namespace bench {
 
-struct Options {
+struct Options : MeasureOptions {
   std::vector<Collective> collectives = {Collective::kAllReduce};
   std::vector<size_t> sizes;  // bytes of the larger of one rank's buffers
   std::vector<ddp::DType> dtypes = {ddp::DType::kFloat32};
   std::vector<ddp::ReduceOp> ops = {ddp::ReduceOp::kSum};
   int root = 0;
-  int iters = 0;         // timed calls for each size; 0: the program decides
-  int warmup_iters = 0;  // the same
-  int aggregate = 0;     // calls before the last one is waited for; 0: 1 on CPUs, all of a sample on GPUs
-  int checks = 1;        // before the timing; and one after it, unless 0
-  int graphs = -1;       // launches of a CUDA graph in a sample; -1: one, for small sizes
+  int aggregate = 0;  // calls before the last one is waited for; 0: 1 on CPUs, all of a sample on GPUs
+  int checks = 1;     // before the timing; and one after it, unless 0
+  int graphs = -1;    // launches of a CUDA graph in a sample; -1: one, for small sizes
   bool out_of_place = true, in_place = true;
   bool cuda = false;
   std::string backend;    // empty: the library decides
   bool peer = false;      // MPI or raw NCCL beside it
   bool ordinary = false;  // memory of the process instead of ProcessGroup::Allocate's
-  bool fresh = false;
-  double budget_s = 0.2;
-  double near_ns = 0;  // 0: take every state of the machine
-  double near_wait_s = 4;
-  std::string json;  // a file to write, or empty
+  std::string json;       // a file to write, or empty
   bool help = false;
 };
 

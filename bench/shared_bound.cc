@@ -135,25 +135,25 @@ void SharedBound::Sum(const Case& c) const {
   HWY_DYNAMIC_DISPATCH(AddAll)(ins, ranks, to_all ? outs : outs + c.root, to_all, begin(rank), begin(rank + 1));
 }
 
-void SharedBound::Copy(const Case& c) const {
-  for (const Segment& segment : c.Results()) {
+void SharedBound::Copy(const Case& c, const std::vector<Segment>& results) const {
+  for (const Segment& segment : results) {
     if (c.in_place && segment.rank == rank_) continue;
     std::memcpy(Out(c) + segment.to, Array(segment.rank) + c.InOffset(segment.rank) + segment.from,
                 segment.count * sizeof(float));
   }
 }
 
-void SharedBound::Run(const Case& c) {
+void SharedBound::Run(const Case& c, const std::vector<Segment>& results) {
   Meet();
   if (c.collective == Collective::kBarrier) return;
   if (c.collective == Collective::kPingPong) {
-    if (rank_ % 2 == 1) Copy(c);
+    if (rank_ % 2 == 1) Copy(c, results);
     Meet();
-    if (rank_ % 2 == 0) Copy(c);
+    if (rank_ % 2 == 0) Copy(c, results);
   } else if (c.info().reduces) {
     Sum(c);
   } else {
-    Copy(c);
+    Copy(c, results);
   }
   Meet();
 }

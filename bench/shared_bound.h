@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "bench/collective.h"
 
@@ -26,14 +27,14 @@ class SharedBound {
   float* Out(const Case& c) const { return OutArray(c, rank_) + c.OutOffset(); }
 
   // When all ranks have come, each copies its results from the others' inputs, or sums its slice over all of them and
-  // stores the sum where it is wanted. When all have done so, it is over.
-  void Run(const Case& c);
+  // stores the sum where it is wanted. When all have done so, it is over. `results`: of the case.
+  void Run(const Case& c, const std::vector<Segment>& results);
 
  private:
   float* Array(int index) const;
   float* OutArray(const Case& c, int rank) const { return Array(c.in_place ? rank : ranks_ + rank); }
   void Sum(const Case& c) const;
-  void Copy(const Case& c) const;
+  void Copy(const Case& c, const std::vector<Segment>& results) const;
   void Meet();
 
   char* const memory_;

@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "libddp/comm/nccl/api.h"
 #include "libddp/comm/gpu/device_engine.h"
+#include "libddp/comm/nccl/api.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {

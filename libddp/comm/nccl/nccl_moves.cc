@@ -268,7 +268,8 @@ absl::Status NcclMoves::AllGather(Buffers in, Buffers out, absl::Span<const size
 }
 
 bool NcclMoves::SendsFromRegistered(Buffers in, Buffers out) const {
-  return in.size() == 1 && out.size() == 1 && in[0].data != out[0].data && memory_.Holds(in[0]) && memory_.Holds(out[0]);
+  return in.size() == 1 && out.size() == 1 && in[0].data != out[0].data && memory_.Holds(in[0]) &&
+         memory_.Holds(out[0]);
 }
 
 absl::Status NcclMoves::AllToAll(Buffers in, Buffers out, void* stream) {

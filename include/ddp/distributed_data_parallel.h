@@ -248,10 +248,10 @@ class DDP_EXPORT DistributedDataParallel {
   // again (PyTorch: grad = None). Count, dtype and device as before (InvalidArgument names the parameter and the rank).
   // FailedPrecondition for a gradient that the library owns, or that it reduces in place in an allocation.
   // The memory counts for one reduced step: it stays valid until FinishBackward has reduced the gradient, and until the
-  // next step if ZeroGrad, GradNorm or ClipGradNorm is called. Call SetGrad again in the next step (for memory that
-  // never changes use Parameter::grad). A gradient that this rank has not given in a step has no memory here. If other
-  // ranks used it (kDetect, static_graph, Join), grad(index) is memory of the library's with the result, until the next
-  // step begins; otherwise grad(index).data is null.
+  // next step if ZeroGrad, GradNorm, ClipGradNorm or ClipGradNormAsync is called. Call SetGrad again in the next step
+  // (for memory that never changes use Parameter::grad). A gradient that this rank has not given in a step has no
+  // memory here. If other ranks used it (kDetect, static_graph, Join), grad(index) is memory of the library's with the
+  // result, until the next step begins; otherwise grad(index).data is null.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
   // Ends the step: waits for all reductions. On a GPU only the stream waits, and the host continues; a failure after
@@ -280,8 +280,14 @@ class DDP_EXPORT DistributedDataParallel {
   virtual absl::StatusOr<double> GradNorm(double order = 2, Stream stream = {}) = 0;
 
   // Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1, and returns the norm before scaling. If
-  // the norm is not finite, the gradients do not change.
+  // the norm is not finite, the gradients do not change. On a GPU the host waits.
   virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double order = 2, Stream stream = {}) = 0;
+
+  // The same without a wait on the host: on a GPU, the norm is computed and the gradients are scaled in the order of
+  // `stream`, also in a CUDA graph. Returns where the norm before scaling is stored: in memory of the model's device,
+  // which lives as long as the model. The next call overwrites it. On a GPU the factor is rounded to float32. With
+  // kNoStream the host waits.
+  virtual absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order = 2, Stream stream = {}) = 0;
 
   // Copies the values of rank `root`, frozen ones included, and its buffers to all ranks. Collective, between steps.
   // Call it when values have been written after Create; values that the library owns can only be written then.

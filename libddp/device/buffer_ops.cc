@@ -120,51 +120,64 @@ absl::Status CheckFinite(Buffers buffers, uint32_t* nonfinite, Stream stream) {
   return absl::OkStatus();
 }
 
+double Norm(Buffers buffers, NormKind kind) {
+  double part = 0;
+  for (const Buffer& b : buffers) part = JoinParts(kind, part, CpuNormPart(b, kind));
+  return NormOfPart(kind, part);
+}
+
 namespace {
 
-// The norm of what consists of these parts.
-template <typename Parts, typename Fn>
-double JoinParts(const Parts& parts, NormKind kind, Fn&& part_of) {
-  double total = 0;
-  for (const auto& one : parts) {
-    const double part = part_of(one);
-    if (kind == NormKind::kMax) {
-      total = std::isnan(part) || part > total ? part : total;
-      if (std::isnan(total)) return total;
-    } else {
-      total += part;
-    }
+constexpr DType kNormTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+static_assert(std::size(kNormTypes) == kNormParts);
+
+std::vector<TransformPiece> PiecesInPlace(Buffers buffers, DType dtype) {
+  std::vector<TransformPiece> pieces;
+  for (const Buffer& b : buffers) {
+    if (b.dtype == dtype) pieces.push_back({b.data, b.data, b.count});
   }
-  return kind == NormKind::kL2 ? std::sqrt(total) : total;
+  return pieces;
+}
+
+// *numbers = the norm of a GPU's buffers, and the factor that clips them.
+absl::Status StartNorm(Buffers buffers, NormKind kind, double max_norm, ClipNumbers* numbers, Stream stream) {
+  const Buffer parts{numbers->parts, kNormParts, DType::kFloat64, stream.device};
+  absl::Status status = Zero({&parts, 1}, stream);
+  for (size_t t = 0; t < kNormParts && status.ok(); ++t) {
+    const std::vector<TransformPiece> pieces = PiecesInPlace(buffers, kNormTypes[t]);
+    if (pieces.empty()) continue;
+    status = Devices().NormPart(kNormTypes[t], kind, pieces, numbers->parts + t, stream.native);
+  }
+  return status.ok() ? Devices().FinishClip(kind, max_norm, numbers, stream.native) : status;
 }
 
 }  // namespace
-
-double Norm(Buffers buffers, NormKind kind) {
-  return JoinParts(buffers, kind, [kind](const Buffer& b) { return CpuNormPart(b, kind); });
-}
 
 absl::StatusOr<double> Norm(Buffers buffers, NormKind kind, Stream stream) {
   if (!OnGpu(buffers)) return Norm(buffers, kind);
   const DeviceGuard guard(Devices(), stream.device);
   if (!guard.status().ok()) return guard.status();
-  constexpr DType kTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-  double parts[std::size(kTypes)] = {};
-  const absl::StatusOr<StreamArray> results = StreamArray::Make(std::size(kTypes), DType::kFloat64, stream);
-  if (!results.ok()) return results.status();
-  double* result = static_cast<double*>(results->buffer().data);
-  absl::Status status = Zero(results->span(), stream);
-  for (size_t t = 0; t < std::size(kTypes) && status.ok(); ++t) {
-    std::vector<TransformPiece> pieces;
-    for (const Buffer& b : buffers) {
-      if (b.dtype == kTypes[t]) pieces.push_back({b.data, nullptr, b.count});
-    }
-    if (!pieces.empty()) status = Devices().NormPart(kTypes[t], kind, pieces, result + t, stream.native);
-  }
-  if (status.ok()) status = Devices().Copy(parts, result, sizeof parts, stream.native);
+  const absl::StatusOr<StreamArray> memory = StreamArray::Make(sizeof(ClipNumbers), DType::kUInt8, stream);
+  if (!memory.ok()) return memory.status();
+  auto* const numbers = static_cast<ClipNumbers*>(memory->buffer().data);
+  double norm = 0;
+  absl::Status status = StartNorm(buffers, kind, 1, numbers, stream);
+  if (status.ok()) status = Devices().Copy(&norm, &numbers->norm, sizeof norm, stream.native);
   status.Update(Synchronize(stream));
   if (!status.ok()) return status;
-  return JoinParts(parts, kind, [](double part) { return part; });
+  return norm;
+}
+
+absl::Status Clip(Buffers buffers, NormKind kind, double max_norm, ClipNumbers* numbers, Stream stream) {
+  const DeviceGuard guard(Devices(), stream.device);
+  absl::Status status = guard.status();
+  if (status.ok()) status = StartNorm(buffers, kind, max_norm, numbers, stream);
+  for (const DType dtype : kNormTypes) {
+    const std::vector<TransformPiece> pieces = PiecesInPlace(buffers, dtype);
+    if (pieces.empty() || !status.ok()) continue;
+    status = Devices().Run({.in = dtype, .out = dtype, .factor = &numbers->factor}, pieces, stream.native);
+  }
+  return status;
 }
 
 absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes) {

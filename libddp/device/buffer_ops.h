@@ -41,6 +41,10 @@ double Norm(Buffers buffers, NormKind kind);
 // The same wherever the buffers are. The host waits for a GPU's, whose order of additions is another.
 absl::StatusOr<double> Norm(Buffers buffers, NormKind kind, Stream stream);
 
+// On a GPU: scales the buffers by ClipFactor of their norm, which is stored in numbers->norm, in the GPU's memory. All
+// of it happens in the order of the stream.
+absl::Status Clip(Buffers buffers, NormKind kind, double max_norm, ClipNumbers* numbers, Stream stream);
+
 // Zeroed memory, for as long as it has an owner.
 absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes);
 

@@ -266,16 +266,19 @@ class CudaDeviceRuntime final : public DeviceRuntime {
 
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override {
-    static_assert(static_cast<int>(cuda::Norm::kMax) == static_cast<int>(NormKind::kMax));
     const size_t partials = cuda::NormPartials(AsPieces(pieces), pieces.size());
     absl::StatusOr<void*> scratch = AllocateOnStream(std::max<size_t>(partials, 1) * sizeof(double), stream);
     if (!scratch.ok()) return scratch.status();
     absl::Status status =
-        ToStatus(cuda::LaunchNorm(static_cast<cuda::Type>(dtype), static_cast<cuda::Norm>(kind), AsPieces(pieces),
-                                  pieces.size(), static_cast<double*>(*scratch), result, AsStream(stream)),
+        ToStatus(cuda::LaunchNorm(static_cast<cuda::Type>(dtype), kind, AsPieces(pieces), pieces.size(),
+                                  static_cast<double*>(*scratch), result, AsStream(stream)),
                  "the kernels of a norm");
     status.Update(FreeOnStream(*scratch, stream));
     return status;
+  }
+
+  absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override {
+    return ToStatus(cuda::LaunchFinishClip(kind, max_norm, numbers, AsStream(stream)), "the kernel that clips by norm");
   }
 
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override {

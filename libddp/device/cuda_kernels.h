@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 
 namespace ddp::cuda {
@@ -34,11 +35,13 @@ cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint
 // See ddp::DeviceRuntime::Increment.
 cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream);
 
-// See ddp::DeviceRuntime::NormPart; as NormKind. `partials` has room for NormPartials numbers.
-enum class Norm : uint8_t { kL1, kL2, kMax };
+// See ddp::DeviceRuntime::NormPart. `partials` has room for NormPartials numbers.
 size_t NormPartials(const Piece* pieces, size_t count);
-cudaError_t LaunchNorm(Type type, Norm kind, const Piece* pieces, size_t count, double* partials, double* result,
+cudaError_t LaunchNorm(Type type, NormKind kind, const Piece* pieces, size_t count, double* partials, double* result,
                        cudaStream_t stream);
+
+// See ddp::DeviceRuntime::FinishClip.
+cudaError_t LaunchFinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, cudaStream_t stream);
 
 // See ddp::DeviceRuntime::Hash.
 cudaError_t LaunchHash(const Piece* pieces, size_t count, uint64_t* results, cudaStream_t stream);

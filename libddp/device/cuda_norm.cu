@@ -23,31 +23,21 @@ __device__ double Wide(float x) { return x; }
 __device__ double Wide(__half x) { return __half2float(x); }
 __device__ double Wide(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-// A NaN stays.
-template <Norm kKind>
-__device__ double Join(double a, double b) {
-  if constexpr (kKind == Norm::kMax) {
-    return a > b || isnan(a) ? a : b;
-  } else {
-    return a + b;
-  }
-}
-
 // All threads' values, to thread 0.
-template <Norm kKind>
+template <NormKind kKind>
 __device__ double JoinBlock(double mine) {
   __shared__ double all[kThreads];
   all[threadIdx.x] = mine;
   for (int half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (static_cast<int>(threadIdx.x) < half) {
-      all[threadIdx.x] = Join<kKind>(all[threadIdx.x], all[threadIdx.x + half]);
+      all[threadIdx.x] = JoinParts(kKind, all[threadIdx.x], all[threadIdx.x + half]);
     }
   }
   return all[0];
 }
 
-template <typename T, Norm kKind>
+template <typename T, NormKind kKind>
 __global__ void __launch_bounds__(kThreads) NormKernel(const __grid_constant__ Table table, double* partials) {
   int range = 0;
   while (blockIdx.x >= table.end[range]) ++range;
@@ -58,23 +48,23 @@ __global__ void __launch_bounds__(kThreads) NormKernel(const __grid_constant__ T
 #pragma unroll 8
   for (size_t i = begin + threadIdx.x; i < end; i += kThreads) {
     const double x = Wide(in[i]);
-    sum = Join<kKind>(sum, kKind == Norm::kL2 ? x * x : fabs(x));
+    sum = JoinParts(kKind, sum, kKind == NormKind::kL2 ? x * x : fabs(x));
   }
   sum = JoinBlock<kKind>(sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-template <Norm kKind>
+template <NormKind kKind>
 __global__ void __launch_bounds__(kThreads) FoldKernel(const double* partials, size_t count, double* result) {
   double sum = 0;
-  for (size_t i = threadIdx.x; i < count; i += kThreads) sum = Join<kKind>(sum, partials[i]);
+  for (size_t i = threadIdx.x; i < count; i += kThreads) sum = JoinParts(kKind, sum, partials[i]);
   sum = JoinBlock<kKind>(sum);
   if (threadIdx.x == 0) *result = sum;
 }
 
 size_t Tiles(const Piece& piece) { return (piece.count + kTile - 1) / kTile; }
 
-template <typename T, Norm kKind>
+template <typename T, NormKind kKind>
 cudaError_t Launch(const Piece* pieces, size_t count, double* partials, double* result, cudaStream_t stream) {
   size_t done = 0;
   for (size_t at = 0; at < count;) {
@@ -99,16 +89,20 @@ cudaError_t Launch(const Piece* pieces, size_t count, double* partials, double* 
 }
 
 template <typename T>
-cudaError_t LaunchOf(Norm kind, const Piece* pieces, size_t count, double* partials, double* result,
+cudaError_t LaunchOf(NormKind kind, const Piece* pieces, size_t count, double* partials, double* result,
                      cudaStream_t stream) {
   switch (kind) {
-    case Norm::kL1:
-      return Launch<T, Norm::kL1>(pieces, count, partials, result, stream);
-    case Norm::kL2:
-      return Launch<T, Norm::kL2>(pieces, count, partials, result, stream);
+    case NormKind::kL1:
+      return Launch<T, NormKind::kL1>(pieces, count, partials, result, stream);
+    case NormKind::kL2:
+      return Launch<T, NormKind::kL2>(pieces, count, partials, result, stream);
     default:
-      return Launch<T, Norm::kMax>(pieces, count, partials, result, stream);
+      return Launch<T, NormKind::kMax>(pieces, count, partials, result, stream);
   }
+}
+
+__global__ void FinishClipKernel(NormKind kind, double max_norm, ClipNumbers* numbers) {
+  FinishClip(kind, max_norm, *numbers);
 }
 
 __global__ void UpdateScaleKernel(ScaleRule rule, ScalerNumbers* numbers) { UpdateScale(rule, *numbers); }
@@ -121,7 +115,7 @@ size_t NormPartials(const Piece* pieces, size_t count) {
   return tiles;
 }
 
-cudaError_t LaunchNorm(Type type, Norm kind, const Piece* pieces, size_t count, double* partials, double* result,
+cudaError_t LaunchNorm(Type type, NormKind kind, const Piece* pieces, size_t count, double* partials, double* result,
                        cudaStream_t stream) {
   switch (type) {
     case Type::kFloat64:
@@ -135,6 +129,11 @@ cudaError_t LaunchNorm(Type type, Norm kind, const Piece* pieces, size_t count, 
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t LaunchFinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, cudaStream_t stream) {
+  FinishClipKernel<<<1, 1, 0, stream>>>(kind, max_norm, numbers);
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream) {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "ddp/types.h"
+#include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 
 namespace ddp {
@@ -40,8 +41,6 @@ struct Transform {
   // 1 if null; else read from the device's memory when the kernel runs.
   const float* factor = nullptr;
 };
-
-enum class NormKind : uint8_t { kL1, kL2, kMax };
 
 // Pointers called stream and event are the device's own handles (cudaStream_t, cudaEvent_t). A null stream is CUDA's
 // legacy default stream. What is "asynchronous" takes effect in the order of its stream.
@@ -108,11 +107,12 @@ class DeviceRuntime {
   virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) = 0;
   // Adds 1 to *counter, which the host may read meanwhile (pinned memory).
   virtual absl::Status Increment(uint32_t* counter, void* stream) = 0;
-  // *result = the sum of magnitudes (kL1) or squares (kL2), or the largest magnitude (kMax; NaN if one is), of what the
-  // pieces' `in` hold, in float64, in an order that depends on the counts alone. Floating-point types; `result` is in
-  // the device's memory.
+  // *result = the part of a norm (norm_rule.h) that the pieces' `in` hold, in float64, in an order that depends on the
+  // counts alone. Floating-point types; `result` is in the device's memory.
   virtual absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                                 void* stream) = 0;
+  // FinishClip where the numbers are.
+  virtual absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) = 0;
   // results[k] = the hash of pieces[k], as hash_rule.h defines it; a piece's `count` is in bytes here. `results` is in
   // the device's memory.
   virtual absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) = 0;

@@ -40,6 +40,7 @@ class NoDevices final : public DeviceRuntime {
   absl::Status NormPart(DType, NormKind, absl::Span<const TransformPiece>, double*, void*) override {
     return NotBuilt();
   }
+  absl::Status FinishClip(NormKind, double, ClipNumbers*, void*) override { return NotBuilt(); }
   absl::Status Hash(absl::Span<const TransformPiece>, uint64_t*, void*) override { return NotBuilt(); }
   absl::Status UpdateScale(const ScaleRule&, ScalerNumbers*, void*) override { return NotBuilt(); }
 };

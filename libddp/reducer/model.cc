@@ -58,6 +58,7 @@ Model::Model(ProcessGroup& group, Device device, const DdpOptions& options)
     : group_(&group),
       options_(options),
       device_(device),
+      clip_(std::make_shared<ClipNumbers>()),
       memory_(std::make_unique<ModelMemory>(device, options.copy_gradients, NeedsFloat32Slots(group, options))),
       reducer_(
           &group, options.hook, options.nonfinite, &streams_,
@@ -72,7 +73,10 @@ absl::Status Model::PrepareGpu() {
   if (absl::Status s = streams_.Create(device_); !s.ok()) return s;
   absl::StatusOr<std::shared_ptr<void>> word = AllocateOn(device_, sizeof(uint32_t));
   if (!word.ok()) return word.status();
+  absl::StatusOr<std::shared_ptr<void>> numbers = AllocateOn(device_, sizeof(ClipNumbers));
+  if (!numbers.ok()) return numbers.status();
   skip_step_ = *std::move(word);
+  clip_ = std::static_pointer_cast<ClipNumbers>(*std::move(numbers));
   return absl::OkStatus();
 }
 
@@ -205,12 +209,12 @@ void Model::LeaveGpu() {
   if (!absl::IsDeadlineExceeded(status)) return;
   Log().error(
       "rank {}: a DistributedDataParallel was destroyed while GPU {} still waits for a stream of the program's or for "
-      "a "
-      "failed operation; its memory is kept",
+      "a failed operation; its memory is kept",
       group_->rank(), device_.index);
   KeepForever(std::shared_ptr<ModelMemory>(std::move(memory_)));
   KeepForever(std::make_shared<std::vector<Trained>>(std::move(all_)));
   KeepForever(skip_step_);
+  KeepForever(clip_);
   replicas_.Forsake();
   nan_check_.Forsake();
   reducer_.Forsake();

@@ -54,6 +54,7 @@ class Model final : public DistributedDataParallel {
   void SetWeight(double weight) override { weight_ = weight; }
   absl::StatusOr<double> GradNorm(double order, Stream stream) override;
   absl::StatusOr<double> ClipGradNorm(double max_norm, double order, Stream stream) override;
+  absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order, Stream stream) override;
   DdpStatistics statistics() override;
   absl::Status Rebind(ProcessGroup& group) override;
 
@@ -148,12 +149,15 @@ class Model final : public DistributedDataParallel {
   absl::Status ShadowOthers(std::unique_lock<std::mutex>& lock);
 
   std::vector<Buffer> Gradients() const;
+  absl::Status CheckMaxNorm(absl::string_view call, double max_norm) const;
+  absl::StatusOr<NormKind> KindOf(absl::string_view call, double order) const;
 
   ProcessGroup* group_;
   const DdpOptions options_;
   const Device device_;
   GradStreams streams_;
-  std::shared_ptr<void> skip_step_;  // on a GPU
+  std::shared_ptr<void> skip_step_;    // on a GPU
+  std::shared_ptr<ClipNumbers> clip_;  // on the device
   std::unique_ptr<ModelMemory> memory_;
   Reducer reducer_;
   Reducer::Caps caps_;

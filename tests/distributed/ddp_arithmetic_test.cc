@@ -228,9 +228,11 @@ TEST_CASE("gradients are measured and clipped together, alike on all ranks") {
     RANK_CHECK_EQ(RANK_VALUE(model->GradNorm(HUGE_VAL)), most);
     RANK_CHECK_STATUS(model->GradNorm(3), StatusCode::kInvalidArgument, "order 3");
     RANK_CHECK_STATUS(model->ClipGradNorm(0), StatusCode::kInvalidArgument, "max_norm");
+    RANK_CHECK_STATUS(model->ClipGradNormAsync(0), StatusCode::kInvalidArgument, "max_norm");
 
     // Above the norm nothing happens; below, everything is scaled.
     RANK_CHECK_EQ(RANK_VALUE(model->ClipGradNorm(2 * std::sqrt(squares))), std::sqrt(squares));
+    RANK_CHECK_EQ(*RANK_VALUE(model->ClipGradNormAsync(2 * std::sqrt(squares))), std::sqrt(squares));
     CheckGradient(rank, *model, 0, [&](size_t p, size_t i) { return Average(rank.size(), p, i, 0); });
     RANK_CHECK_EQ(RANK_VALUE(model->ClipGradNorm(10)), std::sqrt(squares));
     const double scale = 10 / (std::sqrt(squares) + 1e-6);
@@ -245,6 +247,9 @@ TEST_CASE("gradients are measured and clipped together, alike on all ranks") {
     const Buffer bits{&rank0, sizeof rank0, DType::kUInt8, {}};
     RANK_CHECK_OK(rank.group().Broadcast(bits, 0).Wait());
     RANK_CHECK(std::memcmp(&norm, &rank0, sizeof norm) == 0);
+
+    RANK_CHECK_EQ(*RANK_VALUE(model->ClipGradNormAsync(1)), norm);
+    RANK_CHECK(std::abs(RANK_VALUE(model->GradNorm()) - 1) < 1e-4, RANK_VALUE(model->GradNorm()));
 
     // What is not finite is told, and not made worse.
     SetElement(DType::kFloat32, model->grad(0).data, 5, HUGE_VAL);

@@ -29,6 +29,7 @@ TEST_CASE("values on GPUs that differ between ranks are found") { RunCase(gpu_ca
 TEST_CASE("a hook runs kernels of its own on a stream of its own") { RunCase(gpu_cases::OwnKernels); }
 TEST_CASE("a NaN on a GPU is reported with its rank and parameter") { RunCase(gpu_cases::Nan); }
 TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
+TEST_CASE("gradients of every type are clipped in a GPU's order") { RunCase(gpu_cases::ClippingAsync); }
 TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
 TEST_CASE("a model on GPUs goes on in another group") { RunCase(gpu_cases::GoesOn); }
 TEST_CASE("models that do not lie where the group works are refused") { RunCase(gpu_cases::Misuse); }

@@ -169,6 +169,55 @@ void NormAndClipping(GpuRank& rank) {
   RANK_CHECK(std::isinf(RANK_VALUE(model->GradNorm(2, a.get()))));
 }
 
+void ClippingAsync(GpuRank& rank) {
+  const TestStream a(rank);
+  std::vector<Parameter> parameters;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kFloat16}) {
+    parameters.push_back({absl::StrCat(Name(dtype)), {}, {nullptr, 1000, dtype, rank.device()}, {}});
+  }
+  const Model model = RANK_VALUE(DistributedDataParallel::Create(rank.group, parameters));
+  std::vector<std::vector<double>> before(model->size());
+  const auto backward = [&](double last) {
+    for (size_t p = model->size(); p-- > 0;) {
+      const auto value = [&](size_t i) { return static_cast<double>((i + p) % 7) - 3; };
+      Write(
+          model->grad(p), [&](size_t i) { return p == 1 && i == 999 ? last : value(i); }, a.get());
+      model->GradReady(p, a.get());
+    }
+    RANK_CHECK_OK(model->FinishBackward(a.get()));
+    for (size_t p = 0; p < model->size(); ++p) before[p] = Read(model->grad(p), a.get());
+  };
+  const auto check = [&](double factor) {
+    for (size_t p = 0; p < model->size(); ++p) {
+      const DType dtype = model->grad(p).dtype;
+      const double rounding = dtype == DType::kBFloat16 ? 1.0 / 256 : dtype == DType::kFloat16 ? 1.0 / 2048 : 2e-7;
+      const std::vector<double> got = Read(model->grad(p), a.get());
+      for (size_t i = 0; i < 999; ++i) {
+        const double want = factor * before[p][i];
+        RANK_CHECK(std::fabs(got[i] - want) <= (factor == 1 ? 0 : rounding * std::fabs(want)), Name(dtype), " at ", i,
+                   ": ", got[i], " not ", want);
+      }
+    }
+  };
+  for (const double order : {1.0, 2.0, double{HUGE_VAL}}) {
+    for (const double last : {0.0, double{HUGE_VAL}, double{NAN}}) {
+      backward(last);
+      const double norm = RANK_VALUE(model->GradNorm(order, a.get()));
+      RANK_CHECK(std::isfinite(last) ? norm > 2 && norm < 1e5 : !std::isfinite(norm), norm);
+      for (const double max_norm : {1e6, 0.5}) {
+        const double* const where = RANK_VALUE(model->ClipGradNormAsync(max_norm, order, a.get()));
+        const Buffer number{const_cast<double*>(where), 1, DType::kFloat64, rank.device()};
+        const double got = Read(number, a.get())[0];
+        RANK_CHECK(got == norm || std::isnan(last), got, " not ", norm);
+        RANK_CHECK_EQ(std::isnan(got), std::isnan(norm));
+        check(std::isfinite(last) && max_norm < norm ? max_norm / (norm + 1e-6) : 1);
+      }
+    }
+  }
+  RANK_CHECK_STATUS(model->ClipGradNormAsync(0, 2, a.get()).status(), StatusCode::kInvalidArgument, "max_norm");
+  RANK_CHECK_STATUS(model->ClipGradNormAsync(1, 3, a.get()).status(), StatusCode::kInvalidArgument, "order 3");
+}
+
 void Accumulation(GpuRank& rank) {
   const TestStream a(rank);
   const std::shared_ptr<void> statistics = RANK_VALUE(AllocateOn(rank.device(), 4 * sizeof(float)));

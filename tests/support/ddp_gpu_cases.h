@@ -26,6 +26,7 @@ void Replicas(GpuRank& rank);          // values that are equal on all ranks, an
 void OwnKernels(GpuRank& rank);        // a hook with work of its own on a stream of its own
 void Nan(GpuRank& rank);               // check_nan
 void NormAndClipping(GpuRank& rank);   // also what is not finite
+void ClippingAsync(GpuRank& rank);     // every type of gradients, every order, and what is not finite
 void Accumulation(GpuRank& rank);      // NoSync, Join, buffers
 void GoesOn(GpuRank& rank);            // Rebind, after unequal numbers of steps
 void Misuse(GpuRank& rank);            // streams and memory of other devices

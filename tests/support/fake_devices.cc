@@ -388,9 +388,17 @@ absl::Status FakeDevices::NormPart(DType dtype, NormKind kind, absl::Span<const 
     *result = 0;
     for (const TransformPiece& piece : copy) {
       const double part = CpuNormPart({const_cast<void*>(piece.in), piece.count, dtype, {}}, kind);
-      *result = kind != NormKind::kMax ? *result + part : std::isnan(part) ? part : std::max(part, *result);
+      *result = JoinParts(kind, *result, part);
     }
   });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) {
+  absl::Status status = EnterOn("FinishClip", stream);
+  status.Update(Reach("FinishClip", numbers, sizeof(ClipNumbers)));
+  if (!status.ok()) return status;
+  Enqueue(stream, [=] { ddp::FinishClip(kind, max_norm, *numbers); });
   return absl::OkStatus();
 }
 

@@ -95,6 +95,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Increment(uint32_t* counter, void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
+  absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
 

@@ -46,6 +46,7 @@ TEST_CASE("values on GPUs that differ between ranks are found") { RunCase(gpu_ca
 TEST_CASE("a hook runs kernels of its own on a stream of its own") { RunCase(gpu_cases::OwnKernels); }
 TEST_CASE("a NaN on a GPU is reported with its rank and parameter") { RunCase(gpu_cases::Nan); }
 TEST_CASE("norms, clipping and what is not finite on GPUs") { RunCase(gpu_cases::NormAndClipping); }
+TEST_CASE("gradients of every type are clipped in a GPU's order") { RunCase(gpu_cases::ClippingAsync); }
 TEST_CASE("accumulation, uneven steps, buffers and frozen parameters on GPUs") { RunCase(gpu_cases::Accumulation); }
 TEST_CASE("a model on GPUs goes on in another group") { RunCase(gpu_cases::GoesOn); }
 TEST_CASE("models that do not lie where the group works are refused") { RunCase(gpu_cases::Misuse); }
@@ -58,6 +59,13 @@ TEST_CASE("a GPU's steps are measured without waiting") {
 }
 TEST_CASE("no step consumes what a reduction left that failed later") {
   RunCase(gpu_cases::FailsAfterReturn, {2, 3, 4});
+}
+
+// What the stream is given from here on waits.
+void HoldUntil(const std::atomic<bool>& open, void* stream) {
+  FakeDevices::Enqueue(stream, [&open] {
+    while (!open) std::this_thread::yield();
+  });
 }
 
 // A model of one tensor, "w".
@@ -113,9 +121,7 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
     const OwnedStream owned = rank.MakeStream();
     const Stream stream{rank.device(), owned.get()};
     std::atomic<bool> open{false};
-    FakeDevices::Enqueue(stream.native, [&] {
-      while (!open) std::this_thread::yield();
-    });
+    HoldUntil(open, stream.native);
     float* const grad = static_cast<float*>(model->grad(0).data);
     FakeDevices::Enqueue(stream.native, [&] {
       for (size_t i = 0; i < 1000; ++i) grad[i] = static_cast<float>(rank.rank + 1);
@@ -127,6 +133,42 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
     open = true;
     FakeDevices::Synchronize(stream.native);
     RANK_CHECK_EQ(seen, 1.5f);
+  });
+}
+
+TEST_CASE("ClipGradNormAsync does not wait for the GPU, and can be captured") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const auto model = MakeModelOfOne(rank, group);
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    std::atomic<bool> open{false};
+    std::atomic<float> value{0};
+    float* const grad = static_cast<float*>(model->grad(0).data);
+    HoldUntil(open, stream.native);
+    const auto step = [&] {
+      FakeDevices::Enqueue(stream.native, [&] { std::fill_n(grad, 1000, value.load()); });
+      model->GradReady(0, stream);
+      RANK_CHECK_OK(model->FinishBackward(stream));
+      return RANK_VALUE(model->ClipGradNormAsync(1, HUGE_VAL, stream));
+    };
+    value = 4;
+    const double* const norm = step();
+    open = true;
+    FakeDevices::Synchronize(stream.native);
+    RANK_CHECK_EQ(*norm, 4.0);
+    RANK_CHECK_EQ(grad[999], 4 * static_cast<float>(1 / (4 + 1e-6)));
+    RANK_CHECK_OK(FakeDevices::BeginCapture(stream.native));
+    RANK_CHECK(step() == norm);
+    const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.native));
+    for (const float next : {0.5f, 8.0f}) {
+      value = next;
+      FakeDevices::Launch(graph, stream.native);
+      FakeDevices::Synchronize(stream.native);
+      RANK_CHECK_EQ(*norm, static_cast<double>(next));
+      RANK_CHECK_EQ(grad[0], next < 1 ? next : next * static_cast<float>(1 / (next + 1e-6)));
+    }
   });
 }
 
@@ -215,9 +257,7 @@ TEST_CASE("a model whose GPU does not come free can be destroyed") {
     auto model = RANK_VALUE(DistributedDataParallel::Create(group, parameters));
     const OwnedStream owned = rank.MakeStream(), other = rank.MakeStream();
     std::atomic<bool> open{false};
-    FakeDevices::Enqueue(owned.get(), [&] {
-      while (!open) std::this_thread::yield();
-    });
+    HoldUntil(open, owned.get());
     // Gradients of two streams: the model's own waits for both.
     model->GradReady(1, {rank.device(), owned.get()});
     model->GradReady(0, {rank.device(), other.get()});
@@ -265,9 +305,7 @@ TEST_CASE("a fused step under a GradScaler does not wait for the GPU, nor does U
     const OwnedStream owned = rank.MakeStream();
     const Stream stream{rank.device(), owned.get()};
     std::atomic<bool> open{false};
-    FakeDevices::Enqueue(stream.native, [&] {
-      while (!open) std::this_thread::yield();
-    });
+    HoldUntil(open, stream.native);
     for (const float grad : {1.0f, 1.0f, HUGE_VALF, 1.0f}) {
       FakeDevices::Enqueue(stream.native, [=] { std::fill_n(grads, 3, grad); });
       RANK_CHECK_OK(scaler->Scale({&whole, 1}, stream));

@@ -37,6 +37,7 @@ class Training {
   absl::Status Step() {
     if (absl::Status s = Backward(); !s.ok()) return s;
     if (absl::Status s = model_->ClipGradNorm(1e9, 2, stream()).status(); !s.ok()) return s;
+    if (absl::Status s = model_->ClipGradNormAsync(1e9, 2, stream()).status(); !s.ok()) return s;
     Descend();
     ++steps_;
     return absl::OkStatus();
@@ -44,7 +45,8 @@ class Training {
   // A step as a graph, launched twice.
   absl::Status CapturedStep() {
     RANK_CHECK_OK(FakeDevices::BeginCapture(owned_.get()));
-    const absl::Status status = Backward();
+    absl::Status status = Backward();
+    if (status.ok()) status = model_->ClipGradNormAsync(1e9, 2, stream()).status();
     Descend();
     const auto graph = FakeDevices::EndCapture(owned_.get());
     if (!status.ok()) return status;

@@ -118,8 +118,8 @@ struct DdpOptions {
   // step and in every check_replicas-th step after it. If they differ, the next FinishBackward returns
   // FailedPrecondition on every rank. The error names the first parameter that differs, the step and the ranks. The
   // group still works. Do not write values between the first GradReady of a step and the end of its FinishBackward (on
-  // a GPU: its end in the order of the stream). In a Join, ranks that have finished are not compared. 0: never. Unset:
-  // DDP_CHECK_REPLICAS, or never. The same on all ranks.
+  // a GPU: its end in the order of the stream). In a Join, ranks that have finished are not compared. A step that is
+  // captured into a CUDA graph is not checked. 0: never. Unset: DDP_CHECK_REPLICAS, or never. The same on all ranks.
   std::optional<int64_t> check_replicas = {};
 
   // Looks for infinities and NaN in what each rank contributes, before the sum spreads them to all ranks. If there is

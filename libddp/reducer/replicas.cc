@@ -22,10 +22,14 @@ absl::Status Model::BroadcastValues(int root, Stream stream) {
 }
 
 // After the step's last bucket has been launched, on all ranks alike: what the check before has found, and the next one
-// if it is due.
+// if it is due. The host never sees the end of one that is captured into a graph.
 absl::Status Model::BeginReplicaCheck(Stream stream) {
   if (absl::Status s = replicas_.Finish(&finding_); !s.ok()) return s;
   if (!replicas_.Due(statistics_.steps())) return absl::OkStatus();
+  if (streams_.on_gpu()) {
+    const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
+    if (!capturing.ok() || *capturing) return capturing.status();
+  }
   std::vector<Replica> replicas;
   for (const Trained& t : all_) {
     replicas.push_back({absl::StrCat("parameter '", t.parameter.name, "'"), t.parameter.value});

@@ -181,8 +181,8 @@ TEST_CASE("a captured step can be replayed, and others may follow it") {
       std::vector<Parameter> parameters;
       for (const char* name : {"a", "b", "c"})
         parameters.push_back({name, {}, {nullptr, 64, DType::kFloat32, gpu}, {}});
-      const auto model =
-          RANK_VALUE(DistributedDataParallel::Create(group, parameters, {.bucket_bytes = 1, .hook = hook}));
+      const auto model = RANK_VALUE(
+          DistributedDataParallel::Create(group, parameters, {.bucket_bytes = 1, .check_replicas = 1, .hook = hook}));
       const OwnedStream owned = rank.MakeStream();
       const Stream stream{gpu, owned.get()};
       const auto backward = [&](bool reversed) {

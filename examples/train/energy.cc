@@ -149,7 +149,12 @@ std::string EnergyMeter::WhyNot() const {
 std::string EnergyMeter::Record() const {
   Json record = {{"host", host_}, {"seconds", seconds_}, {"why_not", reasons_}, {"counters", Json::array()}};
   for (const Counter& counter : counters_) {
-    if (counter.broken || counter.joules <= 0) continue;
+    if (counter.broken) continue;
+    if (counter.joules <= 0) {
+      record["why_not"].push_back(absl::StrCat("the energy counter of ", counter.gpu ? "the GPU" : counter.name,
+                                               " did not move while steps were measured: measure more of them"));
+      continue;
+    }
     record["counters"].push_back({{"gpu", counter.gpu}, {"name", counter.name}, {"joules", counter.joules}});
   }
   if (bus_id_.empty() && !nvml_.has_value()) return record.dump();

@@ -179,7 +179,7 @@ absl::Status Trainer::BroadcastState() {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
   const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
-  if (absl::Status status = group_.Broadcast(floats, 0).Wait(); !status.ok()) return status;
+  if (absl::Status status = group_.Broadcast(floats, 0, replica_->stream()).Wait(); !status.ok()) return status;
   if (absl::Status status = group_.Broadcast(numbers, 0).Wait(); !status.ok()) return status;
   optimizer_->set_steps(progress_.optimizer_steps);
   return absl::OkStatus();

@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "examples/data/dataset.h"
-#include "examples/nn/device.h"
 #include "examples/nn/model.h"
 #include "examples/train/agreement.h"
 #include "examples/train/trainer.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
+#include "tests/support/forwarding_device.h"
 #include "tests/support/ranks.h"
 
 namespace examples {
@@ -48,7 +48,7 @@ class HookedLayer final : public nn::Layer {
 };
 
 // A GPU that computes as the CPU does, and may be at work in any of its memory until somebody waits for it.
-class BusyDevice final : public nn::Device {
+class BusyDevice final : public ddp::testing::ForwardingDevice {
  public:
   explicit BusyDevice(Hook hook) : hook_(std::move(hook)) {}
 
@@ -71,24 +71,9 @@ class BusyDevice final : public nn::Device {
     nn::Cpu().Download(from, to, bytes);
   }
   void Wait() override { busy_ = false; }
-  void Mark(int) override {}
-  void Await(int) override {}
   std::unique_ptr<nn::Layer> MakeLinear(int inputs, int outputs, nn::Activation activation, int max_batch,
                                         nn::Layer* below) override {
     return std::make_unique<HookedLayer>(nn::Cpu().MakeLinear(inputs, outputs, activation, max_batch, below), hook_);
-  }
-  std::unique_ptr<nn::ImageLayers> MakeImageLayers(int max_batch) override {
-    return nn::Cpu().MakeImageLayers(max_batch);
-  }
-  std::unique_ptr<nn::Optimizer> MakeSgd(size_t count, const nn::SgdOptions& options) override {
-    return nn::Cpu().MakeSgd(count, options);
-  }
-  std::unique_ptr<nn::Optimizer> MakeAdam(size_t count, const nn::AdamOptions& options) override {
-    return nn::Cpu().MakeAdam(count, options);
-  }
-  double ProductRate(bool bfloat16) override { return nn::Cpu().ProductRate(bfloat16); }
-  void AddScaled(const float* x, float* y, size_t count, float scale, void* stream) override {
-    nn::Cpu().AddScaled(x, y, count, scale, stream);
   }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
                     const nn::LossOptions& options, double* loss) override {

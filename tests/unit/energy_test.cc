@@ -183,7 +183,7 @@ TEST_CASE("nothing is made up where NVML is missing, old, or fails") {
   }
   SECTION("the counter stands still") {
     library = FAKE_NVML;
-    why = "the processors have no energy counters here";
+    why = "the energy counter of the GPU did not move while steps were measured";
   }
   EnergyMeter meter(machine.WithGpu(library));
   meter.Begin();

@@ -7,6 +7,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 DDP_LOG_LEVEL=$
 usage() {
   cat <<END
 Usage: bash gpu_verify.sh [--part=NAME,...] [--out=FOLDER] [--peers=FOLDER] [--data=FOLDER] [--gpus=N]
+         [--share=N]
 
 Runs all steps that this machine's GPUs allow, part by part. If a step fails, the others still run. Prints a table.
 Writes each step's output, the benchmarks' rows and summary.json to the output folder. Exits with 1 if a step failed.
@@ -31,6 +32,8 @@ Options:
                    (run with torchrun)
   --data=FOLDER    a folder with MNIST's four IDX files, for train and cnn
   --gpus=N         use at most N GPUs
+  --share=N        with one GPU: also run the tests with 2 to N ranks, which then share it. Needs NCCL 2.30 or newer (or
+                   DDP_NCCL_LIBRARY). Speed is measured only with a GPU for each rank
 END
 }
 
@@ -39,6 +42,7 @@ peers=""
 data=""
 parts=unit,device,nccl,fault,ddp,train,cnn,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
+share=1
 results=()
 failed=0
 
@@ -62,6 +66,13 @@ step() {
 skip() {
   results+=("$1|skipped|0|$2")
   printf '%-32s %-10s %s\n' "$1" skipped "$2"
+}
+
+# ranks N: whether tests may have N ranks; tells them how many GPUs there must be. Ranks that share a GPU must be
+# processes: threads of one process block each other there, see docs/gpu-verification.md.
+ranks() {
+  (($1 <= (share > 1 ? share : gpus))) || return 1
+  export DDP_TEST_GPUS=$(($1 < gpus ? $1 : gpus)) DDP_TEST_RANKS=$1 DDP_TIMEOUT=60
 }
 
 has() { [[ ,$parts, == *,$1,* ]]; }
@@ -88,13 +99,12 @@ part_device() {
 part_nccl() {
   local n
   for n in 1 2 4; do
-    export DDP_TEST_GPUS=$n DDP_TEST_RANKS=$n DDP_TIMEOUT=60
-    if ((n > gpus)); then
+    if ! ranks "$n"; then
       skip "nccl-$n" "needs $n GPUs, there are $gpus"
       continue
     fi
-    step 150 "nccl-$n-threads" "$here/bin/gpu_nccl_test"
-    ((n > 2)) || memcheck_nccl "$n"
+    ((n > gpus)) || step 150 "nccl-$n-threads" "$here/bin/gpu_nccl_test"
+    ((n > 2 || n > gpus)) || memcheck_nccl "$n"
     if has_mpirun; then
       step 150 "nccl-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_nccl_test"
     else
@@ -116,21 +126,20 @@ memcheck_nccl() {
 }
 
 part_fault() {
-  export DDP_TEST_GPUS=2
+  ranks 2 || export DDP_TEST_GPUS=2
   step 400 fault "$here/bin/gpu_fault_test"
 }
 
 part_ddp() {
   local n
   export DDP_TEST_GPUS=1
-  step 100 nn "$here/bin/gpu_nn_test"
+  step 250 nn "$here/bin/gpu_nn_test"
   for n in 1 2 4; do
-    export DDP_TEST_GPUS=$n DDP_TEST_RANKS=$n DDP_TIMEOUT=60
-    if ((n > gpus)); then
+    if ! ranks "$n"; then
       skip "ddp-$n" "needs $n GPUs, there are $gpus"
       continue
     fi
-    step 60 "ddp-$n-threads" "$here/bin/gpu_ddp_test"
+    ((n > gpus)) || step 60 "ddp-$n-threads" "$here/bin/gpu_ddp_test"
     ! has_mpirun ||
       step 60 "ddp-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_ddp_test"
   done
@@ -185,11 +194,11 @@ part_train() {
   train 60 cpu-adam 1 "${short[@]}" --batch=128 --optimizer=adam
   same_losses cpu-adam gpu-adam 1e-3
   for n in 1 2 4; do
-    ((n <= gpus)) || continue
-    if ((n > 1)); then
+    if ((n > 1)) && ranks "$n"; then
       train 60 "gpu-$n" "$n" "${short[@]}" --batch=$((128 / n)) --device=cuda
       same_losses gpu "gpu-$n" 2e-4
     fi
+    ((n <= gpus)) || continue
     train 60 "speed-$n" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
     peer_train "mlp-$n" "$n" --tf32
     train 60 "speed-$n-again" "$n" --synthetic --steps=3000 --warmup=500 --batch=128 --device=cuda --tf32
@@ -344,6 +353,7 @@ main() {
       --data=?*) data=${argument#*=} ;;
       --part=?*) parts=${argument#*=} ;;
       --gpus=[0-9]*) ((${argument#*=} >= gpus)) || gpus=${argument#*=} ;;
+      --share=[1-9]*) share=${argument#*=} ;;
       *)
         echo "error: unknown argument $argument; see --help" >&2
         return 2
@@ -354,6 +364,14 @@ main() {
   unpack
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
   ((gpus > 0)) && CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1))) && export CUDA_VISIBLE_DEVICES
+  if ((share > 1)); then
+    ((gpus == 1)) || {
+      echo "error: --share needs one GPU, there are $gpus; with more, add --gpus=1" >&2
+      return 2
+    }
+    # Few blocks each, so that the ranks' kernels run at the same time.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
+  fi
   local part
   for part in unit device nccl fault ddp train cnn bench; do
     ! has "$part" || "part_$part"

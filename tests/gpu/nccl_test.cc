@@ -2,10 +2,8 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,100 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/context.h"
 #include "libddp/comm/host/operation.h"
-#include "libddp/device/device_runtime.h"
+#include "tests/gpu/on_gpus.h"
 #include "tests/support/catch.h"
-#include "tests/support/numbers.h"
-#include "tests/support/ranks.h"
 
 namespace ddp::testing {
 namespace {
-
-#define GPU(call) RANK_CHECK_EQ(std::string(cudaGetErrorName(call)), "cudaSuccess")
-
-ContextOptions OnGpus() {
-  ContextOptions options;
-  options.backend = "nccl";
-  // On a machine with one GPU several ranks need NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1.
-  options.device = {Device::Kind::kCuda, static_cast<int16_t>(CudaDevices()->Count() == 1 ? 0 : -1)};
-  return options;
-}
-
-void RunOnGpus(const std::function<void(Rank&)>& body) {
-  RunOnRanks(
-      [&](Rank& rank) {
-        GPU(cudaSetDevice(rank.context().device().index));
-        body(rank);
-      },
-      OnGpus());
-}
-
-// A stream of the caller's.
-class CallerStream {
- public:
-  explicit CallerStream(Rank& rank) : device_(rank.context().device()) {
-    GPU(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  ~CallerStream() { cudaStreamDestroy(stream_); }
-  CallerStream(const CallerStream&) = delete;
-  CallerStream& operator=(const CallerStream&) = delete;
-  Stream get() const { return {device_, stream_}; }
-  cudaStream_t native() const { return stream_; }
-
- private:
-  Device device_;
-  cudaStream_t stream_ = nullptr;
-};
-
-// Device memory that is written and read element by element on the host.
-class Array {
- public:
-  Array(Rank& rank, DType dtype, size_t count, bool allocated)
-      : dtype_(dtype),
-        count_(count),
-        device_(rank.context().device()),
-        host_(std::max<size_t>(1, count * SizeOf(dtype))) {
-    if (allocated) {
-      allocation_ = RANK_VALUE(rank.group().Allocate(host_.size(), device_));
-      data_ = static_cast<char*>(allocation_.data());
-    } else {
-      GPU(cudaMalloc(reinterpret_cast<void**>(&data_), host_.size()));
-      own_.reset(data_, [](char* p) { cudaFree(p); });
-    }
-  }
-  template <typename Fn>
-  void Fill(Fn value) {
-    for (size_t i = 0; i < count_; ++i) SetElement(dtype_, host_.data(), i, value(i));
-    GPU(cudaMemcpy(data_, host_.data(), host_.size(), cudaMemcpyHostToDevice));
-    GPU(cudaStreamSynchronize(cudaStreamLegacy));  // from pageable memory it may return before the data has arrived
-  }
-  template <typename Fn>
-  void Expect(Fn value, double tolerance = 0) {
-    GPU(cudaMemcpy(host_.data(), data_, host_.size(), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < count_; ++i) {
-      const double expected = value(i), got = GetElement(dtype_, host_.data(), i);
-      RANK_CHECK(std::fabs(got - expected) <= tolerance * std::fabs(expected), "element ", i, " of ", count_, " is ",
-                 got, ", not ", expected);
-    }
-  }
-  std::vector<Buffer> Cut(size_t pieces) const {
-    std::vector<Buffer> ranges;
-    for (size_t i = 0; i < pieces; ++i) {
-      const size_t begin = count_ * i / pieces, end = count_ * (i + 1) / pieces;
-      ranges.push_back({data_ + begin * SizeOf(dtype_), end - begin, dtype_, device_});
-    }
-    return ranges;
-  }
-  char* data() const { return data_; }
-
- private:
-  DType dtype_;
-  size_t count_;
-  Device device_;
-  std::vector<char> host_;
-  Allocation allocation_;
-  std::shared_ptr<char> own_;
-  char* data_ = nullptr;
-};
 
 std::vector<double> Contributions(DType dtype, ReduceOp op, int size, size_t i) {
   std::vector<double> values;
@@ -343,30 +252,24 @@ TEST_CASE("operations can be captured into a CUDA graph and replayed") {
     // In the strictest mode, and with operations running, which threads of the library look at meanwhile.
     for (int i = 0; i < 40; ++i)
       RANK_CHECK_OK(rank.group().AllReduce(large.Cut(1), large.Cut(1), {}, kNoStream).call_status());
-    GPU(cudaStreamBeginCapture(stream.native(),
-                               RanksAreThreads() ? cudaStreamCaptureModeThreadLocal : cudaStreamCaptureModeGlobal));
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    Work first = rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get());
-    Work second =
-        rank.group().AllReduce(b.Cut(2), b.Cut(2), {}, kNoStream);  // the group's stream has joined the capture
-    RANK_CHECK_OK(first.BlockStream(stream.get()));
-    RANK_CHECK_OK(second.BlockStream(stream.get()));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    GPU(cudaStreamEndCapture(stream.native(), &graph));
-    GPU(cudaGraphInstantiate(&replay, graph, 0));
+    Work first, second;
+    const CapturedGraph graph(stream, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      first = rank.group().AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, stream.get());
+      second = rank.group().AllReduce(b.Cut(2), b.Cut(2), {}, kNoStream);  // the group's stream has joined the capture
+      RANK_CHECK_OK(first.BlockStream(stream.get()));
+      RANK_CHECK_OK(second.BlockStream(stream.get()));
+    });
     RANK_CHECK_STATUS(first.Wait(), absl::StatusCode::kFailedPrecondition, "graph");
     a.Fill([&](size_t) { return rank.rank(); });
     b.Fill([&](size_t) { return 1; });
     const double n = rank.size();
-    for (int i = 0; i < 3; ++i) GPU(cudaGraphLaunch(replay, stream.native()));
-    GPU(cudaStreamSynchronize(stream.native()));
+    for (int i = 0; i < 3; ++i) graph.Launch(stream);
+    stream.Wait();
     a.Expect([&](size_t) { return (n - 1) / 2; }, 1e-6);
     b.Expect([&](size_t) { return n * n * n; });
     RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
     rank.Meet();
-    GPU(cudaGraphExecDestroy(replay));
-    GPU(cudaGraphDestroy(graph));
   });
 }
 
@@ -476,6 +379,9 @@ TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is 
     RANK_CHECK_OK(Context::Create(OnGpus()));
   });
   if (RankCount() < 2 || !RanksAreThreads()) return;
+  const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const std::string may_share = text == nullptr ? "" : text;
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const std::shared_ptr<Store> store = CreateMemoryStore();
   std::vector<absl::Status> statuses(2);
   std::vector<std::thread> threads;
@@ -490,6 +396,7 @@ TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is 
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (!may_share.empty()) setenv("NCCL_MULTI_RANK_GPU_ENABLE", may_share.c_str(), 1);
   for (const absl::Status& status : statuses) {
     RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "ranks 0 and 1 use the same GPU");
   }

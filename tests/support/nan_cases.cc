@@ -304,7 +304,8 @@ std::unique_ptr<Model> MakeBottlenecks(const ImageShape& images, int classes, De
   layers.push_back({"6", make->MakeBottleneck(third)});
   layers.push_back({"7", make->MakePool2d(average)});
   layers.push_back({"8", make->MakeFlatten(average.out())});
-  layers.push_back({"9", device.MakeLinear(average.out().channels, classes, Activation::kNone, kRows, nullptr)});
+  layers.push_back(
+      {"9", device.MakeLinear(average.out().channels, classes, Activation::kNone, kRows, layers.back().layer.get())});
   return std::make_unique<Model>(std::move(layers), kRows, device);
 }
 

@@ -150,14 +150,7 @@ class Array {
     }
   }
   Buffer whole() const { return {data_, count_, dtype_, device_}; }
-  std::vector<Buffer> Cut(size_t pieces) const {
-    std::vector<Buffer> ranges;
-    for (size_t i = 0; i < pieces; ++i) {
-      const size_t begin = count_ * i / pieces, end = count_ * (i + 1) / pieces;
-      ranges.push_back({data_ + begin * SizeOf(dtype_), end - begin, dtype_, device_});
-    }
-    return ranges;
-  }
+  std::vector<Buffer> Cut(size_t pieces) const { return testing::Cut(whole(), pieces); }
   double Get(size_t i) const { return GetElement(dtype_, data_, i); }
   void Set(size_t i, double value) { SetElement(dtype_, data_, i, value); }
 

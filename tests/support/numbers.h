@@ -30,6 +30,17 @@ double Awkward(int rank, size_t i);
 // them, float32 for float32 and the 16-bit types, scaled after the sum. Not yet rounded to the output's type.
 double Reduce(DType dtype, ReduceOp op, absl::Span<const double> by_rank, double prescale = 1, double postscale = 1);
 
+// Ranges that make up `whole`, `pieces` of about the same size.
+inline std::vector<Buffer> Cut(const Buffer& whole, size_t pieces) {
+  std::vector<Buffer> ranges;
+  for (size_t i = 0; i < pieces; ++i) {
+    const size_t begin = whole.count * i / pieces, end = whole.count * (i + 1) / pieces;
+    ranges.push_back(
+        {static_cast<char*>(whole.data) + begin * SizeOf(whole.dtype), end - begin, whole.dtype, whole.device});
+  }
+  return ranges;
+}
+
 }  // namespace ddp::testing
 
 #endif  // TESTS_SUPPORT_NUMBERS_H_

@@ -1,0 +1,66 @@
+// CUDA graphs on real GPUs whose operations fail, or whose group has gone.
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "tests/gpu/on_gpus.h"
+#include "tests/support/catch.h"
+
+namespace ddp::testing {
+namespace {
+
+TEST_CASE("a rank that does not launch its graph is named when time is out") {
+  if (RankCount() < 2) return;
+  ContextOptions options = OnGpus();
+  options.timeout = absl::Seconds(5);
+  RunOnGpus(
+      [](Rank& rank) {
+        const CallerStream stream(rank);
+        Array a(rank, DType::kInt32, 1000, false);  // plain memory: see docs/gpu-verification.md
+        RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+        a.Fill([](size_t) { return 1; });
+        const CapturedGraph graph(stream, [&] {
+          RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()).BlockStream(stream.get()));
+        });
+        for (int launch = 0; launch < 2; ++launch) graph.Launch(stream);
+        stream.Wait();
+        a.Expect([&](size_t) { return rank.size() * rank.size(); });
+        rank.Meet();
+        const bool missing = rank.rank() == 1;
+        if (!missing) graph.Launch(stream);
+        while (rank.group().status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        RANK_CHECK_STATUS(rank.group().status(), absl::StatusCode::kDeadlineExceeded,
+                          "rank 1 has not launched its graph", "DDP_TIMEOUT");
+        RANK_CHECK(FailedRanks(rank.group().status()) == std::vector<int>{1});
+        stream.Wait();  // the abort has released it
+        rank.Meet();
+      },
+      options);
+}
+
+TEST_CASE("a graph that is launched when its group has gone finds the group's word set") {
+  RunOnGpus([](Rank& rank) {
+    const CallerStream stream(rank);
+    Array a(rank, DType::kInt32, 1000, false), word(rank, DType::kInt32, 1, false);
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, 0));
+    RANK_CHECK_OK(group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+    const CapturedGraph graph(stream, [&] {
+      RANK_CHECK_OK(group->AllReduce(a.Cut(1), a.Cut(1), {}, stream.get()).BlockStream(stream.get()));
+      GPU(cudaMemcpyAsync(word.data(), group->failed_word(), 4, cudaMemcpyDefault, stream.native()));
+    });
+    graph.Launch(stream);
+    stream.Wait();
+    word.Expect([](size_t) { return 0; });
+    rank.Meet();
+    group.reset();
+    graph.Launch(stream);
+    stream.Wait();
+    word.Expect([](size_t) { return 1; });
+    rank.Meet();
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing

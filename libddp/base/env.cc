@@ -1,5 +1,7 @@
 #include "libddp/base/env.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
@@ -20,6 +22,10 @@ constexpr EnvInfo kTable[] = {
     {Env::kStorePort, "DDP_STORE_PORT", ""},
     {Env::kStoreSecret, "DDP_STORE_SECRET", ""},
     {Env::kXdgRuntimeDir, "XDG_RUNTIME_DIR", ""},
+    {Env::kProbe, "DDP_PROBE", ""},
+    {Env::kProbeCache, "DDP_PROBE_CACHE", ""},
+    {Env::kXdgCacheHome, "XDG_CACHE_HOME", ""},
+    {Env::kHome, "HOME", ""},
     {Env::kStallWarning, "DDP_STALL_WARNING", "30"},
     {Env::kFlightRecorder, "DDP_FLIGHT_RECORDER", ""},
     {Env::kTrace, "DDP_TRACE", ""},
@@ -53,6 +59,7 @@ constexpr EnvInfo kTable[] = {
     {Env::kTorchRestartCount, "TORCHELASTIC_RESTART_COUNT", ""},
     {Env::kNcclLibrary, "DDP_NCCL_LIBRARY", "libnccl.so.2"},
     {Env::kNcclNthreads, "NCCL_NTHREADS", ""},
+    {Env::kNcclP2pDisable, "NCCL_P2P_DISABLE", ""},
     {Env::kNcclP2pLevel, "NCCL_P2P_LEVEL", ""},
     {Env::kNcclAlgo, "NCCL_ALGO", ""},
     {Env::kNcclProto, "NCCL_PROTO", ""},
@@ -75,6 +82,12 @@ std::optional<std::string> ReadEnv(Env env) {
   const char* value = std::getenv(kTable[static_cast<size_t>(env)].name.data());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
+}
+
+std::vector<std::string> AllVariables() {
+  std::vector<std::string> all;
+  for (char** variable = environ; *variable != nullptr; ++variable) all.emplace_back(*variable);
+  return all;
 }
 
 absl::Status CheckEnvChoices(EnvLookup lookup) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -22,6 +23,10 @@ enum class Env {
   kStorePort,              // DDP_STORE_PORT
   kStoreSecret,            // DDP_STORE_SECRET
   kXdgRuntimeDir,          // XDG_RUNTIME_DIR
+  kProbe,                  // DDP_PROBE
+  kProbeCache,             // DDP_PROBE_CACHE
+  kXdgCacheHome,           // XDG_CACHE_HOME
+  kHome,                   // HOME
   kStallWarning,           // DDP_STALL_WARNING
   kFlightRecorder,         // DDP_FLIGHT_RECORDER
   kTrace,                  // DDP_TRACE
@@ -55,6 +60,7 @@ enum class Env {
   kTorchRestartCount,      // TORCHELASTIC_RESTART_COUNT
   kNcclLibrary,            // DDP_NCCL_LIBRARY
   kNcclNthreads,           // NCCL_NTHREADS
+  kNcclP2pDisable,         // NCCL_P2P_DISABLE
   kNcclP2pLevel,           // NCCL_P2P_LEVEL
   kNcclAlgo,               // NCCL_ALGO
   kNcclProto,              // NCCL_PROTO
@@ -78,6 +84,9 @@ absl::Span<const EnvInfo> EnvTable();
 
 // The variable's value; nullopt if unset or empty.
 std::optional<std::string> ReadEnv(Env env);
+
+// All variables of this process, as "NAME=value".
+std::vector<std::string> AllVariables();
 
 // Its name.
 absl::string_view EnvName(Env env);

@@ -25,6 +25,8 @@ struct CommOpaque {
   int rank = 0;
   int size = 1;
   bool aborted = false;
+  bool blocking = true;
+  bool hanging = false;  // in the start of one that does not block
   uint64_t collectives = 0;
   Result async_error = kSuccess;
 };
@@ -167,7 +169,7 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
                   std::function<void(const std::vector<std::vector<char>>&)> finish) {
   const Call call = Enter(function, comm->rank, comm);
   if (call.failed) return call.result;
-  return Add(stream, false, [=] {
+  const Result added = Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
     const std::pair<std::string, uint64_t> key{comm->world, comm->collectives++};
@@ -182,6 +184,7 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
     if (call.corrupt) ++*static_cast<char*>(out);
     if (++meeting.left == comm->size) state->meetings.erase(key);
   });
+  return added == nccl::kSuccess && !comm->blocking ? nccl::kInProgress : added;
 }
 
 // The reduction of [begin, begin + count) of everybody's input.
@@ -325,22 +328,27 @@ Result GetUniqueId(nccl::UniqueId* id) {
   return nccl::kSuccess;
 }
 
-Result CommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config*) {
+Result CommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+  const bool blocking = config->blocking != 0;
+  State* const mine = state;
   const Call call = Enter("CommInitRankConfig", rank, nullptr);
   if (call.failed) return call.result;
-  State* const mine = state;
   std::unique_lock<std::mutex> lock(mine->mutex);
-  ++mine->joined[id.internal];
+  if (!call.stuck) ++mine->joined[id.internal];
   mine->changed.notify_all();
-  mine->changed.wait(lock, [&] { return mine->ending || mine->joined[id.internal] == ranks; });
-  if (mine->ending) return nccl::kRemoteError;
+  if (blocking) {
+    mine->changed.wait(lock, [&] { return mine->ending || mine->joined[id.internal] == ranks; });
+    if (mine->ending) return nccl::kRemoteError;
+  }
   mine->comms.push_back(std::make_unique<CommOpaque>());
   *comm = mine->comms.back().get();
   (*comm)->world = id.internal;
   (*comm)->rank = rank;
   (*comm)->size = ranks;
+  (*comm)->blocking = blocking;
+  (*comm)->hanging = call.stuck;
   ++mine->live;
-  return nccl::kSuccess;
+  return blocking ? nccl::kSuccess : nccl::kInProgress;
 }
 Result CommDestroy(Comm) {
   const std::lock_guard<std::mutex> lock(state->mutex);
@@ -359,6 +367,8 @@ Result CommAbort(Comm comm) {
 Result CommGetAsyncError(Comm comm, Result* error) {
   const std::lock_guard<std::mutex> lock(state->mutex);
   *error = comm->async_error;
+  const bool connected = !comm->hanging && state->joined[comm->world] == comm->size;
+  if (*error == nccl::kSuccess && !connected) *error = nccl::kInProgress;
   return nccl::kSuccess;
 }
 const char* GetErrorString(Result result) {

@@ -23,7 +23,7 @@ class FakeNccl {
   enum class Mishap {
     kFail,   // the call returns `result`
     kHang,   // the call returns, with an error, when its communicator is aborted; before there is one, with this object
-    kStuck,  // what the call enqueues ends only with the abort
+    kStuck,  // what the call enqueues, or the start of a nonblocking communicator, ends only with the abort
     kSlow,   // the call takes a second
     kCorrupt,  // what the call enqueues adds one to the first byte of the result
   };

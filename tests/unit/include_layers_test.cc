@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
 
 // The rooms of libddp/comm, the lowest first. What lies in comm itself, the groups, is above them all.
-constexpr std::array<std::string_view, 8> kRooms = {"base",     "memory", "health", "host",
-                                                    "messages", "nodes",  "gpu",    "nccl"};
+constexpr std::array<std::string_view, 9> kRooms = {"base",  "memory", "health", "host", "messages",
+                                                    "nodes", "gpu",    "nccl",   "probe"};
 
 // What begins the name of a header that no user may need to have.
 constexpr std::array<std::string_view, 14> kForeign = {"cuda", "cublas", "cudnn", "nccl", "mpi",    "dnnl", "oneapi",
@@ -59,7 +59,7 @@ std::string ObjectionInComm(std::string_view file, std::string_view header) {
   const auto in = [](size_t room, std::initializer_list<std::string_view> rooms) {
     return room < kRooms.size() && std::find(rooms.begin(), rooms.end(), kRooms[room]) != rooms.end();
   };
-  if (in(*mine, {"gpu", "nccl"}) && in(*theirs, {"host", "messages", "nodes"})) {
+  if (in(*mine, {"gpu", "nccl", "probe"}) && in(*theirs, {"host", "messages", "nodes"})) {
     return "a GPU's backend includes the host's";
   }
   return "";

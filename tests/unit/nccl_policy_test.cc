@@ -232,7 +232,7 @@ TEST_CASE("known breakages are recognised by NCCL's own words") {
       "--shm-size", kSystemError));
   CHECK(advises("CUDA failure 209 'no kernel image is available for execution on the device'", "newer NCCL"));
   CHECK(advises("CUDA driver version is insufficient for CUDA runtime version", "update the driver"));
-  CHECK(advises("an illegal memory access was encountered", "update it"));
+  CHECK(advises("an illegal memory access was encountered", "update NCCL"));
   CHECK(advises("Connect to 10.0.0.1<3000> failed : Connection refused", "NCCL_SOCKET_IFNAME", kSystemError));
   CHECK(advises("something else", "peer", kRemoteError));
   CHECK(advises("something else", "NCCL_DEBUG=WARN"));

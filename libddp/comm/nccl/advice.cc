@@ -104,32 +104,46 @@ std::vector<std::string> CheckEnvironment(const EnvReader& read) {
   return problems;
 }
 
-std::string Advice(absl::string_view words, Result result, int version) {
+CauseAndRemedy Recognise(absl::string_view words, Result result, int version) {
   const auto says = [&](absl::string_view text) { return ContainsIgnoreCase(words, text); };
-  if (says("Duplicate GPU"))
-    return "two ranks use the same GPU: give each its own (ContextOptions::device, local rank)";
+  if (says("Duplicate GPU")) {
+    return {"two ranks use the same GPU", "give each its own (ContextOptions::device, local rank)"};
+  }
   if (says("maxSharedMem") || (says("invalid argument") && version == 22501)) {
-    return "NCCL 2.25.1 asks for more shared memory than this GPU has: use NCCL 2.26.2 or newer";
+    return {"NCCL 2.25.1 asks for more shared memory than this GPU has", "use NCCL 2.26.2 or newer"};
   }
   if (says("/dev/shm") || says("No space left")) {
-    return "/dev/shm is full: in a container start it with --shm-size=1g, or set NCCL_SHM_DISABLE=1";
+    return {"/dev/shm is full", "in a container start it with --shm-size=1g, or set NCCL_SHM_DISABLE=1"};
   }
   if (says("no kernel image") || says("invalid device function")) {
-    return "this NCCL has no kernels for this GPU: use a newer NCCL, built for this CUDA";
+    return {"this NCCL has no kernels for this GPU", "use a newer NCCL, built for this CUDA"};
   }
-  if (says("driver version is insufficient")) return "the GPU's driver is older than NCCL's CUDA: update the driver";
+  if (says("driver version is insufficient")) {
+    return {"the GPU's driver is older than NCCL's CUDA", "update the driver"};
+  }
   if (says("Connection refused") || says("No route") || says("Connect to")) {
-    return "ranks cannot reach each other by TCP: look at NCCL_SOCKET_IFNAME and the firewall";
+    return {"ranks cannot reach each other by TCP", "look at NCCL_SOCKET_IFNAME and the firewall"};
   }
-  if (says("No socket interface found")) return "NCCL_SOCKET_IFNAME names no interface that exists here";
+  if (says("No socket interface found")) {
+    return {"NCCL_SOCKET_IFNAME names no interface that exists here", "correct or unset NCCL_SOCKET_IFNAME"};
+  }
   if (says("illegal memory access")) {
-    return "a kernel of this process wrote where it may not; with buffers of 512 KiB and more, NCCL itself may: update "
-           "it";
+    return {"a kernel of this process wrote where it may not, which with buffers of 512 KiB and more NCCL's own may",
+            "update NCCL"};
   }
-  if (says("out of memory")) return "GPU memory is full: NCCL needs some hundred MiB of it";
-  if (result == kRemoteError) return "a peer's process or its network has gone: see that rank's own output";
-  if (result == kUnhandledCudaError || result == kSystemError) return "NCCL_DEBUG=WARN in the environment says more";
-  return "";
+  if (says("out of memory")) {
+    return {"GPU memory is full", "leave NCCL some hundred MiB of it; nvidia-smi shows who uses it"};
+  }
+  if (result == kRemoteError) return {"a peer's process or its network has gone", "see that rank's own output"};
+  if (result == kUnhandledCudaError || result == kSystemError) {
+    return {"", "NCCL_DEBUG=WARN in the environment says more"};
+  }
+  return {};
+}
+
+std::string Advice(absl::string_view words, Result result, int version) {
+  const CauseAndRemedy known = Recognise(words, result, version);
+  return absl::StrCat(known.cause, known.cause.empty() ? "" : ": ", known.remedy);
 }
 
 absl::Status ToStatus(const Api& api, Result result, Comm comm, absl::string_view call, int rank, int version) {

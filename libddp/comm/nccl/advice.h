@@ -19,7 +19,15 @@ using EnvReader = std::function<std::optional<std::string>(Env)>;
 // what is legal. Values copied from somewhere are the most frequent cause of slow or hanging jobs.
 std::vector<std::string> CheckEnvironment(const EnvReader& read = ReadEnv);
 
-// The likely cause and the remedy of a failed call, by NCCL's own words; empty if nothing is known about it.
+struct CauseAndRemedy {
+  std::string cause, remedy;
+};
+
+// The likely cause and the remedy of a failed call, by NCCL's own words; empty if nothing is known about it. A cause
+// may be unknown, the remedy then says how to learn more.
+CauseAndRemedy Recognise(absl::string_view words, Result result, int version);
+
+// The same in one phrase.
 std::string Advice(absl::string_view words, Result result, int version);
 
 // The Status of a call that did not succeed: what NCCL says, the likely cause, and doubtful variables. Unavailable for

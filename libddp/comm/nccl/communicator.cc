@@ -1,13 +1,9 @@
 #include "libddp/comm/nccl/communicator.h"
 
-#include <pthread.h>
 #include <time.h>
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +12,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/nccl/advice.h"
+#include "libddp/comm/nccl/run_under.h"
 
 namespace ddp {
 namespace {
@@ -31,32 +28,6 @@ constexpr int kMaxPairwise = 64;
 void Nap() {
   const timespec nap{0, 1'000'000};
   nanosleep(&nap, nullptr);
-}
-
-// Runs `work` on a thread of its own. Its result, or what `interrupted` says, or DeadlineExceeded; then the thread goes
-// on alone, so `work` must own what it touches.
-absl::Status RunUnder(absl::Time deadline, const std::function<absl::Status()>& interrupted, const std::string& what,
-                      std::function<absl::Status()> work) {
-  struct Shared {
-    std::mutex mutex;
-    std::optional<absl::Status> result;
-  };
-  auto shared = std::make_shared<Shared>();
-  std::thread([shared, work = std::move(work)] {
-    pthread_setname_np(pthread_self(), "ddp-nccl-init");
-    absl::Status result = work();
-    const std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->result = std::move(result);
-  }).detach();
-  while (true) {
-    {
-      const std::lock_guard<std::mutex> lock(shared->mutex);
-      if (shared->result.has_value()) return *shared->result;
-    }
-    if (absl::Status s = interrupted(); !s.ok()) return s;
-    if (absl::Now() >= deadline) return absl::DeadlineExceededError(what);
-    Nap();
-  }
 }
 
 }  // namespace

@@ -1,0 +1,283 @@
+#include "libddp/comm/probe/probe_nccl.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "ddp/collectives.h"
+#include "libddp/base/env.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/probe/helper_process.h"
+#include "libddp/comm/probe/probe.h"
+
+namespace ddp {
+namespace {
+
+constexpr absl::Duration kRoundEvery = absl::Milliseconds(2);
+// What the others get to fail by themselves, or to pass, once one has failed.
+constexpr absl::Duration kAfterFailure = absl::Seconds(1);
+
+using Results = std::vector<ProbeResult>;
+
+// The ranks tell each other again and again how their probes stand, so that all end together, and soon after the first
+// failure. NCCL's id travels along.
+class Rounds {
+ public:
+  explicit Rounds(ProcessGroup& control) : control_(control) {}
+
+  absl::Status Next(ProbeState mine, const std::optional<nccl::UniqueId>& id) {
+    Standing mine_now;
+    mine_now.state = mine;
+    mine_now.waited_ms = failed_at_ == absl::InfiniteFuture() ? 0 : absl::ToInt64Milliseconds(absl::Now() - failed_at_);
+    mine_now.has_id = id.has_value();
+    if (id.has_value()) mine_now.id = *id;
+    const absl::StatusOr<std::vector<Standing>> all = Exchange(control_, mine_now);
+    if (!all.ok()) return all.status();
+    if (all->front().has_id) id_ = all->front().id;
+    const auto count = [&](auto&& which) { return std::count_if(all->begin(), all->end(), which); };
+    const auto running = count([](const Standing& n) { return n.state == ProbeState::kRunning; });
+    const bool failed =
+        running + count([](const Standing& n) { return n.state == ProbeState::kPassed; }) < control_.size();
+    if (failed && failed_at_ == absl::InfiniteFuture()) failed_at_ = absl::Now();
+    // By the clock of one rank, so that all agree.
+    over_ = running == 0 || absl::Milliseconds(all->front().waited_ms) >= kAfterFailure;
+    return absl::OkStatus();
+  }
+  bool over() const { return over_; }
+  const std::optional<nccl::UniqueId>& id() const { return id_; }
+
+ private:
+  struct Standing {
+    ProbeState state = ProbeState::kRunning;
+    bool has_id = false;
+    int64_t waited_ms = 0;  // since it learnt of a failure
+    nccl::UniqueId id = {};
+  };
+  ProcessGroup& control_;
+  absl::Time failed_at_ = absl::InfiniteFuture();
+  bool over_ = false;
+  std::optional<nccl::UniqueId> id_;
+};
+
+constexpr char kStoppedText[] = "another rank had failed";
+
+// One attempt by helpers. Its processes have ended when it returns.
+absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptions& options, const std::string& program,
+                                     bool without_p2p) {
+  const absl::StatusOr<std::unique_ptr<HelperProcess>> helper =
+      HelperProcess::Start({.program = program,
+                            .environment = HelperEnvironment(AllVariables(), without_p2p),
+                            .rank = control.rank(),
+                            .size = control.size(),
+                            .device = options.device.index,
+                            .limit = options.limit,
+                            .timing = without_p2p});
+  ProbeResult mine;
+  if (!helper.ok()) mine.Fail(ProbeState::kNoHelper, helper.status().message());
+  bool id_sent = control.rank() == 0;
+  for (Rounds rounds(control); !rounds.over();) {
+    if (helper.ok()) mine = (*helper)->Poll();
+    if (absl::Status s = rounds.Next(mine.state, helper.ok() ? (*helper)->id() : std::nullopt); !s.ok()) return s;
+    if (helper.ok() && !id_sent && rounds.id().has_value()) {
+      (*helper)->SendId(*rounds.id());
+      id_sent = true;
+    }
+    if (!rounds.over()) absl::SleepFor(kRoundEvery);
+  }
+  if (mine.state == ProbeState::kRunning) mine.Fail(ProbeState::kStopped, kStoppedText);
+  return Exchange(control, mine);  // before this rank's helper ends
+}
+
+// One attempt in this process.
+absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& options,
+                                const absl::StatusOr<nccl::Api>& api) {
+  struct Mail {
+    std::mutex mutex;
+    std::optional<nccl::UniqueId> id;
+    bool closed = false;
+  };
+  const auto mail = std::make_shared<Mail>();
+  Rounds rounds(control);
+  absl::Status control_status;
+  absl::Time next = absl::InfinitePast();
+  const auto take_turn = [&](ProbeState mine) {
+    if (absl::Now() < next || rounds.over() || !control_status.ok()) return;
+    next = absl::Now() + kRoundEvery;
+    std::optional<nccl::UniqueId> id;
+    {
+      const std::lock_guard<std::mutex> lock(mail->mutex);
+      id = mail->id;
+    }
+    control_status = rounds.Next(mine, id);
+    const std::lock_guard<std::mutex> lock(mail->mutex);
+    if (rounds.id().has_value()) mail->id = rounds.id();
+  };
+  ProbeOptions probe;
+  probe.rank = control.rank();
+  probe.size = control.size();
+  probe.device = options.device;
+  probe.limit = options.limit;
+  const bool first = control.rank() == 0;
+  probe.exchange_id = [mail, first](nccl::UniqueId* id) -> absl::Status {
+    while (true) {
+      {
+        const std::lock_guard<std::mutex> lock(mail->mutex);
+        if (first) mail->id = *id;
+        if (mail->closed) return absl::AbortedError(kStoppedText);
+        if (mail->id.has_value()) {
+          *id = *mail->id;
+          return absl::OkStatus();
+        }
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  };
+  probe.interrupted = [&]() -> absl::Status {
+    take_turn(ProbeState::kRunning);
+    if (!control_status.ok()) return control_status;
+    return rounds.over() ? absl::AbortedError(kStoppedText) : absl::OkStatus();
+  };
+  ProbeRun run = RunProbe(*options.runtime, api, probe);
+  {
+    const std::lock_guard<std::mutex> lock(mail->mutex);
+    mail->closed = true;
+  }
+  while (!rounds.over() && control_status.ok()) {
+    take_turn(run.result.state);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  if (!control_status.ok()) return control_status;
+  return Exchange(control, run.result);  // before this rank lets its communicator go
+}
+
+bool P2pDisabled() {
+  const std::optional<std::string> disabled = ReadEnv(Env::kNcclP2pDisable), level = ReadEnv(Env::kNcclP2pLevel);
+  return (disabled.has_value() && *disabled != "0") ||
+         (level.has_value() && (absl::EqualsIgnoreCase(*level, "LOC") || *level == "0"));
+}
+
+// What a rank brings along.
+struct Preparation {
+  absl::StatusOr<nccl::Api> api;
+  absl::StatusOr<std::string> helper;
+  std::string key;  // empty: nothing can be remembered
+};
+
+Preparation Prepare(const ProbeNcclOptions& options) {
+  Preparation mine;
+  mine.api = options.api.has_value() ? absl::StatusOr<nccl::Api>(*options.api) : nccl::Load();
+  mine.helper = FindProbeHelper(options.helper);
+  if (!mine.api.ok()) return mine;
+  const absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(*mine.api);
+  if (!features.ok()) {
+    mine.api = features.status();
+  } else if (!options.cache.empty()) {
+    mine.key = ProbeKey(*options.runtime, options.device, features->version, AllVariables(), options.root);
+  }
+  return mine;
+}
+
+// What is remembered of these ranks and GPUs, if every rank remembers the same.
+absl::StatusOr<std::optional<ProbeReport>> Recall(ProcessGroup& control, const ProbeNcclOptions& options,
+                                                  const std::string& key) {
+  const std::optional<ProbeReport> mine = options.fresh ? std::nullopt : ProbeCache(options.cache).Load(key);
+  const absl::StatusOr<std::vector<std::string>> all =
+      GatherStrings(control, mine.has_value() ? absl::StrCat(static_cast<int>(mine->verdict), Describe(*mine)) : "");
+  if (!all.ok()) return all.status();
+  const bool same =
+      mine.has_value() && std::all_of(all->begin(), all->end(), [&](const auto& t) { return t == all->front(); });
+  return same ? mine : std::nullopt;
+}
+
+bool AnyHelperFailed(const Results& results) {
+  return std::any_of(results.begin(), results.end(), [](const ProbeResult& r) {
+    // A GPU that admits one process only may be this process's already.
+    const bool occupied =
+        r.state == ProbeState::kError && kProbeSteps[static_cast<size_t>(r.step)].kind == ProbeStep::Kind::kDevice;
+    return HelperFailed(r.state) || occupied;
+  });
+}
+
+absl::StatusOr<ProbeReport> Probe(ProcessGroup& control, const ProbeNcclOptions& options, const Preparation& mine,
+                                  bool p2p_disabled, const std::string& why_here) {
+  std::string note = why_here;
+  if (note.empty()) {
+    const absl::StatusOr<Results> configured = TryInHelpers(control, options, *mine.helper, false);
+    if (!configured.ok()) return configured.status();
+    if (!AnyHelperFailed(*configured)) {
+      if (!WorthTryingWithoutP2p(*configured, p2p_disabled)) return Judge(*configured, {}, p2p_disabled);
+      const absl::StatusOr<Results> without_p2p = TryInHelpers(control, options, *mine.helper, true);
+      if (!without_p2p.ok()) return without_p2p.status();
+      return Judge(*configured, *without_p2p, p2p_disabled);
+    }
+    const int rank = FirstFailure(*configured);
+    note = absl::StrCat("the helper of rank ", rank, " failed: ", (*configured)[static_cast<size_t>(rank)].text());
+  }
+  const absl::StatusOr<Results> here = TryHere(control, options, mine.api);
+  if (!here.ok()) return here.status();
+  ProbeReport report = Judge(*here, {}, p2p_disabled);
+  report.note = absl::StrCat("checked without ddp_probe, since ", note);
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOptions& options) {
+  const Preparation mine = Prepare(options);
+  struct Start {
+    bool p2p_disabled = false, has_key = false;
+    Note helper;
+    ProbeResult library;
+  } start;
+  start.p2p_disabled = P2pDisabled();
+  start.has_key = !mine.key.empty();
+  start.helper = Note(mine.helper.status(), "");
+  start.library.state = ProbeState::kStopped;
+  if (!mine.api.ok()) start.library.Fail(ProbeState::kError, mine.api.status().message());
+  const absl::StatusOr<std::vector<Start>> all = Exchange(control, start);
+  if (!all.ok()) return all.status();
+
+  Results libraries;
+  std::string why_here;
+  bool p2p_disabled = true, has_key = true;
+  for (const Start& s : *all) {
+    libraries.push_back(s.library);
+    p2p_disabled = p2p_disabled && s.p2p_disabled;
+    has_key = has_key && s.has_key;
+    if (why_here.empty() && s.helper.code != 0) {
+      why_here = absl::StrCat("rank ", libraries.size() - 1, " has none: ", s.helper.text);
+    }
+  }
+  const bool no_library = std::any_of(libraries.begin(), libraries.end(),
+                                      [](const ProbeResult& r) { return r.state == ProbeState::kError; });
+  if (no_library) return Judge(libraries, {}, p2p_disabled);
+
+  std::string key;
+  if (has_key) {
+    const absl::StatusOr<std::vector<std::string>> keys = GatherStrings(control, mine.key);
+    if (!keys.ok()) return keys.status();
+    key = absl::StrJoin(*keys, "\n\n");
+    absl::StatusOr<std::optional<ProbeReport>> known = Recall(control, options, key);
+    if (!known.ok()) return known.status();
+    if (known->has_value()) return **known;
+  }
+  absl::StatusOr<ProbeReport> report = Probe(control, options, mine, p2p_disabled, why_here);
+  const bool lasting =
+      report.ok() && (report->verdict == ProbeVerdict::kWorks || report->verdict == ProbeVerdict::kWorksWithoutP2p);
+  // What does not work may work again at the next start: a GPU that was full, a peer that was late.
+  if (lasting) {
+    if (absl::Status s = ProbeCache(options.cache).Store(key, *report); !s.ok()) {
+      Log().info("rank {}: the probe's result is not remembered: {}", control.rank(), std::string(s.message()));
+    }
+  }
+  return report;
+}
+
+}  // namespace ddp

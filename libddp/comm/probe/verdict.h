@@ -1,0 +1,53 @@
+// What all ranks' probes together say about NCCL.
+#ifndef LIBDDP_COMM_PROBE_VERDICT_H_
+#define LIBDDP_COMM_PROBE_VERDICT_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "libddp/comm/probe/probe_result.h"
+
+namespace ddp {
+
+enum class ProbeVerdict {
+  kWorks,            // as it is configured
+  kWorksWithoutP2p,  // with NCCL_P2P_DISABLE=1, and not without
+  kInconclusive,     // it does not work, and that P2P is the reason has not been shown
+  kBroken,           // it does not work, with or without P2P
+};
+
+struct ProbeReport {
+  ProbeVerdict verdict = ProbeVerdict::kBroken;
+  // Of the failure, if there is one. How it failed: "hung", "moved wrong data (...)". A cause may be unknown.
+  int failed_rank = -1;
+  std::string failed_step, how, cause, remedy;
+  std::string warning;  // NCCL works, but slowly
+  // The slowest rank's times, by step, as configured and without P2P; 0: not done.
+  decltype(ProbeResult::micros) micros = {}, micros_without_p2p = {};
+  std::string note;  // how it was found out, where that was not the usual way
+  bool from_cache = false;
+};
+
+// One line for the log.
+std::string Describe(const ProbeReport& report);
+
+// The verdict of results in rank order; the same on all ranks. `without_p2p` is empty if that was not tried, and
+// `p2p_disabled` says that it is so configured. A function of its arguments.
+ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const ProbeResult> without_p2p,
+                  bool p2p_disabled);
+
+// Whether to try NCCL without P2P after these results.
+bool WorthTryingWithoutP2p(absl::Span<const ProbeResult> configured, bool p2p_disabled);
+
+// The rank whose result tells most about what went wrong; -1 if all have passed.
+int FirstFailure(absl::Span<const ProbeResult> results);
+
+// The geometric mean, in microseconds, of the all-reduces by which backends are compared (64 KiB, 1, 16 and 64 MiB); 0
+// if one is missing.
+double ComparisonTime(const decltype(ProbeResult::micros)& micros);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_PROBE_VERDICT_H_

@@ -13,7 +13,7 @@ set(DDP_WITH_JPEG AUTO CACHE STRING "The trainers read JPEG files: AUTO (if libj
 set(DDP_WITH_LIBTORCH AUTO CACHE STRING "Build examples/libtorch: AUTO (if LibTorch is found), ON (required) or OFF")
 set(DDP_WITH_CUDA AUTO CACHE STRING "Work on NVIDIA GPUs: AUTO (if CUDA 12.8 or newer is found), ON (required) or OFF")
 set(DDP_WITH_NCCL AUTO CACHE STRING "The NCCL backend: AUTO (with CUDA), ON or OFF; NCCL itself is loaded at run time")
-option(DDP_BUILD_TOOLS "Build ddp_probe, which checks NCCL for the library" ${_ddp_extras})
+option(DDP_BUILD_TOOLS "Build ddp_probe, which tries NCCL out, and ddp_doctor, which looks for what is wrong with a machine" ${_ddp_extras})
 option(DDP_BUILD_TESTS "Build the tests" ${_ddp_extras})
 option(DDP_BUILD_BENCH "Build the benchmarks" ${_ddp_extras})
 option(DDP_BUILD_EXAMPLES "Build the example trainers" ${_ddp_extras})

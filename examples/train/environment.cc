@@ -24,7 +24,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "ddp/version.h"
-#include "examples/nn/onednn.h"
 #include "examples/train/library.h"
 #include "revision.h"
 
@@ -171,7 +170,7 @@ Json DescribeGpus() {
 // Versions as the libraries number them: NCCL 2.21.5 is 22105, cuDNN 9.8.0 is 90800.
 Json DescribeLibraries(bool gpu, const EnvironmentSources& sources) {
   Json libraries;
-  libraries["onednn"] = nn::onednn::Version();
+  for (const auto& [name, version] : sources.libraries) libraries[name] = version;
   Put(libraries, "mpi", MpiVersion());
   if (!gpu) return libraries;
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Fri ..."

@@ -3,14 +3,16 @@
 #define EXAMPLES_TRAIN_ENVIRONMENT_H_
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace examples {
 
 struct EnvironmentSources {
-  std::string root;                    // "/proc" and "/sys" are looked for in this folder
-  std::vector<std::string> variables;  // as "NAME=value"
-  std::vector<int> processors;         // those that this process may use
+  std::string root = {};                                       // "/proc" and "/sys" are looked for in this folder
+  std::vector<std::string> variables;                          // as "NAME=value"
+  std::vector<int> processors;                                 // those that this process may use
+  std::vector<std::pair<std::string, std::string>> libraries;  // versions of those that the program knows itself
 };
 
 // Those of this process.

@@ -1,4 +1,5 @@
 #include "examples/train/train_main.h"
+#include "examples/nn/onednn.h"
 
 #include <unistd.h>
 
@@ -108,7 +109,9 @@ absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const
 }
 
 std::string EnvironmentOf(const ddp::Context& context, const TrainFlags& flags) {
-  return DescribeEnvironment(std::string(context.launcher()), flags.device == "cuda");
+  EnvironmentSources sources = ThisProcess();
+  sources.libraries = {{"onednn", nn::onednn::Version()}};
+  return DescribeEnvironment(std::string(context.launcher()), flags.device == "cuda", sources);
 }
 
 absl::Status Train(ddp::Context& context, const Program& program, const Settings& settings) {

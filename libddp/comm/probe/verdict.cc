@@ -76,7 +76,8 @@ nccl::CauseAndRemedy Diagnose(const ProbeResult& r, ProbeVerdict verdict) {
     return {
         "the GPUs cannot use each other's memory: PCIe ACS or an IOMMU stands between them, or the driver does not "
         "support it for these GPUs",
-        "none is needed, at some cost of speed; for direct transfers turn ACS and the IOMMU off in the firmware, "
+        "set NCCL_P2P_DISABLE=1, which costs some speed; for direct transfers turn ACS and the IOMMU off in the "
+        "firmware, "
         "or update the driver (ddp_doctor looks at them)"};
   }
   if (FailsFrom512KiB(r)) {

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# ddp_doctor as a user runs it, on whatever machine this is: alone, by mpirun, and with something wrong.
+#
+#   doctor_test.sh DDP_DOCTOR [MPIRUN ... -n]
+set -euo pipefail
+doctor=$1
+shift
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+cd "$folder"
+
+fail() {
+  printf '%s\n' "$*" >&2
+  cat out err >&2
+  exit 1
+}
+
+# run CODE COMMAND...: it ends with CODE, or with 0 or 1 where that depends on the machine (CODE is "any").
+run() {
+  local code=0 expected=$1
+  shift
+  "$@" >out 2>err </dev/null || code=$?
+  if [[ $expected == any ]]; then
+    ((code <= 1)) || fail "$*: exit code $code"
+  else
+    ((code == expected)) || fail "$*: exit code $code instead of $expected"
+  fi
+}
+
+run any "$doctor"
+grep -q '^ok: Linux' out || fail "no line on the system"
+grep -qE '^[0-9]+ errors?, [0-9]+ warnings?$' out || fail "no summary"
+
+run any "$doctor" --no-probe --json --report report.json
+grep -q '"ranks": 1' out || fail "no JSON"
+grep -q '"build_type"' report.json || fail "the report does not describe the machine"
+grep -q '"findings"' report.json || fail "the report has no findings"
+
+DDP_SHARED_MEMORY=x run 1 "$doctor" --no-probe
+grep -q '^error: .*DDP_SHARED_MEMORY' out || fail "the wrong variable is not named"
+NCCL_NTHREADS=4 run any "$doctor" --no-probe
+grep -q 'remedy: unset NCCL_NTHREADS' out || fail "the doubtful variable is not named"
+run 1 "$doctor" --no-probe --report /no/such/folder/report.json
+run 2 "$doctor" --limit soon
+
+if (($#)); then
+  run any "$@" 2 "$doctor" --json
+  grep -q '"ranks": 2' out || fail "not all ranks are in the report"
+  (($(grep -c '"ranks": 2' out) == 1)) || fail "several ranks have printed"
+fi

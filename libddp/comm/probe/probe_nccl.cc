@@ -20,7 +20,7 @@
 namespace ddp {
 namespace {
 
-constexpr absl::Duration kRoundEvery = absl::Milliseconds(2);
+constexpr absl::Duration kRoundEvery = absl::Milliseconds(10);
 // What the others get to fail by themselves, or to pass, once one has failed.
 constexpr absl::Duration kAfterFailure = absl::Seconds(1);
 

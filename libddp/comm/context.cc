@@ -20,6 +20,7 @@
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/nccl/nccl_group.h"
+#include "libddp/comm/staged/staged_group.h"
 #include "libddp/launch/launch_info.h"
 #include "libddp/launch/launch_store.h"
 #include "libddp/launch/mpi_session.h"
@@ -123,10 +124,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
   options.stall_warning = stall_warning_;
   options.observer = observer_.get();
   options.progress = progress_.get();
-  // One rank of several needs no NCCL; a world of one has it if the program says so.
-  const bool alone = over_cpu->size() == 1 && info_.world_size > 1;
-  return backend_ == "nccl" && !alone ? CreateNcclGroup(std::move(over_cpu), options)
-                                      : CreateLocalDeviceGroup(std::move(over_cpu), options);
+  // One rank of several needs neither; a world of one has NCCL if the program says so.
+  const bool several = over_cpu->size() > 1;
+  if (backend_ == "nccl" && (several || info_.world_size == 1)) return CreateNcclGroup(std::move(over_cpu), options);
+  if (several) return CreateStagedGroup(std::move(over_cpu), options);
+  return CreateLocalDeviceGroup(std::move(over_cpu), options);
 }
 
 // All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.
@@ -193,14 +195,9 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   if (gpu && device_.index == -1) {
     device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
   }
-  // On GPUs NCCL is the one backend for several ranks, so there is nothing to choose: a probe of it, and what comes
-  // after it where it does not work, would belong here.
+  // On GPUs a probe of NCCL, and what comes after it where it does not work, would belong here.
   if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : gpu ? "nccl" : "hierarchical";
-  if (backend_ == "hierarchical") {
-    if (!gpu) return absl::OkStatus();
-    return absl::UnimplementedError(
-        absl::StrCat("rank ", info_.rank, ": the hierarchical backend works on CPU memory; on GPUs use auto or nccl"));
-  }
+  if (backend_ == "hierarchical") return absl::OkStatus();
   if (backend_ == "nccl") {
     if (gpu) return absl::OkStatus();
     return Invalid(

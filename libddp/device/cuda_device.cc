@@ -214,14 +214,11 @@ class CudaDeviceRuntime final : public DeviceRuntime {
         !s.ok()) {
       return s;
     }
-    std::shared_ptr<void> owner(data, [](void* p) { cudaHostUnregister(p); });
+    const std::shared_ptr<void> owner(data, [](void* p) { cudaHostUnregister(p); });
     void* seen = nullptr;
     if (absl::Status s = ToStatus(cudaHostGetDevicePointer(&seen, data, 0), "cudaHostGetDevicePointer"); !s.ok())
       return s;
-    if (seen != data) {
-      return absl::FailedPreconditionError("the GPU sees registered host memory at another address than the host does");
-    }
-    return owner;
+    return std::shared_ptr<void>(owner, seen);
   }
 
   absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) override {
@@ -283,6 +280,21 @@ class CudaDeviceRuntime final : public DeviceRuntime {
 
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override {
     return ToStatus(cuda::LaunchHash(AsPieces(pieces), pieces.size(), results, AsStream(stream)), "the hash kernel");
+  }
+
+  absl::Status RunStaged(const staged::Collective& collective, void* stream) override {
+    return ToStatus(cuda::LaunchCollective(collective, AsStream(stream)), "a kernel that goes through host memory");
+  }
+  absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override {
+    return ToStatus(cuda::LaunchExchange(exchange, AsStream(stream)), "the kernel for messages through host memory");
+  }
+  absl::StatusOr<int> StagedBlocks() override {
+    int blocks = 0;
+    if (absl::Status s = ToStatus(cuda::StagedBlocks(&blocks), "loading the kernels that go through host memory");
+        !s.ok()) {
+      return s;
+    }
+    return blocks;
   }
 
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override {

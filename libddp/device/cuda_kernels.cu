@@ -1,8 +1,4 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <type_traits>
-
+#include "libddp/device/cuda_convert.h"
 #include "libddp/device/cuda_kernels.h"
 
 namespace ddp::cuda {
@@ -28,41 +24,6 @@ struct Table {
   uint32_t end[kCapacity];  // the first tile that is not this range's
   int ranges;
 };
-
-template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T v[kCount];
-};
-
-// The type that is scaled.
-template <typename T>
-struct Wide {
-  using Type = float;
-};
-template <>
-struct Wide<double> {
-  using Type = double;
-};
-
-__device__ float Widen(float x) { return x; }
-__device__ float Widen(__half x) { return __half2float(x); }
-__device__ float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ double Widen(double x) { return x; }
-// One function, not specialisations, which nvcc would export.
-template <typename T>
-__device__ T Narrow(float x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
-template <typename T>
-__device__ T Narrow(double x) {
-  return x;
-}
 
 // What happens to one element. Integers are only moved, whatever their size: as bytes.
 template <typename In, typename Out>

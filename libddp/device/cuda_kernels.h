@@ -9,6 +9,7 @@
 
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
+#include "libddp/device/staged_protocol.h"
 
 namespace ddp::cuda {
 
@@ -47,6 +48,12 @@ cudaError_t LaunchFinishClip(NormKind kind, double max_norm, ClipNumbers* number
 cudaError_t LaunchHash(const Piece* pieces, size_t count, uint64_t* results, cudaStream_t stream);
 
 cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream);
+
+// See ddp::DeviceRuntime::RunStaged. cudaErrorInvalidValue if the types do not convert.
+cudaError_t LaunchCollective(const staged::Collective& collective, cudaStream_t stream);
+cudaError_t LaunchExchange(const staged::Exchange& exchange, cudaStream_t stream);
+// How many of their thread blocks the current device can run at once. Loads the kernels.
+cudaError_t StagedBlocks(int* blocks);
 
 // Whether the current device can run these kernels: cudaErrorNoKernelImageForDevice if they were built for none like
 // it.

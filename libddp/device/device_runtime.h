@@ -17,6 +17,7 @@
 #include "ddp/types.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
+#include "libddp/device/staged_protocol.h"
 
 namespace ddp {
 
@@ -90,8 +91,8 @@ class DeviceRuntime {
   virtual absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) = 0;
   // Host memory that every device reads and writes at the same address. Zeroed.
   virtual absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) = 0;
-  // Makes memory of the caller's (shared memory, say) usable by every device at the same address, until the last owner
-  // of the result is gone.
+  // Makes memory of the caller's (shared memory, say) usable by every device until the last owner of the result is
+  // gone, which is the address that devices use: on most systems the same.
   virtual absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) = 0;
   // Memory for use on `stream` only, in its order.
   virtual absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) = 0;
@@ -116,6 +117,13 @@ class DeviceRuntime {
   // results[k] = the hash of pieces[k], as hash_rule.h defines it; a piece's `count` is in bytes here. `results` is in
   // the device's memory.
   virtual absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) = 0;
+  // One rank's part in an operation through host memory. Runs until the other ranks have done theirs, or until it has
+  // to leave: then its memory holds anything, and *failed of its Place is not 0. It needs BlocksOf thread blocks at
+  // once.
+  virtual absl::Status RunStaged(const staged::Collective& collective, void* stream) = 0;
+  virtual absl::Status RunStaged(const staged::Exchange& exchange, void* stream) = 0;
+  // How many of these thread blocks the current device can run at once.
+  virtual absl::StatusOr<int> StagedBlocks() = 0;
   // UpdateScale where the numbers are.
   virtual absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) = 0;
 };

@@ -118,7 +118,8 @@ const EventHandle& AsEvent(void* event) { return *static_cast<EventHandle*>(even
 
 // The start of a communicator works on 16 MiB. The heap keeps that from job to job, where pages made anew would take
 // most of a test's time.
-FakeDevices::FakeDevices(int count) : count_(count), streams_made_(static_cast<size_t>(count)) {
+FakeDevices::FakeDevices(int count)
+    : count_(count), streams_made_(static_cast<size_t>(count)), blocks_running_(static_cast<size_t>(count)) {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

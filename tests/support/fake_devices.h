@@ -34,6 +34,8 @@ class FakeDevices final : public DeviceRuntime {
   };
   // Whether a stream runs late; `number` counts those of its device.
   std::function<bool(int device, int number)> late = [](int, int) { return true; };
+  // Thread blocks of RunStaged that a device runs at once. More are a complaint: a GPU might never run them.
+  std::function<int(int device)> staged_blocks = [](int) { return 32; };
   // What a device says that it is.
   std::function<std::string(int device)> identity = [](int device) { return "fake:" + std::to_string(device); };
 
@@ -98,6 +100,9 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
+  absl::Status RunStaged(const staged::Collective& collective, void* stream) override;
+  absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override;
+  absl::StatusOr<int> StagedBlocks() override;
 
  private:
   // What every call begins with. `device` is the one that it is about.
@@ -108,11 +113,16 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Reach(absl::string_view call, const void* data, size_t bytes);
   absl::Status ReachPieces(absl::string_view call, absl::Span<const TransformPiece> pieces, size_t in_size,
                            size_t out_size);
+  absl::Status ReachTable(absl::string_view call, const staged::RangeTable& table);
+  absl::Status ReachPlace(absl::string_view call, const staged::Place& at);
+  // Runs run(index) for each thread block, on threads of their own.
+  void RunBlocks(int device, int blocks, const std::function<void(int index)>& run);
 
   const int count_;
   mutable std::mutex mutex_;
   std::vector<int> streams_made_;  // by device
   std::vector<std::string> complaints_;
+  std::vector<int> blocks_running_;  // by device
 };
 
 }  // namespace ddp::testing

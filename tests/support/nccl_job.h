@@ -1,8 +1,10 @@
-// Groups of the nccl backend over an NCCL and GPUs that are none, for tests in one process.
+// Groups on GPUs that are none, for tests in one process: of the nccl backend over an NCCL that is none, or, with
+// DDP_TEST_BACKEND=hierarchical, of that one.
 #ifndef TESTS_SUPPORT_NCCL_JOB_H_
 #define TESTS_SUPPORT_NCCL_JOB_H_
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 #include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/nccl/nccl_group.h"
+#include "libddp/comm/staged/staged_group.h"
 #include "libddp/launch/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
@@ -23,6 +26,16 @@
 #include "tests/support/numbers.h"
 
 namespace ddp::testing::simulated {
+
+// Whether the groups are those of the hierarchical backend. What is about NCCL is tagged [nccl].
+inline bool Staged() {
+  const char* const backend = std::getenv("DDP_TEST_BACKEND");
+  return backend != nullptr && std::string(backend) == "hierarchical";
+}
+inline absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGpuGroup(std::unique_ptr<ProcessGroup> control,
+                                                                    const NcclGroupOptions& options) {
+  return Staged() ? CreateStagedGroup(std::move(control), options) : CreateNcclGroup(std::move(control), options);
+}
 
 // What one rank of a test has.
 struct Rank {
@@ -112,7 +125,7 @@ struct Job {
   }
   void Run(const std::function<void(Rank&, ProcessGroup&)>& body) {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), rank.Options()));
+      const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options()));
       try {
         body(rank, *group);
       } catch (const std::exception& e) {
@@ -121,15 +134,15 @@ struct Job {
       }
     });
   }
-  // What CreateNcclGroup says on every rank.
+  // What the group's creation says on every rank.
   void Expect(
       absl::StatusCode code, const std::vector<std::string>& parts,
       const std::function<void(NcclGroupOptions&, int)>& change = [](NcclGroupOptions&, int) {}) {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
       NcclGroupOptions options = rank.Options();
       change(options, rank.rank);
-      const absl::Status status = CreateNcclGroup(std::move(control), options).status();
-      CheckStatus(__FILE__, __LINE__, "CreateNcclGroup", status, code, parts);
+      const absl::Status status = CreateGpuGroup(std::move(control), options).status();
+      CheckStatus(__FILE__, __LINE__, "creating a group", status, code, parts);
     });
     CHECK(nccl.live_comms() == 0);
   }

@@ -127,7 +127,7 @@ struct Faults {
 // OK: the values are those of all steps. Gives up at the first error.
 absl::Status TrainAll(Rank& rank, std::unique_ptr<ProcessGroup> control, Faults& faults) {
   faults.Count(rank, true);
-  const absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control), rank.Options());
+  const absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateGpuGroup(std::move(control), rank.Options());
   if (!group.ok()) return group.status();
   const absl::StatusOr<Allocation> memory = (*group)->Allocate(kCount * sizeof(float), rank.device());
   if (!memory.ok()) return memory.status();
@@ -143,7 +143,7 @@ absl::Status TrainAll(Rank& rank, std::unique_ptr<ProcessGroup> control, Faults&
 
 // The same with the graph alone under fault.
 absl::Status TrainCaptured(Rank& rank, std::unique_ptr<ProcessGroup> control, Faults& faults) {
-  const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), rank.Options()));
+  const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options()));
   Training training(rank, *group);
   RANK_CHECK_OK(training.Create());
   RANK_CHECK_OK(training.Step());
@@ -213,7 +213,7 @@ TEST_CASE("whichever operation of a GPU fails, an error names it or nothing is l
 TEST_CASE("whichever operation of a GPU fails in a captured step, an error names it, and nothing is kept") {
   FailEachCall(TrainCaptured, &Faults::OfGpus, "injected");
 }
-TEST_CASE("whichever call of NCCL fails, an error names it or nothing is lost, and nothing is kept") {
+TEST_CASE("whichever call of NCCL fails, an error names it or nothing is lost, and nothing is kept", "[nccl]") {
   FailEachCall(TrainAll, &Faults::OfNccl, "some error");
 }
 

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
 
 // The rooms of libddp/comm, the lowest first. What lies in comm itself, the groups, is above them all.
-constexpr std::array<std::string_view, 9> kRooms = {"base",  "memory", "health", "host", "messages",
-                                                    "nodes", "gpu",    "nccl",   "probe"};
+constexpr std::array<std::string_view, 10> kRooms = {"base",  "memory", "health", "host",   "messages",
+                                                     "nodes", "gpu",    "nccl",   "staged", "probe"};
 
 // What begins the name of a header that no user may need to have.
 constexpr std::array<std::string_view, 14> kForeign = {"cuda", "cublas", "cudnn", "nccl", "mpi",    "dnnl", "oneapi",
@@ -59,9 +59,10 @@ std::string ObjectionInComm(std::string_view file, std::string_view header) {
   const auto in = [](size_t room, std::initializer_list<std::string_view> rooms) {
     return room < kRooms.size() && std::find(rooms.begin(), rooms.end(), kRooms[room]) != rooms.end();
   };
-  if (in(*mine, {"gpu", "nccl", "probe"}) && in(*theirs, {"host", "messages", "nodes"})) {
+  if (in(*mine, {"gpu", "nccl", "staged", "probe"}) && in(*theirs, {"host", "messages", "nodes"})) {
     return "a GPU's backend includes the host's";
   }
+  if (in(*mine, {"staged"}) && in(*theirs, {"nccl"})) return "a GPU's backend includes another one";
   return "";
 }
 
@@ -152,6 +153,7 @@ TEST_CASE("a bad include is found") {
   check("libddp/comm/memory/a.cc", "#include \"libddp/comm/host/engine.h\"", true);
   check("libddp/comm/nccl/a.cc", "#include \"libddp/comm/host/engine.h\"", true);
   check("libddp/comm/host/a.cc", "#include \"libddp/comm/nccl/api.h\"", true);
+  check("libddp/comm/staged/a.cc", "#include \"libddp/comm/nccl/api.h\"", true);
   check("libddp/comm/host/a.cc", "#include \"libddp/comm/context.h\"", true);
   check("libddp/comm/a.cc", "#include \"libddp/comm/attic/a.h\"", true);
   check("libddp/comm/a.cc", "#include \"libddp/comm/host/engine.h\"", false);

@@ -71,7 +71,7 @@ void Observed(Job& job, absl::Duration stall_warning, std::vector<Recorder>& rec
     NcclGroupOptions options = rank.Options();
     options.stall_warning = stall_warning;
     options.observer = &recorders[static_cast<size_t>(rank.rank)];
-    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), options));
     try {
       body(rank, *group);
     } catch (const std::exception& e) {

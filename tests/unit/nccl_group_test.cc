@@ -210,7 +210,7 @@ TEST_CASE("messages arrive in the order of the calls") {
   });
 }
 
-TEST_CASE("registered memory is sent and received as any other") {
+TEST_CASE("registered memory is sent and received as any other", "[nccl]") {
   Job job(2);
   job.timeout = absl::Seconds(20);
   job.Run([](Rank& rank, ProcessGroup& group) {
@@ -243,7 +243,7 @@ TEST_CASE("registered memory is sent and received as any other") {
   });
 }
 
-TEST_CASE("several sums on registered memory are right with an NCCL that forgets some of a group") {
+TEST_CASE("several sums on registered memory are right with an NCCL that forgets some of a group", "[nccl]") {
   Job job(2, 22803);
   job.Run([](Rank& rank, ProcessGroup& group) {
     for (const bool allocated : {true, false}) {
@@ -255,7 +255,7 @@ TEST_CASE("several sums on registered memory are right with an NCCL that forgets
 
 // --- streams --------------------------------------------------------------------------------------------------------
 
-TEST_CASE("ranges and parts of registered memory that begin between two words are right") {
+TEST_CASE("ranges and parts of registered memory that begin between two words are right", "[nccl]") {
   Job job(2);
   job.Run([](Rank& rank, ProcessGroup& group) {
     const size_t r = static_cast<size_t>(rank.rank), n = 2, count = 7;
@@ -364,7 +364,7 @@ TEST_CASE("whoever waits for the GPU lets the program's own communication go on"
     ProgressThread progress([&] { went_on = begun.load(); });
     NcclGroupOptions options = rank.Options();
     if (rank.rank == 0) options.progress = &progress;
-    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), options));
     Array a(rank, *group, DType::kInt32, 1, true);
     while (rank.rank == 1 && !went_on) std::this_thread::yield();  // until the other one waits
     Work work = group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
 
-TEST_CASE("one rank alone needs no NCCL") {
+TEST_CASE("one rank alone needs no NCCL", "[nccl]") {
   Job job(3);
   job.Run([](Rank& rank, ProcessGroup& group) {
     std::unique_ptr<ProcessGroup> own = RANK_VALUE(group.Split(rank.rank == 0 ? 0 : 1, 0));
@@ -31,7 +31,7 @@ TEST_CASE("one rank alone needs no NCCL") {
   CHECK(job.nccl.live_comms() == 0);
 }
 
-TEST_CASE("GPUs of several hosts may have equal names") {
+TEST_CASE("GPUs of several hosts may have equal names", "[nccl]") {
   for (int hosts : {2, 4}) {
     Job job(4);
     job.hosts = hosts;
@@ -66,7 +66,7 @@ TEST_CASE("GPUs of several hosts may have equal names") {
              [](NcclGroupOptions& o, int rank) { o.device.index = rank == 2 ? 3 : o.device.index; });
 }
 
-TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is") {
+TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is", "[nccl]") {
   FakeDevices& gpus = KeptDevices(1);
   const ScopedDevices devices(gpus);
   setenv("DDP_NCCL_LIBRARY", "/there/is/none", 1);  // which is looked for once the GPU is there

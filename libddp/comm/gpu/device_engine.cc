@@ -143,6 +143,24 @@ void DeviceEngine::Shutdown() {
     left.swap(pending_);
   }
   for (DeviceWork* work : left) work->Unref();
+  // In a group that has not failed every operation's end has been seen.
+  through_ = captured_ || !failed_.load(std::memory_order_acquire) || WaitUntilThrough();
+}
+
+// Also of what was enqueued by a call that failed in the middle. Not for long: what has not begun, behind the program's
+// own work, may begin at any time.
+bool DeviceEngine::WaitUntilThrough() {
+  const DeviceGuard guard(runtime(), options_.device);
+  if (!guard.status().ok() || !runtime().Record(after_event_.get(), stream_.get()).ok()) return false;
+  const absl::Duration patience =
+      options_.transport == nullptr ? absl::ZeroDuration() : options_.transport->LeaveTime();
+  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(patience);
+  while (true) {
+    if (runtime().Finished(after_event_.get()).value_or(false)) return true;
+    if (NowNs() >= until) return false;
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
 }
 
 // --- launching ------------------------------------------------------------------------------------------------------
@@ -301,6 +319,7 @@ void DeviceEngine::Settle(DeviceWork* work) {
       Fail(absl::FailedPreconditionError(*text));
     }
   }
+  HeedDevice();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     int pending = DeviceWork::kPending;
@@ -471,7 +490,7 @@ void DeviceEngine::Fail(const absl::Status& why) {
     pthread_setname_np(pthread_self(), "ddp-abort");
     if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
     self->runtime().LeaveCapturesAlone().IgnoreError();
-    if (self->options_.transport != nullptr) self->options_.transport->Abort();
+    self->AbortTransport();
     const std::lock_guard<std::mutex> locked(self->mutex_);
     self->released_ = true;
     self->changed_.NotifyAll();
@@ -483,7 +502,33 @@ void DeviceEngine::Fail(const absl::Status& why) {
   }
 }
 
-absl::Status DeviceEngine::status() const {
+// What runs may still use the callers' memory, so it is given the time to leave.
+void DeviceEngine::AbortTransport() {
+  if (options_.transport == nullptr) return;
+  options_.transport->Abort();
+  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(options_.transport->LeaveTime());
+  DeviceWork* newest = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.empty()) return;
+    newest = pending_.back();
+    newest->Ref();
+  }
+  while (NowNs() < until && !runtime().Finished(newest->event.get()).value_or(true)) {
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+  newest->Unref();
+}
+
+// A kernel that leaves because a peer has failed sets the word. The peer's cause is known by then.
+void DeviceEngine::HeedDevice() {
+  if (failed_.load(std::memory_order_acquire) || std::atomic_ref<uint32_t>(*words()).load() == 0) return;
+  Fail(absl::AbortedError(absl::StrCat("rank ", options_.rank, ": another rank has ended the group")));
+}
+
+absl::Status DeviceEngine::status() {
+  HeedDevice();
   const std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
 }

@@ -40,6 +40,8 @@ class DeviceTransport {
   virtual absl::Status Health() = 0;
   // Ends what runs on the stream and what blocks in a call of the transport. Called once, by a thread of its own.
   virtual void Abort() = 0;
+  // For how long after Abort what has begun may still run, at most.
+  virtual absl::Duration LeaveTime() const { return absl::ZeroDuration(); }
   // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
   virtual std::string WhyStuck() const { return ""; }
 };
@@ -85,13 +87,18 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   // before the last owner goes.
   void Shutdown();
 
+  // After Shutdown: whether something may run yet, now or when a graph is launched.
+  bool MayStillRun() const { return captured_ || !through_; }
+
   // Calls enqueue(stream), in order, with the group's device current. An error from it fails the group: some of the
   // operation may have been enqueued.
   Work Launch(const DeviceOperation& operation, Stream after, absl::FunctionRef<absl::Status(void* stream)> enqueue);
 
   void Fail(const absl::Status& why);
-  absl::Status status() const;
+  absl::Status status();
   const uint32_t* failed_word() const { return words(); }
+  // The same, for kernels that set it where they leave because a peer has failed.
+  uint32_t* words() const { return static_cast<uint32_t*>(words_.get()); }
   ProgressThread::Found Tick() override;
 
   const DeviceEngineOptions& options() const { return options_; }
@@ -104,7 +111,6 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   // While a graph lives the abort does not return; the kernels have been told long before.
   static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
 
-  uint32_t* words() const { return static_cast<uint32_t*>(words_.get()); }
   absl::Status LaunchFailed(const DeviceOperation& operation, uint64_t sequence, const absl::Status& why);
   absl::Status MakeRoom();
   absl::Status OrderAfter(Stream after, bool* captured);
@@ -117,6 +123,9 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void LookAtGraphs();
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
+  void AbortTransport();
+  void HeedDevice();
+  bool WaitUntilThrough();
   void Note(const DeviceWork& work, FlightState state) const;
   absl::Duration abort_grace() const {
     return captured_.load(std::memory_order_relaxed) ? kAbortGraceWithGraphs : options_.abort_grace;
@@ -149,6 +158,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   std::atomic<bool> failed_{false};  // failure_ is set
   int64_t failed_ns_ = 0;
   bool released_ = false;  // nothing runs any more
+  bool through_ = false;   // by Shutdown: the stream is at its end
   std::atomic<bool> told_stuck_{false};
   SteadyCondition changed_;
   int64_t next_look_ns_ = 0;

@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 
 namespace ddp {
@@ -44,6 +46,32 @@ absl::StatusOr<Allocation> AllocatePlain(DeviceRuntime& runtime, Device device, 
   absl::StatusOr<std::shared_ptr<void>> data = runtime.Allocate(device, bytes);
   if (!data.ok()) return data.status();
   return Allocation(*std::move(data), bytes, device);
+}
+
+absl::Status NoGpuMemory(size_t bytes, absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes of GPU memory left (", why, ")"));
+}
+
+absl::StatusOr<Allocation> AllocateTogether(ProcessGroup& control, DeviceRuntime& runtime, Device device,
+                                            size_t bytes) {
+  struct Outcome {
+    uint64_t bytes;
+    Note note;
+  };
+  absl::StatusOr<Allocation> mine = AllocatePlain(runtime, device, bytes);
+  const absl::Status status = mine.ok() ? absl::OkStatus() : NoGpuMemory(bytes, mine.status().message());
+  absl::StatusOr<std::vector<Outcome>> all = Exchange(control, Outcome{bytes, Note(status, "")});
+  if (!all.ok()) return all.status();
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r].bytes == (*all)[0].bytes) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks disagree about the size of an allocation: rank 0 asks for ", (*all)[0].bytes,
+                     " bytes, rank ", r, " for ", (*all)[r].bytes));
+  }
+  for (size_t r = 0; r < all->size(); ++r) {
+    if (absl::Status s = (*all)[r].note.status(r); !s.ok()) return s;
+  }
+  return mine;
 }
 
 absl::Status StreamScratch::Allocate(size_t count, DType dtype, Device device) {

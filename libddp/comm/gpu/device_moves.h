@@ -50,6 +50,12 @@ absl::Status CopyPieces(DeviceRuntime& runtime, Buffers from, Buffers to, void* 
 // Memory of `device` from the runtime itself: any rank may ask for it on its own.
 absl::StatusOr<Allocation> AllocatePlain(DeviceRuntime& runtime, Device device, size_t bytes);
 
+// The same on all ranks of `control`, or on none: FailedPrecondition if they ask for different sizes.
+absl::StatusOr<Allocation> AllocateTogether(ProcessGroup& control, DeviceRuntime& runtime, Device device, size_t bytes);
+
+// No memory is left, for this reason.
+absl::Status NoGpuMemory(size_t bytes, absl::string_view why);
+
 // Memory for one operation, in the stream's order.
 class StreamScratch {
  public:

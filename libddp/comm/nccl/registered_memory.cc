@@ -13,6 +13,7 @@
 #include "ddp/collectives.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/gpu/device_moves.h"
 
 namespace ddp {
 namespace {
@@ -22,10 +23,6 @@ constexpr size_t kCalibrationBytes[] = {size_t{1} << 20, size_t{4} << 20, size_t
 constexpr int kCalibrationRuns = 5;
 // So much faster the plain kernels have to be: noise decides nothing.
 constexpr double kMargin = 0.98;
-
-absl::Status NoMemory(size_t bytes, absl::string_view why) {
-  return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes of GPU memory left (", why, ")"));
-}
 
 }  // namespace
 
@@ -51,15 +48,7 @@ RegisteredMemory::~RegisteredMemory() {
 
 absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   if (communicator_->setup().api.MemAlloc == nullptr) {
-    const absl::Status agreed = Agree(bytes).status();
-    if (!agreed.ok()) return agreed;
-    absl::StatusOr<std::shared_ptr<void>> data =
-        communicator_->setup().runtime->Allocate(communicator_->setup().device, bytes);
-    if (absl::Status s = ddp::Agree(control_, data.ok() ? absl::OkStatus() : NoMemory(bytes, data.status().message()));
-        !s.ok()) {
-      return s;
-    }
-    return Allocation(*std::move(data), bytes, communicator_->setup().device);
+    return AllocateTogether(control_, *communicator_->setup().runtime, communicator_->setup().device, bytes);
   }
   absl::StatusOr<Block> block = Agree(bytes);
   if (!block.ok()) return block.status();
@@ -130,7 +119,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
   const nccl::Result result = communicator_->setup().api.MemAlloc(&block.data, bytes);
   absl::Status status;
   if (result != nccl::kSuccess) {
-    status = NoMemory(bytes, absl::StrCat("ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result)));
+    status = NoGpuMemory(bytes, absl::StrCat("ncclMemAlloc: ", communicator_->setup().api.GetErrorString(result)));
   }
   if (absl::Status s = ddp::Agree(control_, status); !s.ok()) {
     if (result == nccl::kSuccess) table_->Free(block.data);

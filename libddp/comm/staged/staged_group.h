@@ -1,0 +1,22 @@
+// Process groups on GPU memory whose data goes through host memory: the hierarchical backend on GPUs. It works wherever
+// one GPU works.
+#ifndef LIBDDP_COMM_STAGED_STAGED_GROUP_H_
+#define LIBDDP_COMM_STAGED_STAGED_GROUP_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/gpu/device_group.h"
+
+namespace ddp {
+
+// Collective over `control`, as CreateDeviceGroup. Unimplemented if the ranks are not all on one host, or are more than
+// staged::kMaxRanks; FailedPrecondition if a rank has no such GPU, or if one GPU has more ranks of this process than
+// its kernels can run at once; ResourceExhausted as StagingRing::Create.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<ProcessGroup> control,
+                                                                const DeviceGroupOptions& options);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_STAGED_STAGED_GROUP_H_

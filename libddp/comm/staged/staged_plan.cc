@@ -1,0 +1,47 @@
+#include "libddp/comm/staged/staged_plan.h"
+
+#include <algorithm>
+
+#include "libddp/base/round.h"
+
+namespace ddp {
+namespace {
+
+using staged::Move;
+
+// Parts begin at multiples of 16 bytes in a slot, whatever the type.
+constexpr uint64_t kAlign = 16;
+// A thread block copies less than this no faster.
+constexpr uint64_t kLeastBytes = 4 << 10;
+// What one wait costs, in bytes that could be read meanwhile.
+constexpr uint64_t kOnceBytes = 64 << 10;
+
+}  // namespace
+
+Move AllReduceMove(int ranks, uint64_t bytes) {
+  return ranks == 2 || bytes * static_cast<uint64_t>(ranks - 1) <= kOnceBytes ? Move::kAllReduceOnce : Move::kAllReduce;
+}
+
+void PlanTiles(int blocks, staged::Collective* c) {
+  const uint64_t in_size = static_cast<uint64_t>(c->in_size), out_size = static_cast<uint64_t>(c->out_size);
+  const uint64_t ranks = static_cast<uint64_t>(c->at.ranks);
+  const uint64_t parts = HasParts(c->move) ? ranks : 1;
+  uint64_t longest = c->count;  // of the parts that a rank reduces or publishes
+  if (c->move == Move::kAllReduce) longest = CeilDiv(c->count, ranks);
+  if (c->move == Move::kReduceScatter || c->move == Move::kAllGather) {
+    longest = 0;
+    for (uint64_t r = 0; r < ranks; ++r) longest = std::max(longest, c->part_begin[r + 1] - c->part_begin[r]);
+  }
+  uint64_t most = staged::kSlotBytes / out_size;
+  if (UsesInputs(c->move)) most = std::min(most, staged::kSlotBytes / (parts * in_size));
+  most = most / kAlign * kAlign;
+  const uint64_t channels = static_cast<uint64_t>(std::clamp(blocks / 3, 1, staged::kMaxChannels));
+  const uint64_t even = RoundUp(CeilDiv(longest, channels), kAlign);
+  const uint64_t least = RoundUp(kLeastBytes / std::max(in_size, out_size), kAlign);
+  c->part_elements = std::clamp(even, std::min(least, most), most);
+  c->tiles = std::max<uint64_t>(1, CeilDiv(longest, c->part_elements));
+  c->channels = static_cast<int>(std::min(channels, c->tiles));
+  c->split = c->tiles > channels;
+}
+
+}  // namespace ddp

@@ -1,0 +1,46 @@
+// The host memory through which the GPUs of one host exchange data.
+#ifndef LIBDDP_COMM_STAGED_STAGING_RING_H_
+#define LIBDDP_COMM_STAGED_STAGING_RING_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/memory/shared_segment.h"
+#include "libddp/device/device_runtime.h"
+#include "libddp/device/staged_protocol.h"
+
+namespace ddp {
+
+// One rank's view of it: shared memory that its GPU reads and writes, and its own counts in the GPU's memory. Only
+// kernels move data here. Thread-safe.
+class StagingRing {
+ public:
+  // Collective over `control`; if a rank fails, all do. ResourceExhausted if there is too little shared memory, or it
+  // cannot be registered.
+  static absl::StatusOr<std::shared_ptr<StagingRing>> Create(ProcessGroup& control, DeviceRuntime& runtime,
+                                                             Device device);
+
+  // For this rank's kernels. `failed`: see staged::Place.
+  staged::Place PlaceOf(uint32_t* failed) const;
+
+  // Tells the kernels of all ranks to leave. What has failed stays so: nothing of it is used again.
+  void Abort();
+  bool aborted() const;
+
+ private:
+  StagingRing() = default;
+  absl::Status Register(DeviceRuntime& runtime, Device device);
+  uint32_t* abort_word() const { return reinterpret_cast<uint32_t*>(memory_->data()); }
+
+  int rank_ = 0, size_ = 1;
+  std::shared_ptr<SharedSegment> memory_;
+  std::shared_ptr<void> registered_;  // by the address that the GPU uses; released before the memory
+  std::shared_ptr<void> counts_;
+};
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_STAGED_STAGING_RING_H_

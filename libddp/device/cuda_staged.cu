@@ -1,0 +1,378 @@
+// The kernels of the staged protocol.
+#include "libddp/device/cuda_convert.h"
+#include "libddp/device/cuda_kernels.h"
+#include "libddp/device/staged_protocol.h"
+
+namespace ddp::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 4;       // vectors that a thread loads before it uses the first
+constexpr int kPollsALook = 64;  // at a counter, before a look at whether somebody has failed
+
+// Not from a cache: another GPU has written it.
+template <typename T>
+__device__ T LoadFresh(const T* from) {
+  using Bits = std::conditional_t<
+      sizeof(T) == 16, uint4,
+      std::conditional_t<sizeof(T) == 1, unsigned char,
+                         std::conditional_t<sizeof(T) == 2, unsigned short,
+                                            std::conditional_t<sizeof(T) == 4, unsigned, unsigned long long>>>>;
+  const Bits bits = __ldcv(reinterpret_cast<const Bits*>(from));
+  return *reinterpret_cast<const T*>(&bits);
+}
+
+__device__ uint64_t LoadAcquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ void StoreRelease(uint64_t* to, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+// The type that elements are reduced in, with the CPU's rules (cpu_reduce.h). No multiplication joins an addition.
+template <typename T>
+struct Accumulate {
+  using Type = float;
+};
+template <>
+struct Accumulate<double> {
+  using Type = double;
+};
+template <>
+struct Accumulate<int64_t> {
+  using Type = int64_t;
+};
+template <>
+struct Accumulate<int32_t> {
+  using Type = int32_t;
+};
+template <>
+struct Accumulate<int8_t> {
+  using Type = int8_t;
+};
+template <>
+struct Accumulate<uint8_t> {
+  using Type = uint8_t;
+};
+
+__device__ float Add(float a, float b) { return __fadd_rn(a, b); }
+__device__ float Multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ double Add(double a, double b) { return __dadd_rn(a, b); }
+__device__ double Multiply(double a, double b) { return __dmul_rn(a, b); }
+// They wrap.
+template <typename T>
+__device__ T Add(T a, T b) {
+  return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+template <typename T>
+__device__ T Multiply(T a, T b) {
+  return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+
+template <typename T>
+constexpr bool kIsInteger = std::is_integral_v<T>;
+
+template <typename T>
+__device__ T Combine(uint8_t op, T acc, T x) {
+  switch (op) {
+    case 2:  // ReduceOp::kMin
+      return x < acc || x != x ? x : acc;
+    case 3:  // ReduceOp::kMax
+      return x > acc || x != x ? x : acc;
+    case 4:  // ReduceOp::kProduct
+      return Multiply(acc, x);
+    default:
+      return Add(acc, x);
+  }
+}
+
+template <typename In>
+__device__ typename Accumulate<In>::Type ToAccumulate(In x) {
+  if constexpr (kIsInteger<In>) {
+    return x;
+  } else {
+    return Widen(x);
+  }
+}
+
+template <typename Acc>
+__device__ Acc Prescale(const staged::Arithmetic& a, Acc x) {
+  if constexpr (kIsInteger<Acc>) {
+    return x;
+  } else {
+    return a.pre ? Multiply(x, sizeof(Acc) == 8 ? static_cast<Acc>(a.pre64) : static_cast<Acc>(a.pre32)) : x;
+  }
+}
+
+// Scaled and rounded.
+template <typename Out, typename Acc>
+__device__ Out Finish(const staged::Arithmetic& a, Acc x) {
+  if constexpr (kIsInteger<Acc>) {
+    return a.divisor == 1 ? x : static_cast<Acc>(x / static_cast<Acc>(a.divisor));
+  } else {
+    if (a.post) x = Multiply(x, sizeof(Acc) == 8 ? static_cast<Acc>(a.post64) : static_cast<Acc>(a.post32));
+    return Narrow<Out>(x);
+  }
+}
+
+template <typename Out>
+__device__ bool NotFinite(Out x) {
+  if constexpr (kIsInteger<Out>) {
+    return false;
+  } else {
+    return !isfinite(Widen(x));
+  }
+}
+
+__device__ bool AlignedTo(size_t bytes, const void* a, const void* b = nullptr, const void* c = nullptr) {
+  return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c)) % bytes ==
+         0;
+}
+
+// What the protocol asks of a thread block; see staged_protocol.h. Reduces In to Out.
+template <typename In, typename Out>
+class Block {
+ public:
+  __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic) : at_(at), arithmetic_(arithmetic) {}
+
+  template <typename Fn>
+  __device__ bool Wait(int n, Fn counter, uint64_t target) {
+    bool reached = true;
+    if (static_cast<int>(threadIdx.x) < n) {
+      const staged::Counter* const mine = counter(static_cast<int>(threadIdx.x));
+      if (mine != nullptr) reached = Spin(&mine->value, target);
+    }
+    return __syncthreads_and(reached) != 0;
+  }
+
+  __device__ void Signal(staged::Counter* counter, uint64_t value) {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    __threadfence_system();
+    StoreRelease(&counter->value, value);
+  }
+
+  __device__ uint64_t Load(const uint64_t* from) { return *from; }
+  __device__ void Store(uint64_t* to, uint64_t value) {
+    __syncthreads();  // all have loaded it
+    if (threadIdx.x == 0) *to = value;
+  }
+
+  __device__ void Copy(char* to, const char* from, uint64_t bytes, bool from_ring) {
+    if (from_ring) {
+      Move<true, false>(to, from, bytes);
+    } else {
+      Move<false, false>(to, from, bytes);
+    }
+  }
+  __device__ void CopyChecked(char* to, const char* from, uint64_t bytes) {
+    if (!kIsInteger<Out> && arithmetic_->nonfinite != nullptr) {
+      Move<true, true>(to, from, bytes);
+    } else {
+      Move<true, false>(to, from, bytes);
+    }
+  }
+
+  __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
+    constexpr int kWidth = 16 / sizeof(In);
+    constexpr int kVectors = 2;
+    using Acc = typename Accumulate<In>::Type;
+    using OutVector = Vector<Out, kWidth>;
+    const char* const ring = from[at_.rank == 0 ? 1 : 0];  // all but its own begin alike
+    const bool aligned = AlignedTo(16, from[at_.rank], ring) && AlignedTo(sizeof(OutVector), to, also);
+    const uint64_t vectors = aligned ? count / kWidth : 0;
+    for (uint64_t first = threadIdx.x; first < vectors; first += kVectors * kThreads) {
+      Acc acc[kVectors][kWidth];
+      for (int r = 0; r < n; ++r) {
+        uint4 raw[kVectors] = {};
+#pragma unroll
+        for (int u = 0; u < kVectors; ++u) {
+          const uint64_t v = first + u * kThreads;
+          const uint4* const source = reinterpret_cast<const uint4*>(from[r]) + v;
+          if (v < vectors) raw[u] = r == at_.rank ? *source : LoadFresh(source);
+        }
+#pragma unroll
+        for (int u = 0; u < kVectors; ++u) {
+          const In* const x = reinterpret_cast<const In*>(&raw[u]);
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) Take(r == 0, x[i], &acc[u][i]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        const uint64_t v = first + u * kThreads;
+        if (v >= vectors) continue;
+        OutVector result;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) result.v[i] = Result(acc[u][i]);
+        if (to != nullptr) reinterpret_cast<OutVector*>(to)[v] = result;
+        if (also != nullptr) reinterpret_cast<OutVector*>(also)[v] = result;
+      }
+    }
+    for (uint64_t i = vectors * kWidth + threadIdx.x; i < count; i += kThreads) {
+      Acc acc;
+      for (int r = 0; r < n; ++r) Take(r == 0, LoadFresh(reinterpret_cast<const In*>(from[r]) + i), &acc);
+      const Out result = Result(acc);
+      if (to != nullptr) reinterpret_cast<Out*>(to)[i] = result;
+      if (also != nullptr) reinterpret_cast<Out*>(also)[i] = result;
+    }
+  }
+
+  // At the kernel's end.
+  __device__ void Report() {
+    if (arithmetic_ == nullptr || arithmetic_->nonfinite == nullptr) return;
+    if (__syncthreads_or(bad_) != 0 && threadIdx.x == 0) *arithmetic_->nonfinite = 1;
+  }
+
+ private:
+  // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
+  __device__ bool MustLeave() {
+    if (*const_cast<const volatile uint32_t*>(at_.failed) != 0) return true;
+    if (*reinterpret_cast<const volatile uint32_t*>(at_.ring) == 0) return false;
+    *const_cast<volatile uint32_t*>(at_.failed) = 1;
+    __threadfence_system();
+    return true;
+  }
+  __device__ bool Spin(const uint64_t* counter, uint64_t target) {
+    for (int polls = 1;; ++polls) {
+      if (static_cast<int64_t>(LoadAcquire(counter) - target) >= 0) return true;
+      if (polls % kPollsALook == 0 && MustLeave()) return false;
+    }
+  }
+
+  template <typename Acc>
+  __device__ void Take(bool first, In x, Acc* acc) {
+    const Acc value = Prescale(*arithmetic_, ToAccumulate(x));
+    *acc = first ? value : Combine(arithmetic_->op, *acc, value);
+  }
+  template <typename Acc>
+  __device__ Out Result(Acc acc) {
+    const Out result = Finish<Out>(*arithmetic_, acc);
+    bad_ |= NotFinite(result);
+    return result;
+  }
+
+  template <bool kFromRing, bool kCheck>
+  __device__ void Move(char* to, const char* from, uint64_t bytes) {
+    uint64_t done = 0;
+    if (AlignedTo(16, to, from)) done = MoveUnits<uint4, kFromRing, kCheck>(to, from, 0, bytes);
+    if (AlignedTo(sizeof(Out), to, from)) done = MoveUnits<Out, kFromRing, kCheck>(to, from, done, bytes);
+    MoveUnits<uint8_t, kFromRing, false>(to, from, done, bytes);
+  }
+  // Moves what is left in units of this type; returns where the last one ends.
+  template <typename Unit, bool kFromRing, bool kCheck>
+  __device__ uint64_t MoveUnits(char* to_bytes, const char* from_bytes, uint64_t done, uint64_t bytes) {
+    const uint64_t units = (bytes - done) / sizeof(Unit);
+    Unit* const to = reinterpret_cast<Unit*>(to_bytes + done);
+    const Unit* const from = reinterpret_cast<const Unit*>(from_bytes + done);
+    for (uint64_t first = threadIdx.x; first < units; first += kUnroll * kThreads) {
+      Unit loaded[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * kThreads < units) loaded[u] = LoadUnit<kFromRing>(from + first + u * kThreads);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * kThreads >= units) continue;
+        if constexpr (kCheck) {
+          const Out* const elements = reinterpret_cast<const Out*>(&loaded[u]);
+#pragma unroll
+          for (size_t i = 0; i < sizeof(Unit) / sizeof(Out); ++i) bad_ |= NotFinite(elements[i]);
+        }
+        to[first + u * kThreads] = loaded[u];
+      }
+    }
+    return done + units * sizeof(Unit);
+  }
+  template <bool kFromRing, typename Unit>
+  __device__ Unit LoadUnit(const Unit* from) {
+    return kFromRing ? LoadFresh(from) : *from;
+  }
+
+  const staged::Place& at_;
+  const staged::Arithmetic* const arithmetic_;
+  bool bad_ = false;
+};
+
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kThreads, 2) CollectiveKernel(const __grid_constant__ staged::Collective c) {
+  Block<In, Out> block(c.at, &c.arithmetic);
+  staged::RunCollective(block, c, static_cast<int>(blockIdx.x));
+  block.Report();
+}
+
+__global__ void __launch_bounds__(kThreads, 2) ExchangeKernel(const __grid_constant__ staged::Exchange e) {
+  Block<uint8_t, uint8_t> block(e.at, nullptr);
+  staged::RunExchange(block, e, static_cast<int>(blockIdx.x));
+}
+
+template <typename In, typename Out>
+cudaError_t Launch(const staged::Collective& c, cudaStream_t stream) {
+  CollectiveKernel<In, Out><<<static_cast<unsigned>(staged::BlocksOf(c)), kThreads, 0, stream>>>(c);
+  return cudaGetLastError();
+}
+
+template <typename In>
+cudaError_t LaunchTo(const staged::Collective& c, cudaStream_t stream) {
+  switch (static_cast<Type>(c.arithmetic.out_type)) {
+    case Type::kFloat32:
+      return Launch<In, float>(c, stream);
+    case Type::kFloat16:
+      return Launch<In, __half>(c, stream);
+    case Type::kBFloat16:
+      return Launch<In, __nv_bfloat16>(c, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchCollective(const staged::Collective& c, cudaStream_t stream) {
+  switch (static_cast<Type>(c.arithmetic.in_type)) {
+    case Type::kFloat64:
+      return Launch<double, double>(c, stream);
+    case Type::kFloat32:
+      return LaunchTo<float>(c, stream);
+    case Type::kFloat16:
+      return LaunchTo<__half>(c, stream);
+    case Type::kBFloat16:
+      return LaunchTo<__nv_bfloat16>(c, stream);
+    case Type::kInt64:
+      return Launch<int64_t, int64_t>(c, stream);
+    case Type::kInt32:
+      return Launch<int32_t, int32_t>(c, stream);
+    case Type::kInt8:
+      return Launch<int8_t, int8_t>(c, stream);
+    case Type::kUInt8:
+      return Launch<uint8_t, uint8_t>(c, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchExchange(const staged::Exchange& e, cudaStream_t stream) {
+  ExchangeKernel<<<static_cast<unsigned>(staged::BlocksOf(e)), kThreads, 0, stream>>>(e);
+  return cudaGetLastError();
+}
+
+cudaError_t StagedBlocks(int* blocks) {
+  int device = 0, processors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  *blocks = processors;
+  // The most demanding ones. To ask also loads them: a kernel that is loaded while another one waits for it would wait
+  // for that one.
+  const auto fewest = [&](auto* kernel) {
+    int each = 0;
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, 0);
+    if (each * processors < *blocks || *blocks == processors) *blocks = each * processors;
+  };
+  fewest(ExchangeKernel);
+  fewest(CollectiveKernel<double, double>);
+  fewest(CollectiveKernel<float, float>);
+  return error;
+}
+
+}  // namespace ddp::cuda

@@ -1,0 +1,377 @@
+// How GPUs that cannot reach each other move data through host memory that all of them reach: who writes what where,
+// who waits for whom, and when a place may be used again. Functions of one thread block, compiled for the GPU's kernels
+// and, by tests, for the CPU: a `Block` supplies what differs.
+//
+// Every rank has two rings of slots in the shared memory for each channel. A rank copies what others need of its input
+// into its input ring; a rank that reduces reads these, and puts what others need of the result into its result ring.
+// Counters say how far each rank is: the writer of a slot waits until all have read what was there before, the reader
+// until it is written. They only grow, over all operations. A rank's own counts are kept in the GPU's memory, so that a
+// kernel that is launched again by a graph goes on where the last one has ended.
+//
+// A large array is cut into tiles, and a tile into parts: one for each rank where each rank reduces a part (the
+// two-phase all-reduce, after Rabenseifner, "Optimization of Collective Reduction Operations", 2004), or a single one
+// where each rank reduces everything. Channel c works on the tiles c, c + channels, ...
+#ifndef LIBDDP_DEVICE_STAGED_PROTOCOL_H_
+#define LIBDDP_DEVICE_STAGED_PROTOCOL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libddp/device/scale_rule.h"
+
+namespace ddp::staged {
+
+inline constexpr int kMaxRanks = 16;   // of one group, on one host
+inline constexpr int kMaxRanges = 48;  // on either side of one launch
+inline constexpr int kMaxChannels = 16;
+inline constexpr int kDepth = 4;  // slots of a ring
+inline constexpr size_t kSlotBytes = 64 << 10;
+inline constexpr int kPairChannels = 2;  // of a message between two ranks
+inline constexpr size_t kPairSlotBytes = 16 << 10;
+inline constexpr size_t kLine = 64;
+
+struct alignas(kLine) Counter {
+  uint64_t value;
+};
+
+// One side of an operation: ranges of memory that stand end to end.
+struct RangeTable {
+  char* data[kMaxRanges];
+  uint64_t end[kMaxRanges];  // in bytes, of the logical array
+  int ranges;
+};
+
+// What all kernels of a rank have in common.
+struct Place {
+  int rank, ranks;
+  char* ring;        // the shared memory, where this GPU sees it
+  uint64_t* counts;  // this rank's own, in the GPU's memory: kCounts
+  uint32_t* failed;  // not 0: leave. This process's; set when another rank's end is seen
+};
+
+// --- the shared memory ----------------------------------------------------------------------------------------------
+
+// Counters of a rank and channel: of its input ring and of its result ring, how many slots it has filled, and how many
+// of everybody's it has done with.
+enum Stage : int { kWritten, kConsumed, kPublished, kFetched, kStages };
+inline constexpr size_t kAbortBytes = kLine;  // a word: not 0 once a rank has failed
+
+DDP_HOST_DEVICE inline Counter* CounterOf(const Place& at, Stage stage, int rank, int channel) {
+  return reinterpret_cast<Counter*>(at.ring + kAbortBytes) + (rank * kMaxChannels + channel) * kStages + stage;
+}
+// Of the messages from one rank to another.
+enum PairStage : int { kSent, kReceived, kPairStages };
+DDP_HOST_DEVICE inline Counter* PairCounterOf(const Place& at, PairStage stage, int from, int to, int channel) {
+  return CounterOf(at, kWritten, at.ranks, 0) + ((from * at.ranks + to) * kPairChannels + channel) * kPairStages +
+         stage;
+}
+DDP_HOST_DEVICE inline char* SlotsBegin(const Place& at) {
+  return reinterpret_cast<char*>(PairCounterOf(at, kSent, at.ranks, 0, 0));
+}
+// ring: 0 the input's, 1 the result's.
+DDP_HOST_DEVICE inline char* SlotOf(const Place& at, int ring, int rank, int channel, uint64_t number) {
+  const size_t index =
+      (static_cast<size_t>(rank) * kMaxChannels + static_cast<size_t>(channel)) * 2 + static_cast<size_t>(ring);
+  return SlotsBegin(at) + (index * kDepth + number % kDepth) * kSlotBytes;
+}
+DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int channel, uint64_t number) {
+  const size_t index = static_cast<size_t>((from * at.ranks + to) * kPairChannels + channel);
+  return SlotOf(at, 0, at.ranks, 0, 0) + (index * kDepth + number % kDepth) * kPairSlotBytes;
+}
+DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
+  const Place at{0, ranks, nullptr, nullptr, nullptr};
+  return static_cast<size_t>(PairSlotOf(at, ranks, 0, 0, 0) - at.ring);
+}
+
+// A rank's own counts.
+inline constexpr int kCounts = kMaxChannels * kStages + kMaxRanks * kPairChannels * kPairStages;
+DDP_HOST_DEVICE inline uint64_t* CountOf(const Place& at, Stage stage, int channel) {
+  return at.counts + channel * kStages + stage;
+}
+DDP_HOST_DEVICE inline uint64_t* PairCountOf(const Place& at, PairStage stage, int peer, int channel) {
+  return at.counts + kMaxChannels * kStages + (peer * kPairChannels + channel) * kPairStages + stage;
+}
+
+// --- collective operations ------------------------------------------------------------------------------------------
+
+enum class Move : uint8_t {
+  kAllReduce,      // in two phases: each rank reduces a part of each tile
+  kAllReduceOnce,  // in one: each rank reduces everything
+  kReduceScatter,
+  kReduce,  // to `root`
+  kAllGather,
+  kBroadcast,  // from `root`; `in` there, `out` elsewhere
+  kBarrier,
+};
+
+// What the arithmetic needs; the numbers are CpuReduce's.
+struct Arithmetic {
+  double pre64 = 1, post64 = 1;
+  float pre32 = 1, post32 = 1;
+  int divisor = 1;
+  uint8_t in_type = 7, out_type = 7;  // as cuda::Type; bytes
+  uint8_t op = 0;                     // as ReduceOp
+  bool pre = false, post = false;
+  uint32_t* nonfinite = nullptr;  // null: not asked for
+};
+
+struct Collective {
+  Place at;
+  Move move;
+  int root;
+  int channels;                        // that this operation uses
+  bool split;                          // a thread block for each of the three duties of a channel, else one for all
+  uint64_t tiles;                      // of all channels together
+  uint64_t part_elements;              // of one part in one tile, at most
+  uint64_t count;                      // elements of the whole array
+  uint64_t part_begin[kMaxRanks + 1];  // of the ranks' parts of the whole; by element. Not for all-reduces
+  int in_size, out_size;               // bytes of an element
+  Arithmetic arithmetic;
+  RangeTable in, out;
+};
+
+DDP_HOST_DEVICE inline bool UsesInputs(Move move) { return move != Move::kAllGather && move != Move::kBroadcast; }
+DDP_HOST_DEVICE inline bool UsesResults(Move move) {
+  return move == Move::kAllReduce || move == Move::kAllGather || move == Move::kBroadcast;
+}
+// Whether each rank has a part of its own.
+DDP_HOST_DEVICE inline bool HasParts(Move move) {
+  return move == Move::kAllReduce || move == Move::kReduceScatter || move == Move::kAllGather;
+}
+
+// `begin`: in the whole array; `own`: in the side that holds one rank's part alone.
+struct Part {
+  uint64_t begin, own, count;
+};
+
+DDP_HOST_DEVICE inline Part PartOf(const Collective& c, uint64_t tile, int part) {
+  const uint64_t step = tile * c.part_elements;
+  uint64_t begin = 0, end = 0;
+  if (c.move == Move::kReduceScatter || c.move == Move::kAllGather) {
+    begin = c.part_begin[part] + step;
+    end = c.part_begin[part + 1];
+  } else {
+    begin = HasParts(c.move) ? step * static_cast<uint64_t>(c.at.ranks) + static_cast<uint64_t>(part) * c.part_elements
+                             : step;
+    end = c.count;
+  }
+  const uint64_t left = begin < end ? end - begin : 0;
+  return {begin, step, left < c.part_elements ? left : c.part_elements};
+}
+
+// The address of byte `offset`; *bytes becomes how many follow it in its range, if these are fewer.
+DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, uint64_t* bytes) {
+  int low = 0, high = table.ranges - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (offset < table.end[middle]) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  const uint64_t begin = low == 0 ? 0 : table.end[low - 1];
+  if (table.end[low] - offset < *bytes) *bytes = table.end[low] - offset;
+  return table.data[low] + (offset - begin);
+}
+
+// What a Block does (all its threads call everything):
+//   bool Wait(int n, Fn counter, uint64_t target)  until the n counters that counter(k) names (null: none) are at least
+//                                                  `target`; false if the operation has to be left
+//   void Signal(Counter*, uint64_t)                what the block has written comes before the new value
+//   void Copy(char* to, const char* from, uint64_t bytes, bool from_ring)
+//   void CopyChecked(...)                          the same of a result, which is checked for infinities and NaN
+//   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;
+//                                                  from[at.rank] is the only one that is not in the ring
+//   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
+
+// The parts of a tile that others reduce go into this rank's input slot.
+template <typename Block>
+DDP_HOST_DEVICE bool WriteTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
+  const int ranks = c.at.ranks, me = c.at.rank;
+  const auto consumed = [&](int r) { return CounterOf(c.at, kConsumed, r, channel); };
+  if (number >= kDepth && !block.Wait(ranks, consumed, number - kDepth + 1)) return false;
+  char* const slot = SlotOf(c.at, 0, me, channel, number);
+  const bool nothing = c.move == Move::kBarrier || (c.move == Move::kReduce && me == c.root);
+  for (int p = 0; !nothing && p < (HasParts(c.move) ? ranks : 1); ++p) {
+    if (HasParts(c.move) && p == me) continue;
+    const Part part = PartOf(c, tile, p);
+    const uint64_t size = static_cast<uint64_t>(c.in_size);
+    char* const to = slot + static_cast<uint64_t>(p) * c.part_elements * size;
+    for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
+      n = part.count * size - done;
+      const char* const from = Locate(c.in, part.begin * size + done, &n);
+      block.Copy(to + done, from, n, false);
+    }
+  }
+  block.Signal(CounterOf(c.at, kWritten, me, channel), number + 1);
+  return true;
+}
+
+// This rank's part of a tile is reduced, or in moves taken, and published where others want it.
+template <typename Block>
+DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t input,
+                                uint64_t result) {
+  const int ranks = c.at.ranks, me = c.at.rank;
+  const bool idle =
+      c.move == Move::kBarrier || ((c.move == Move::kReduce || c.move == Move::kBroadcast) && me != c.root);
+  const bool waits = UsesInputs(c.move) && !(c.move == Move::kReduce && me != c.root);
+  const auto written = [&](int r) { return CounterOf(c.at, kWritten, r, channel); };
+  const auto fetched = [&](int r) { return CounterOf(c.at, kFetched, r, channel); };
+  if (waits && !block.Wait(ranks, written, input + 1)) return false;
+  if (!idle && UsesResults(c.move) && result >= kDepth && !block.Wait(ranks, fetched, result - kDepth + 1))
+    return false;
+  char* const slot = UsesResults(c.move) ? SlotOf(c.at, 1, me, channel, result) : nullptr;
+  const int mine = HasParts(c.move) ? me : 0;
+  const Part part = PartOf(c, tile, mine);
+  const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
+  const bool stores = c.move != Move::kBroadcast;  // elsewhere the result is this rank's, too
+  const uint64_t in_at = c.move == Move::kAllGather ? part.own : part.begin;
+  const uint64_t out_at = c.move == Move::kReduceScatter ? part.own : part.begin;
+  for (uint64_t done = 0, n = 0; !idle && done < part.count; done += n) {
+    uint64_t in_bytes = (part.count - done) * in_size;
+    char* const own = Locate(c.in, (in_at + done) * in_size, &in_bytes);
+    uint64_t out_bytes = (part.count - done) * out_size;
+    char* const to = stores ? Locate(c.out, (out_at + done) * out_size, &out_bytes) : nullptr;
+    n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
+    char* const publish = slot == nullptr ? nullptr : slot + done * out_size;
+    if (!UsesInputs(c.move)) {
+      block.Copy(publish, own, n * in_size, false);
+      if (to != nullptr && to != own) block.Copy(to, own, n * in_size, false);
+      continue;
+    }
+    const char* from[kMaxRanks];
+    for (int r = 0; r < ranks; ++r) {
+      from[r] = r == me ? own
+                        : SlotOf(c.at, 0, r, channel, input) +
+                              (static_cast<uint64_t>(mine) * c.part_elements + done) * in_size;
+    }
+    block.Reduce(from, ranks, to, publish, n);
+  }
+  if (UsesInputs(c.move)) block.Signal(CounterOf(c.at, kConsumed, me, channel), input + 1);
+  if (UsesResults(c.move)) block.Signal(CounterOf(c.at, kPublished, me, channel), result + 1);
+  return true;
+}
+
+// The parts of the result that other ranks have published.
+template <typename Block>
+DDP_HOST_DEVICE bool FetchTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
+  const int ranks = c.at.ranks, me = c.at.rank;
+  const bool broadcast = c.move == Move::kBroadcast;
+  const auto published = [&](int r) {
+    return r == me || (broadcast && r != c.root) ? nullptr : CounterOf(c.at, kPublished, r, channel);
+  };
+  if (!(broadcast && me == c.root) && !block.Wait(ranks, published, number + 1)) return false;
+  const uint64_t size = static_cast<uint64_t>(c.out_size);
+  // Each rank begins with its neighbour: not all read the same memory at once.
+  for (int k = 1; k < ranks; ++k) {
+    const int r = (me + k) % ranks;
+    if (published(r) == nullptr || (broadcast && me == c.root)) continue;
+    const Part part = PartOf(c, tile, broadcast ? 0 : r);
+    const char* const slot = SlotOf(c.at, 1, r, channel, number);
+    for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
+      n = part.count * size - done;
+      char* const to = Locate(c.out, part.begin * size + done, &n);
+      block.CopyChecked(to, slot + done, n);
+    }
+  }
+  block.Signal(CounterOf(c.at, kFetched, me, channel), number + 1);
+  return true;
+}
+
+enum class Duty : int { kWrite, kReduce, kFetch, kAll };
+
+DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * c.channels : c.channels; }
+
+// What thread block `index` of BlocksOf does.
+template <typename Block>
+DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
+  const int channel = c.split ? index / 3 : index;
+  const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
+  const bool inputs = UsesInputs(c.move), results = UsesResults(c.move);
+  const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);
+  const bool reduces = duty == Duty::kReduce || duty == Duty::kAll;
+  const bool fetches = results && (duty == Duty::kFetch || duty == Duty::kAll);
+  // What another duty's thread block counts is not looked at: it may be at its end already.
+  const bool uses[kStages] = {writes, reduces && inputs, reduces && results, fetches};
+  uint64_t counts[kStages] = {};
+  for (int s = 0; s < kStages; ++s) {
+    if (uses[s]) counts[s] = block.Load(CountOf(c.at, static_cast<Stage>(s), channel));
+  }
+  for (uint64_t tile = static_cast<uint64_t>(channel); tile < c.tiles; tile += static_cast<uint64_t>(c.channels)) {
+    if (writes && !WriteTile(block, c, channel, tile, counts[kWritten]++)) return;
+    if (reduces && !ReduceTile(block, c, channel, tile, counts[kConsumed]++, counts[kPublished]++)) return;
+    if (fetches && !FetchTile(block, c, channel, tile, counts[kFetched]++)) return;
+  }
+  for (int s = 0; s < kStages; ++s) {
+    if (uses[s]) block.Store(CountOf(c.at, static_cast<Stage>(s), channel), counts[s]);
+  }
+}
+
+// --- messages -------------------------------------------------------------------------------------------------------
+
+// Messages to and from any number of peers at once, by byte. What both sides of one message do depends on its size
+// alone.
+struct Exchange {
+  Place at;
+  uint64_t send_begin[kMaxRanks], send_bytes[kMaxRanks], receive_begin[kMaxRanks], receive_bytes[kMaxRanks];
+  RangeTable in, out;
+};
+
+template <typename Block>
+DDP_HOST_DEVICE void SendMessage(Block& block, const Exchange& e, int peer, int channel) {
+  uint64_t* const count = PairCountOf(e.at, kSent, peer, channel);
+  uint64_t number = block.Load(count);
+  const auto received = [&](int) { return PairCounterOf(e.at, kReceived, e.at.rank, peer, channel); };
+  for (uint64_t at = static_cast<uint64_t>(channel) * kPairSlotBytes; at < e.send_bytes[peer];
+       at += kPairChannels * kPairSlotBytes, ++number) {
+    if (number >= kDepth && !block.Wait(1, received, number - kDepth + 1)) return;
+    const uint64_t left = e.send_bytes[peer] - at, bytes = left < kPairSlotBytes ? left : kPairSlotBytes;
+    char* const slot = PairSlotOf(e.at, e.at.rank, peer, channel, number);
+    for (uint64_t done = 0, n = 0; done < bytes; done += n) {
+      n = bytes - done;
+      const char* const from = Locate(e.in, e.send_begin[peer] + at + done, &n);
+      block.Copy(slot + done, from, n, false);
+    }
+    block.Signal(PairCounterOf(e.at, kSent, e.at.rank, peer, channel), number + 1);
+  }
+  block.Store(count, number);
+}
+
+template <typename Block>
+DDP_HOST_DEVICE void ReceiveMessage(Block& block, const Exchange& e, int peer, int channel) {
+  uint64_t* const count = PairCountOf(e.at, kReceived, peer, channel);
+  uint64_t number = block.Load(count);
+  const auto sent = [&](int) { return PairCounterOf(e.at, kSent, peer, e.at.rank, channel); };
+  for (uint64_t at = static_cast<uint64_t>(channel) * kPairSlotBytes; at < e.receive_bytes[peer];
+       at += kPairChannels * kPairSlotBytes, ++number) {
+    if (!block.Wait(1, sent, number + 1)) return;
+    const uint64_t left = e.receive_bytes[peer] - at, bytes = left < kPairSlotBytes ? left : kPairSlotBytes;
+    const char* const slot = PairSlotOf(e.at, peer, e.at.rank, channel, number);
+    for (uint64_t done = 0, n = 0; done < bytes; done += n) {
+      n = bytes - done;
+      char* const to = Locate(e.out, e.receive_begin[peer] + at + done, &n);
+      block.Copy(to, slot + done, n, true);
+    }
+    block.Signal(PairCounterOf(e.at, kReceived, peer, e.at.rank, channel), number + 1);
+  }
+  block.Store(count, number);
+}
+
+DDP_HOST_DEVICE inline int BlocksOf(const Exchange& e) { return e.at.ranks * kPairChannels * kPairStages; }
+
+// Sending and receiving are different thread blocks, so no order of messages can make two ranks wait for each other.
+template <typename Block>
+DDP_HOST_DEVICE void RunExchange(Block& block, const Exchange& e, int index) {
+  const int peer = index / (kPairChannels * kPairStages), channel = index / kPairStages % kPairChannels;
+  if (peer == e.at.rank) return;
+  if (index % kPairStages == kSent) {
+    SendMessage(block, e, peer, channel);
+  } else {
+    ReceiveMessage(block, e, peer, channel);
+  }
+}
+
+}  // namespace ddp::staged
+
+#endif  // LIBDDP_DEVICE_STAGED_PROTOCOL_H_

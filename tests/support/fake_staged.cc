@@ -1,0 +1,170 @@
+// The staged protocol on simulated GPUs: a thread block is a thread of the host.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "libddp/device/cpu_reduce.h"
+#include "libddp/device/staged_protocol.h"
+#include "tests/support/fake_devices.h"
+
+namespace ddp::testing {
+namespace {
+
+CpuReduce ReduceOf(const staged::Arithmetic& a) {
+  const bool integer = !IsFloatingPoint(static_cast<DType>(a.in_type));
+  const ReduceOp op = static_cast<ReduceOp>(a.op);
+  // The division of an average of floats is in post64.
+  return CpuReduce::Create({.in = static_cast<DType>(a.in_type),
+                            .out = static_cast<DType>(a.out_type),
+                            .op = !integer && op == ReduceOp::kAvg ? ReduceOp::kSum : op,
+                            .prescale = a.pre64,
+                            .postscale = a.post64,
+                            .average_over = a.divisor,
+                            .check_nonfinite = a.nonfinite != nullptr})
+      .value();
+}
+CpuReduce CheckOf(const staged::Arithmetic& a) {
+  const DType type = static_cast<DType>(a.out_type);
+  return CpuReduce::Create({.in = type, .out = type, .check_nonfinite = a.nonfinite != nullptr}).value();
+}
+
+// See staged_protocol.h.
+class HostBlock {
+ public:
+  HostBlock(const staged::Place& at, const staged::Arithmetic* arithmetic) : at_(at), arithmetic_(arithmetic) {
+    if (arithmetic == nullptr) return;
+    reduce_ = ReduceOf(*arithmetic);
+    check_ = CheckOf(*arithmetic);
+  }
+
+  template <typename Fn>
+  bool Wait(int n, Fn counter, uint64_t target) {
+    for (int k = 0; k < n; ++k) {
+      staged::Counter* const mine = counter(k);
+      if (mine != nullptr && !Spin(&mine->value, target)) return false;
+    }
+    return true;
+  }
+  void Signal(staged::Counter* counter, uint64_t value) {
+    std::atomic_ref<uint64_t>(counter->value).store(value, std::memory_order_release);
+  }
+  uint64_t Load(const uint64_t* from) { return *from; }
+  void Store(uint64_t* to, uint64_t value) { *to = value; }
+  void Copy(char* to, const char* from, uint64_t bytes, bool) { std::memcpy(to, from, bytes); }
+  void CopyChecked(char* to, const char* from, uint64_t bytes) {
+    if (arithmetic_->nonfinite == nullptr) return Copy(to, from, bytes, true);
+    const void* const in = from;
+    void* const out = to;
+    Found(check_(&in, 1, &out, 1, bytes / SizeOf(static_cast<DType>(arithmetic_->out_type))));
+  }
+  void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
+    void* out[2];
+    int outs = 0;
+    if (to != nullptr) out[outs++] = to;
+    if (also != nullptr) out[outs++] = also;
+    const std::vector<const void*> in(from, from + n);
+    Found(reduce_(in.data(), n, out, outs, count));
+  }
+
+ private:
+  void Found(bool nonfinite) {
+    if (nonfinite && arithmetic_->nonfinite != nullptr) std::atomic_ref<uint32_t>(*arithmetic_->nonfinite).store(1);
+  }
+  bool Spin(uint64_t* counter, uint64_t target) {
+    for (int looks = 0; std::atomic_ref<uint64_t>(*counter).load(std::memory_order_acquire) < target; ++looks) {
+      if (MustLeave()) return false;
+      if (looks < 100) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    return true;
+  }
+  bool MustLeave() {
+    const std::atomic_ref<uint32_t> failed(*at_.failed);
+    if (failed.load() != 0) return true;
+    if (std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at_.ring)).load() == 0) return false;
+    failed.store(1);
+    return true;
+  }
+
+  const staged::Place& at_;
+  const staged::Arithmetic* const arithmetic_;
+  CpuReduce reduce_, check_;
+};
+
+}  // namespace
+
+absl::Status FakeDevices::ReachTable(absl::string_view call, const staged::RangeTable& table) {
+  absl::Status status;
+  for (int k = 0; k < table.ranges; ++k) {
+    status.Update(Reach(call, table.data[k], table.end[k] - (k == 0 ? 0 : table.end[k - 1])));
+  }
+  return status;
+}
+
+absl::Status FakeDevices::ReachPlace(absl::string_view call, const staged::Place& at) {
+  absl::Status status = Reach(call, at.ring, staged::RingBytes(at.ranks));
+  status.Update(Reach(call, at.counts, staged::kCounts * sizeof(uint64_t)));
+  status.Update(Reach(call, at.failed, sizeof(uint32_t)));
+  return status;
+}
+
+absl::StatusOr<int> FakeDevices::StagedBlocks() {
+  if (absl::Status s = Enter("StagedBlocks", ThreadDevice()); !s.ok()) return s;
+  return staged_blocks(ThreadDevice());
+}
+
+void FakeDevices::RunBlocks(int device, int blocks, const std::function<void(int index)>& run) {
+  const auto count = [&](int change) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return blocks_running_[static_cast<size_t>(device)] += change;
+  };
+  if (const int running = count(blocks); running > staged_blocks(device)) {
+    Complain("RunStaged", absl::StrCat(running, " thread blocks at once")).IgnoreError();
+  }
+  std::vector<std::thread> threads;
+  for (int index = 1; index < blocks; ++index) threads.emplace_back(run, index);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+  count(-blocks);
+}
+
+absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* stream) {
+  absl::Status status = EnterOn("RunStaged", stream);
+  status.Update(ReachPlace("RunStaged", collective.at));
+  status.Update(ReachTable("RunStaged", collective.in));
+  status.Update(ReachTable("RunStaged", collective.out));
+  status.Update(Reach("RunStaged", collective.arithmetic.nonfinite, sizeof(uint32_t)));
+  if (!status.ok()) return status;
+  Enqueue(stream, [this, device = ThreadDevice(), c = std::make_shared<staged::Collective>(collective)] {
+    RunBlocks(device, BlocksOf(*c), [&](int index) {
+      HostBlock block(c->at, &c->arithmetic);
+      staged::RunCollective(block, *c, index);
+    });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stream) {
+  absl::Status status = EnterOn("RunStaged", stream);
+  status.Update(ReachPlace("RunStaged", exchange.at));
+  status.Update(ReachTable("RunStaged", exchange.in));
+  status.Update(ReachTable("RunStaged", exchange.out));
+  if (!status.ok()) return status;
+  Enqueue(stream, [this, device = ThreadDevice(), e = std::make_shared<staged::Exchange>(exchange)] {
+    RunBlocks(device, BlocksOf(*e), [&](int index) {
+      HostBlock block(e->at, nullptr);
+      staged::RunExchange(block, *e, index);
+    });
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::testing

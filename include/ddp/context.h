@@ -30,8 +30,8 @@ struct ContextOptions {
   std::optional<int> local_world_size = {};
   std::shared_ptr<Store> store = {};
 
-  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" or "local" (only in a world of one). Unset: DDP_BACKEND,
-  // else "auto".
+  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" (GPUs too, if all ranks are on one host) or "local" (only
+  // in a world of one). Unset: DDP_BACKEND, else "auto".
   std::optional<std::string> backend = {};
 
   // The device of this rank's parameters and gradients; the same kind on all ranks. Default: the CPU. With a GPU, the

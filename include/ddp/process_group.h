@@ -292,7 +292,7 @@ class DDP_EXPORT ProcessGroup {
   //     operation meanwhile, the library moves the message to its own memory.
   //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for ddp/collectives.h.
   //
-  // With NCCL on a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags
+  // On a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags
   // are not compared. If two ranks send to each other, one of them must receive first, or both call SendRecv.
   //
   // Errors name both ranks, the tag and the bytes: FailedPrecondition if dtypes or counts differ (the sender of a small

@@ -328,6 +328,11 @@ cudaError_t LaunchTo(const staged::Collective& c, cudaStream_t stream) {
   }
 }
 
+template <typename Kernel>
+const void* Address(Kernel* kernel) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
 }  // namespace
 
 cudaError_t LaunchCollective(const staged::Collective& c, cudaStream_t stream) {
@@ -358,20 +363,33 @@ cudaError_t LaunchExchange(const staged::Exchange& e, cudaStream_t stream) {
 }
 
 cudaError_t StagedBlocks(int* blocks) {
+  // To ask about a kernel also loads it: one that is loaded while another waits for a peer may have to wait for that.
+  const void* const kernels[] = {
+      Address(ExchangeKernel),
+      Address(CollectiveKernel<double, double>),
+      Address(CollectiveKernel<float, float>),
+      Address(CollectiveKernel<float, __half>),
+      Address(CollectiveKernel<float, __nv_bfloat16>),
+      Address(CollectiveKernel<__half, float>),
+      Address(CollectiveKernel<__half, __half>),
+      Address(CollectiveKernel<__half, __nv_bfloat16>),
+      Address(CollectiveKernel<__nv_bfloat16, float>),
+      Address(CollectiveKernel<__nv_bfloat16, __half>),
+      Address(CollectiveKernel<__nv_bfloat16, __nv_bfloat16>),
+      Address(CollectiveKernel<int64_t, int64_t>),
+      Address(CollectiveKernel<int32_t, int32_t>),
+      Address(CollectiveKernel<int8_t, int8_t>),
+      Address(CollectiveKernel<uint8_t, uint8_t>),
+  };
   int device = 0, processors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  *blocks = processors;
-  // The most demanding ones. To ask also loads them: a kernel that is loaded while another one waits for it would wait
-  // for that one.
-  const auto fewest = [&](auto* kernel) {
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  *blocks = INT32_MAX;
+  for (const void* kernel : kernels) {
     int each = 0;
     if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, 0);
-    if (each * processors < *blocks || *blocks == processors) *blocks = each * processors;
-  };
-  fewest(ExchangeKernel);
-  fewest(CollectiveKernel<double, double>);
-  fewest(CollectiveKernel<float, float>);
+    if (each * processors < *blocks) *blocks = each * processors;
+  }
   return error;
 }
 

@@ -4,6 +4,7 @@
 #include "ddp/context.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_gpu_cases.h"
+#include "tests/support/gpu.h"
 #include "tests/support/ranks.h"
 
 namespace ddp::testing {
@@ -11,7 +12,7 @@ namespace {
 
 void RunCase(const std::function<void(GpuRank&)>& body) {
   ContextOptions options;
-  options.backend = RankCount() > 1 ? "nccl" : "local";
+  options.backend = RankCount() > 1 ? GpuBackend() : "local";
   options.device = {Device::Kind::kCuda, -1};
   RunOnRanks(
       [&](Rank& rank) {

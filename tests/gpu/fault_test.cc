@@ -69,7 +69,7 @@ absl::Status Start(RankJob& job) {
   options.rank = job.rank;
   options.world_size = 2;
   options.store = *store;
-  options.backend = "nccl";
+  options.backend = GpuBackend();
   options.device = {Device::Kind::kCuda, -1};
   options.timeout = absl::Seconds(20);
   if (job.victim && job.flags["stage"] == "init") {

@@ -1,4 +1,4 @@
-// The nccl backend on real GPUs, one a rank; ranks are threads or processes.
+// The nccl or the hierarchical backend on real GPUs, one a rank; ranks are threads or processes.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -42,7 +42,7 @@ void CheckAllReduce(Rank& rank, DType in, DType out, const ReduceOptions& option
 
 TEST_CASE("all-reduce of every type and operation") {
   RunOnGpus([](Rank& rank) {
-    RANK_CHECK(rank.group().backend() == "nccl");
+    RANK_CHECK_EQ(std::string(rank.group().backend()), GpuBackend());
     for (bool allocated : {false, true}) {
       for (DType dtype : kAllDTypes) {
         for (ReduceOp op : kAllOps) {
@@ -289,7 +289,7 @@ TEST_CASE("a group that is split off works for itself, also after the other was 
   });
 }
 
-TEST_CASE("memory outlives its group, and comes back") {
+TEST_CASE("memory outlives its group, and comes back", "[nccl]") {
   Allocation kept;
   RunOnGpus([&](Rank& rank) {
     void* address = nullptr;
@@ -362,7 +362,8 @@ TEST_CASE("Abort releases streams and waiters, and tells the device first") {
   });
 }
 
-TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is none, are refused on all ranks") {
+TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is none, are refused on all ranks",
+          "[nccl]") {
   RunOnRanks([](Rank& rank) {
     ContextOptions options = OnGpus();
     options.device.index = 99;

@@ -1,4 +1,4 @@
-// Ranks of the nccl backend, each with a real GPU, and memory and streams of theirs.
+// Ranks of GpuBackend(), each with a real GPU, and memory and streams of theirs.
 #ifndef TESTS_GPU_ON_GPUS_H_
 #define TESTS_GPU_ON_GPUS_H_
 
@@ -15,6 +15,7 @@
 
 #include "ddp/context.h"
 #include "tests/support/check.h"
+#include "tests/support/gpu.h"
 #include "tests/support/numbers.h"
 #include "tests/support/ranks.h"
 
@@ -24,8 +25,8 @@ namespace ddp::testing {
 
 inline ContextOptions OnGpus() {
   ContextOptions options;
-  options.backend = "nccl";
-  // On a machine with one GPU several ranks need NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+  options.backend = GpuBackend();
+  // On a machine with one GPU the ranks share it: over NCCL from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1.
   options.device = {Device::Kind::kCuda, -1};
   return options;
 }

@@ -7,6 +7,11 @@
 
 namespace ddp::testing {
 
+std::string GpuBackend() {
+  const char* const text = std::getenv("DDP_TEST_BACKEND");
+  return text == nullptr ? "nccl" : text;
+}
+
 bool TooFewGpus() {
   const char* const text = std::getenv("DDP_TEST_GPUS");
   if (text == nullptr) return false;

@@ -2,7 +2,12 @@
 #ifndef TESTS_SUPPORT_GPU_H_
 #define TESTS_SUPPORT_GPU_H_
 
+#include <string>
+
 namespace ddp::testing {
+
+// The backend that is tested: DDP_TEST_BACKEND, else nccl.
+std::string GpuBackend();
 
 // True, after saying "SKIPPED: " and why on standard output (ctest looks for it), where this machine has fewer GPUs
 // than DDP_TEST_GPUS says. Without that variable no GPU is looked for.

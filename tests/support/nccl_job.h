@@ -33,8 +33,9 @@ inline bool Staged() {
   return backend != nullptr && std::string(backend) == "hierarchical";
 }
 inline absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGpuGroup(std::unique_ptr<ProcessGroup> control,
-                                                                    const NcclGroupOptions& options) {
-  return Staged() ? CreateStagedGroup(std::move(control), options) : CreateNcclGroup(std::move(control), options);
+                                                                    const NcclGroupOptions& options,
+                                                                    bool staged = Staged()) {
+  return staged ? CreateStagedGroup(std::move(control), options) : CreateNcclGroup(std::move(control), options);
 }
 
 // What one rank of a test has.
@@ -86,6 +87,7 @@ struct Job {
   const int size;
   FakeDevices& gpus;
   FakeNccl nccl;
+  bool staged = Staged();
   absl::Duration timeout = absl::Seconds(60);
   int hosts = 1;  // of as many ranks each; their GPUs have equal names
 
@@ -125,7 +127,8 @@ struct Job {
   }
   void Run(const std::function<void(Rank&, ProcessGroup&)>& body) {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options()));
+      const std::unique_ptr<ProcessGroup> group =
+          RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options(), staged));
       try {
         body(rank, *group);
       } catch (const std::exception& e) {
@@ -141,7 +144,7 @@ struct Job {
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
       NcclGroupOptions options = rank.Options();
       change(options, rank.rank);
-      const absl::Status status = CreateGpuGroup(std::move(control), options).status();
+      const absl::Status status = CreateGpuGroup(std::move(control), options, staged).status();
       CheckStatus(__FILE__, __LINE__, "creating a group", status, code, parts);
     });
     CHECK(nccl.live_comms() == 0);

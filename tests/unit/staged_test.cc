@@ -1,0 +1,303 @@
+// The hierarchical backend on GPUs, beyond what every backend of GPUs has to do (nccl_group_test.cc and its neighbours,
+// with DDP_TEST_BACKEND): its plan, its bits, its rings, and how its kernels leave.
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libddp/base/failed_ranks.h"
+#include "libddp/comm/staged/staged_plan.h"
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+using staged::Move;
+constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
+
+struct StagedJob : Job {
+  explicit StagedJob(int ranks) : Job(ranks) { staged = true; }
+};
+
+// --- the plan -------------------------------------------------------------------------------------------------------
+
+// Marks what the ranks' parts of all tiles cover.
+std::vector<int> Covered(const staged::Collective& c) {
+  std::vector<int> times(c.count);
+  for (uint64_t tile = 0; tile < c.tiles; ++tile) {
+    for (int p = 0; p < (HasParts(c.move) ? c.at.ranks : 1); ++p) {
+      const staged::Part part = PartOf(c, tile, p);
+      for (uint64_t i = 0; i < part.count; ++i) ++times[part.begin + i];
+    }
+  }
+  return times;
+}
+
+TEST_CASE("tiles cover every element once, and fit their slots") {
+  for (const Move move : {Move::kAllReduce, Move::kAllReduceOnce, Move::kReduceScatter, Move::kReduce, Move::kAllGather,
+                          Move::kBroadcast}) {
+    for (const int ranks : {2, 3, 8, 16}) {
+      for (const int size : {1, 2, 4, 8}) {
+        for (const uint64_t each : {1, 5, 1000, 40'000}) {
+          for (const int blocks : {1, 32, 1000}) {
+            staged::Collective c = {};
+            c.at.ranks = ranks;
+            c.move = move;
+            c.count = each * static_cast<uint64_t>(ranks);
+            c.in_size = size;
+            c.out_size = size == 2 ? 4 : size;
+            for (int r = 0; r <= ranks; ++r) c.part_begin[r] = each * static_cast<uint64_t>(r);
+            PlanTiles(blocks, &c);
+            INFO("move " << static_cast<int>(move) << ", " << ranks << " ranks, " << size << " bytes, " << each
+                         << " each, " << blocks << " blocks");
+            CHECK(Covered(c) == std::vector<int>(c.count, 1));
+            const uint64_t parts = HasParts(move) ? static_cast<uint64_t>(ranks) : 1;
+            if (UsesInputs(move)) {
+              CHECK(parts * c.part_elements * static_cast<uint64_t>(c.in_size) <= staged::kSlotBytes);
+            }
+            if (UsesResults(move)) {
+              CHECK(c.part_elements * static_cast<uint64_t>(c.out_size) <= staged::kSlotBytes);
+            }
+            CHECK(c.part_elements * static_cast<uint64_t>(size) % 16 == 0);
+            CHECK(c.channels >= 1);
+            CHECK(BlocksOf(c) <= std::max(blocks, 3));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the parts of the ring do not overlap") {
+  for (const int ranks : {1, 2, 5, 16}) {
+    std::vector<char> memory(staged::RingBytes(ranks));
+    const staged::Place at{0, ranks, memory.data(), nullptr, nullptr};
+    const auto take = [&](const void* begin, size_t bytes) {
+      const size_t offset = static_cast<size_t>(static_cast<const char*>(begin) - memory.data());
+      REQUIRE(offset + bytes <= memory.size());
+      for (size_t i = offset; i < offset + bytes; ++i) ++memory[i];
+    };
+    take(memory.data(), staged::kAbortBytes);
+    for (int r = 0; r < ranks; ++r) {
+      for (int c = 0; c < staged::kMaxChannels; ++c) {
+        for (int s = 0; s < staged::kStages; ++s) {
+          take(CounterOf(at, static_cast<staged::Stage>(s), r, c), sizeof(staged::Counter));
+        }
+        for (int ring = 0; ring < 2; ++ring) {
+          for (uint64_t n = 0; n < staged::kDepth; ++n) take(SlotOf(at, ring, r, c, n), staged::kSlotBytes);
+        }
+      }
+      for (int to = 0; to < ranks; ++to) {
+        for (int c = 0; c < staged::kPairChannels; ++c) {
+          take(PairCounterOf(at, staged::kSent, r, to, c), sizeof(staged::Counter));
+          take(PairCounterOf(at, staged::kReceived, r, to, c), sizeof(staged::Counter));
+          for (uint64_t n = 0; n < staged::kDepth; ++n) take(PairSlotOf(at, r, to, c, n), staged::kPairSlotBytes);
+        }
+      }
+    }
+    CHECK(std::all_of(memory.begin(), memory.end(), [](char times) { return times == 1; }));
+  }
+}
+
+// --- results --------------------------------------------------------------------------------------------------------
+
+// The same call on GPU memory and on the CPU's.
+template <typename Call>
+void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size_t count, size_t pieces, const Call& call) {
+  Array a(rank, group, in, count, false), b(rank, group, out, count, false);
+  std::vector<char> host_in(count * SizeOf(in)), host_out(count * SizeOf(out));
+  for (size_t i = 0; i < count; ++i) {
+    a.Set(i, Awkward(rank.rank, i));
+    SetElement(in, host_in.data(), i, Awkward(rank.rank, i));
+  }
+  RANK_CHECK_OK(call(a.Cut(pieces), b.Cut(pieces + 2), kNoStream).Wait());
+  const Buffer from{host_in.data(), count, in, Device{}}, to{host_out.data(), count, out, Device{}};
+  RANK_CHECK_OK(call({from}, {to}, Stream{}).Wait());
+  RANK_CHECK(std::memcmp(b.whole().data, host_out.data(), host_out.size()) == 0, std::string(Name(in)), " to ",
+             std::string(Name(out)), ", ", count, " elements in ", pieces, " pieces");
+}
+
+TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
+  for (const int size : {2, 3, 4}) {
+    StagedJob job(size);
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      for (const DType in : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+        for (const DType out : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+          if ((in == DType::kFloat64) != (out == DType::kFloat64)) continue;
+          for (const size_t count : {size_t{777}, size_t{60'001}}) {
+            for (const size_t pieces : {size_t{1}, size_t{5}, size_t{100}}) {  // more than a launch takes
+              const ReduceOptions options{.op = ReduceOp::kAvg, .prescale = 1.1, .postscale = 0.7};
+              CheckBits(rank, group, in, out, count, pieces,
+                        [&](const std::vector<Buffer>& from, const std::vector<Buffer>& to, Stream stream) {
+                          return group.AllReduce(from, to, options, stream);
+                        });
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+// So large that every ring goes round several times.
+TEST_CASE("large arrays go round the rings, in every operation") {
+  for (const int size : {2, 3}) {
+    StagedJob job(size);
+    job.gpus.staged_blocks = [](int) { return 16; };
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      const size_t n = static_cast<size_t>(rank.size), part = 700'001, me = static_cast<size_t>(rank.rank);
+      const auto value = [](size_t r, size_t i) { return static_cast<double>((r * 31 + i * 7) % 1000); };
+      Array whole(rank, group, DType::kFloat32, n * part, false), one(rank, group, DType::kFloat32, part, false);
+      const auto fill = [&] {
+        for (size_t i = 0; i < n * part; ++i) whole.Set(i, value(me, i));
+        for (size_t i = 0; i < part; ++i) one.Set(i, value(me, i));
+      };
+      const auto sum = [&](size_t i) {
+        double total = 0;
+        for (size_t r = 0; r < n; ++r) total += value(r, i);
+        return total;
+      };
+      const auto expect = [&](const Array& array, size_t count, const auto& expected, const char* what) {
+        for (size_t i = 0; i < count; ++i) {
+          RANK_CHECK(array.Get(i) == expected(i), what, " element ", i, " is ", array.Get(i), ", not ", expected(i));
+        }
+      };
+      fill();
+      RANK_CHECK_OK(group.AllReduce(whole.whole(), whole.whole(), {}, kNoStream).Wait());
+      expect(whole, n * part, sum, "all_reduce");
+      fill();
+      RANK_CHECK_OK(group.ReduceScatter(whole.whole(), one.whole(), {}, kNoStream).Wait());
+      expect(
+          one, part, [&](size_t i) { return sum(me * part + i); }, "reduce_scatter");
+      fill();
+      RANK_CHECK_OK(group.AllGather(one.whole(), whole.whole(), kNoStream).Wait());
+      expect(
+          whole, n * part, [&](size_t i) { return value(i / part, i % part); }, "all_gather");
+      fill();
+      RANK_CHECK_OK(group.Broadcast(one.whole(), rank.size - 1, kNoStream).Wait());
+      expect(
+          one, part, [&](size_t i) { return value(n - 1, i); }, "broadcast");
+      fill();
+      RANK_CHECK_OK(
+          group.Reduce(one.whole(), rank.rank == 1 ? Buffers(one.whole()) : Buffers(), 1, {}, kNoStream).Wait());
+      if (rank.rank == 1) expect(one, part, sum, "reduce");
+      fill();
+      RANK_CHECK_OK(group.AllToAll(whole.whole(), whole.whole(), kNoStream).Wait());
+      expect(
+          whole, n * part, [&](size_t i) { return value(i / part, me * part + i % part); }, "all_to_all");
+    });
+  }
+}
+
+// --- failures -------------------------------------------------------------------------------------------------------
+
+TEST_CASE("Abort releases whoever waits, and the device knows it first") {
+  for (const int aborter : {0, 1}) {
+    StagedJob job(2);
+    std::atomic<bool> waiting{false};
+    std::atomic<int> met{0};
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      const OwnedStream stream = rank.MakeStream();
+      const Stream mine{rank.device(), stream.get()};
+      Array a(rank, group, DType::kFloat32, 1 << 20, false), skip(rank, group, DType::kInt32, 1, false);
+      RANK_CHECK_OK(group.Barrier().Wait());
+      for (++met; met < 2;) std::this_thread::yield();
+      if (rank.rank == 0) {  // nobody comes
+        Work work = group.AllReduce(a.whole(), a.whole(), {}, mine);
+        RANK_CHECK_OK(work.BlockStream(mine));
+        {
+          const DeviceGuard guard(rank.gpus, rank.device());
+          RANK_CHECK_OK(
+              rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+        }
+        RANK_CHECK(!work.Done());
+        waiting = true;
+        if (aborter == 0) group.Abort(absl::InternalError("enough"));
+        RANK_CHECK_STATUS(work.Wait(), kAborted, "enough", absl::StrCat("rank ", aborter));
+        FakeDevices::Synchronize(stream.get());
+        RANK_CHECK_EQ(skip.Get(0), 1);
+      } else {
+        while (!waiting) std::this_thread::yield();
+        if (aborter == 1) group.Abort(absl::InternalError("enough"));
+        while (group.status().ok()) std::this_thread::yield();
+      }
+      RANK_CHECK_STATUS(group.AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait(), kAborted, "enough");
+    });
+  }
+}
+
+TEST_CASE("a group that is destroyed in the middle of an operation ends it") {
+  StagedJob job(2);
+  Work work;
+  std::shared_ptr<void> memory;
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    if (rank.rank == 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
+    const Buffer b{memory.get(), 10, DType::kFloat32, rank.device()};
+    work = group.AllReduce(b, b, {}, kNoStream);
+  });
+  RANK_CHECK_STATUS(work.Wait(), kAborted, "destroyed");
+}
+
+TEST_CASE("a rank that is gone is named, and its peers' GPUs come free") {
+  StagedJob job(3);
+  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
+    Array a(rank, *group, DType::kFloat32, 1 << 18, false);
+    RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+    if (rank.rank == 1) return;
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    Work work = group->AllReduce(a.whole(), a.whole(), {}, mine);
+    RANK_CHECK_OK(work.BlockStream(mine));
+    const absl::Status status = work.Wait();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1");
+    RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
+    FakeDevices::Synchronize(stream.get());
+  });
+}
+
+TEST_CASE("what one rank lacks for a staged group, all ranks are told") {
+  const auto expect = [](StagedJob& job, absl::StatusCode code, const std::vector<std::string>& parts) {
+    job.Expect(code, parts);
+  };
+  StagedJob no_memory(3);
+  no_memory.gpus.fail = [](absl::string_view call, int device) {
+    return call == "Allocate" && device == 2 ? absl::ResourceExhaustedError("cudaMalloc: full") : absl::OkStatus();
+  };
+  expect(no_memory, absl::StatusCode::kResourceExhausted, {"rank 2", "cudaMalloc: full"});
+  StagedJob not_registered(2);
+  not_registered.gpus.fail = [](absl::string_view call, int) {
+    return call == "RegisterHost" ? absl::ResourceExhaustedError("cudaHostRegister: no") : absl::OkStatus();
+  };
+  expect(not_registered, absl::StatusCode::kResourceExhausted, {"cudaHostRegister: no", "memlock", "--shm-size"});
+  StagedJob small(4);
+  small.gpus.staged_blocks = [](int) { return 40; };
+  small.gpus.identity = [](int) { return "fake:0"; };  // all on one
+  expect(small, absl::StatusCode::kFailedPrecondition, {"4 ranks of one process share GPU fake:0", "runs 40"});
+  StagedJob apart(2);
+  apart.hosts = 2;
+  expect(apart, absl::StatusCode::kUnimplemented, {"different hosts", "use nccl"});
+}
+
+TEST_CASE("ranks that share a GPU divide it") {
+  StagedJob job(3);
+  job.gpus.identity = [](int) { return "fake:0"; };
+  job.gpus.staged_blocks = [](int) { return 40; };  // 13 each
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kInt32, 500'000, false);
+    for (size_t i = 0; i < 500'000; ++i) a.Set(i, 1);
+    RANK_CHECK_OK(group.AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+    RANK_CHECK_EQ(a.Get(499'999), 3);
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

@@ -17,9 +17,12 @@
 #include "ddp/types.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
-#include "libddp/device/staged_protocol.h"
 
 namespace ddp {
+namespace staged {  // staged_protocol.h
+struct Collective;
+struct Exchange;
+}  // namespace staged
 
 // One contiguous piece of work of a kernel: `count` elements from `in` to `out`, which are the same memory, or do not
 // overlap.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "libddp/device/device_runtime.h"
+#include "libddp/device/staged_protocol.h"
 #include "tests/support/fake_streams.h"
 
 namespace ddp::testing {

@@ -128,12 +128,12 @@ void Session::Read() {
 
 void Session::Received(size_t size) {
   const bool before = authenticated();
+  // First, since what it sets may be what another rank waits for, which then finds no secret file any more.
+  if (before && !std::exchange(came_, true)) server_.Came();
   const absl::Status s = connection_->Receive({in_.data(), size});
   if (!before && authenticated()) {
     timer_.cancel();
     server_.Authenticated(shared_from_this());
-  } else if (before && !std::exchange(came_, true)) {
-    server_.Came();
   }
   if (s.ok()) {
     Read();

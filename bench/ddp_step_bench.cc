@@ -89,6 +89,8 @@ class DelayedGroup final : public ddp::ProcessGroup {
   }
   absl::Status Register(const ddp::Allocation& memory) override { return group_.Register(memory); }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
+  absl::Status SetTimeout(absl::Duration timeout) override { return group_.SetTimeout(timeout); }
+  absl::Duration timeout() const override { return group_.timeout(); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }
 

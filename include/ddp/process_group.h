@@ -61,7 +61,7 @@ class DDP_EXPORT Work {
 
   // Blocks until Done and returns the outcome. Meanwhile the calling thread does the group's work. If `deadline` passes
   // first, returns DeadlineExceeded, and the operation continues. (This differs from the operation's own time-out,
-  // ContextOptions::timeout, which aborts the group.)
+  // ProcessGroup::SetTimeout, which aborts the group.)
   absl::Status Wait(absl::Time deadline = absl::InfiniteFuture()) {
     return state_ == nullptr ? absl::OkStatus() : state_->Wait(deadline);
   }
@@ -337,6 +337,13 @@ class DDP_EXPORT ProcessGroup {
   // enough memory (the contents are kept); FailedPrecondition if sizes differ; InvalidArgument for memory that is not
   // from Allocate.
   virtual absl::Status Register(const Allocation& memory) = 0;
+
+  // Sets the time-out of the operations that begin from now on, in this group and in those that Split makes of it
+  // later. Pending operations keep theirs. Initially ContextOptions::timeout. Any thread may call it. It is a setting
+  // of this rank: call it on all ranks alike, because the rank that gives up first fails the group for all.
+  // InvalidArgument if it is not above 0.
+  virtual absl::Status SetTimeout(absl::Duration timeout) = 0;
+  virtual absl::Duration timeout() const = 0;
 
   // Fails the group on all ranks: every unfinished Work, on this rank and on its peers, ends with Aborted and the text
   // of `why`. Any thread may call it at any time. Only the first cause counts.

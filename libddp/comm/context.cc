@@ -133,7 +133,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
 
 // All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu(const ContextOptions& options) {
-  if (info_.world_size == 1 && backend_ != "hierarchical") return CreateLocalGroup(observer_->listener());
+  if (info_.world_size == 1 && backend_ != "hierarchical") return CreateLocalGroup(observer_->listener(), timeout_);
   absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
   if (!rendezvous.ok()) return rendezvous.status();
   if (device_.kind == Device::Kind::kCuda) {
@@ -247,7 +247,7 @@ absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
 // here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
   if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
-  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener()));
+  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener(), timeout_));
   if (store_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,

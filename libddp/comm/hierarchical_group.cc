@@ -72,7 +72,6 @@ EngineOptions HierarchicalGroup::EngineAt(const std::shared_ptr<SharedSegment>& 
   return {.rank = members_.local(),
           .size = width,
           .oversubscribed = members_.oversubscribed,
-          .timeout = options.timeout,
           .stall_warning = options.stall_warning,
           .observer = options.observer,
           .group = GroupNumber(options),
@@ -112,7 +111,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   });
   if (ranks.size() < 2) {
     if (absl::Status s = ShareSegment({.rank = rank()}, ExchangeOver(*this)).status(); !s.ok()) return s;
-    return ranks.empty() ? nullptr : CreateLocalGroup(observer());
+    return ranks.empty() ? nullptr : CreateLocalGroup(observer(), timeout());
   }
   Members members;
   members.oversubscribed = members_.oversubscribed;
@@ -123,7 +122,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     members.all.push_back(members_.all[static_cast<size_t>(r)]);
   }
   members.layout = CutIntoNodes(nodes, 0);
-  return MakeGroup(std::move(members), ranks, ExchangeOver(*this), options_,
+  GroupOptions options = options_;
+  options.timeout = timeout();
+  return MakeGroup(std::move(members), ranks, ExchangeOver(*this), options,
                    [&] { return wire()->Channel(channel, ranks); });
 }
 

@@ -71,7 +71,8 @@ class HierarchicalGroup : public CheckedGroup {
  protected:
   // `allocation_numbers`, `viewed`: see AllocationTable, GroupMemory.
   HierarchicalGroup(Members members, const GroupOptions& options, uint64_t allocation_numbers, bool viewed)
-      : members_(std::move(members)),
+      : CheckedGroup(options.timeout),
+        members_(std::move(members)),
         options_(options),
         allocations_(members_.local(), allocation_numbers),
         memory_(this, members_.node(), &allocations_, viewed) {}

@@ -36,6 +36,7 @@ class HostGroup final : public HierarchicalGroup {
     operation->count = call.count;
     operation->parameters = call.parameters;
     operation->begins = call.Begins();
+    operation->timeout = call.timeout;
     if (call.reduce != nullptr) {
       operation->reduce = call.kernel;
       operation->nonfinite = call.reduce->nonfinite;
@@ -45,7 +46,7 @@ class HostGroup final : public HierarchicalGroup {
   }
   Work StartMessage(const MessageCall& m) override {
     const auto kind = m.send ? MessageSpec::Kind::kSend : MessageSpec::Kind::kRecv;
-    MessageSpec spec{kind, m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
+    MessageSpec spec{kind, m.peer, m.tag, m.extent.dtype, m.extent.count, m.timeout, Ranges(m.buffers)};
     return m.send ? channels_.Send(std::move(spec)) : channels_.Recv(std::move(spec));
   }
 

@@ -19,7 +19,7 @@ bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a
 
 class LocalGroup final : public CheckedGroup {
  public:
-  explicit LocalGroup(Observer* observer) : observer_(observer) {}
+  LocalGroup(Observer* observer, absl::Duration timeout) : CheckedGroup(timeout), observer_(observer) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -45,7 +45,7 @@ class LocalGroup final : public CheckedGroup {
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
     if (absl::Status s = status(); !s.ok()) return s;
-    return color < 0 ? nullptr : CreateLocalGroup(observer_);
+    return color < 0 ? nullptr : CreateLocalGroup(observer_, timeout());
   }
 
   void Fail(const absl::Status& why) override {
@@ -111,6 +111,8 @@ class LocalGroup final : public CheckedGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer) { return std::make_unique<LocalGroup>(observer); }
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout) {
+  return std::make_unique<LocalGroup>(observer, timeout);
+}
 
 }  // namespace ddp

@@ -10,7 +10,7 @@
 namespace ddp {
 
 // `observer` may be null.
-std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer);
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout);
 
 }  // namespace ddp
 

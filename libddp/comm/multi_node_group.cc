@@ -14,11 +14,6 @@ namespace {
 
 using Kind = OperationKey::Kind;
 
-// Who gives up when, of the time-out. First whoever waits within its node for a rank that has not come: it knows which
-// one it is, a rank of another node only that a message is missing. Last whoever waits for a rank of its node that may
-// itself be waiting for another node.
-constexpr double kReducingShare = 0.95, kSpreadingShare = 1.05;
-
 // About so many bytes more are sent in the time that another exchange would take.
 constexpr size_t kExchangeBytes = size_t{16} << 10;
 // Of a share above that it costs more to sum all of it on each node than to send one message less for each chunk.
@@ -49,7 +44,7 @@ class MultiNodeGroup final : public HierarchicalGroup {
  private:
   Work StartChecked(const CheckedCall& call) override;
   Work StartMessage(const MessageCall& m) override {
-    NodeMessageSpec spec{m.peer, m.tag, m.extent.dtype, m.extent.count, Ranges(m.buffers)};
+    NodeMessageSpec spec{m.peer, m.tag, m.extent.dtype, m.extent.count, m.timeout, Ranges(m.buffers)};
     return m.send ? pipeline_.Send(std::move(spec)) : pipeline_.Recv(std::move(spec));
   }
   NodeWire* wire() override { return pipeline_.options().wire.get(); }
@@ -69,8 +64,6 @@ NodePipelineOptions MultiNodeGroup::PipelineOptions(const std::shared_ptr<Shared
   GroupOptions reducing = options_, spreading = options_;
   reducing.observer = spreading.observer = nullptr;
   reducing.stall_warning = spreading.stall_warning = absl::ZeroDuration();
-  reducing.timeout *= kReducingShare;
-  spreading.timeout *= kSpreadingShare;
   std::vector<std::string> host_names;
   for (const Introduction& i : members_.all) host_names.push_back(i.host_name);
   const size_t control = ControlBlock::Bytes(static_cast<int>(members_.node().size()));
@@ -78,7 +71,6 @@ NodePipelineOptions MultiNodeGroup::PipelineOptions(const std::shared_ptr<Shared
           .layout = members_.layout,
           .host_names = std::move(host_names),
           .oversubscribed = members_.oversubscribed,
-          .timeout = options_.timeout,
           .stall_warning = options_.stall_warning,
           .observer = options_.observer,
           .group = GroupNumber(options_),
@@ -100,6 +92,7 @@ Work MultiNodeGroup::StartChecked(const CheckedCall& call) {
   operation->count = call.count;
   operation->parameters = call.parameters;
   operation->begins = call.Begins();
+  operation->timeout = call.timeout;
   // One block for each rank, all of so many elements.
   const auto cut = [&](size_t block) {
     for (int r = 0; r <= size(); ++r) operation->begins.push_back(static_cast<size_t>(r) * block);

@@ -108,5 +108,97 @@ TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
       options);
 }
 
+// --- SetTimeout -----------------------------------------------------------------------------------------------------
+
+constexpr absl::Duration kShort = absl::Milliseconds(500), kLong = absl::Seconds(60), kLate = absl::Milliseconds(1300);
+
+TEST_CASE("a shorter time-out counts for what begins after it", "[timeout]") {
+  if (RankCount() == 1) return;
+  ContextOptions options;
+  options.timeout = kLong;
+  for (const size_t count : {size_t{10}, size_t{200'000}}) {
+    RunOnRanks(
+        [&](Rank& rank) {
+          Memory m(rank, Placement::kOrdinary, DType::kInt32, count);
+          const int late = rank.size() - 1;
+          const auto sum = [&] { return rank.group().AllReduce(m.whole(), m.whole()); };
+          if (rank.rank() != late) {
+            Work pending = sum();
+            RANK_CHECK_OK(rank.group().SetTimeout(kShort));
+            RANK_CHECK_STATUS(pending.Wait(absl::Now() + kLate), StatusCode::kDeadlineExceeded, "it goes on");
+            rank.Meet();
+            RANK_CHECK_OK(pending.Wait());
+            const absl::Status status = sum().Wait();
+            RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "all_reduce", absl::StrCat("rank ", late));
+            if (OnOneNode()) RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "timed out after 500ms");
+          } else {
+            rank.Meet();
+            RANK_CHECK_OK(sum().Wait());
+          }
+          rank.Meet();
+          RANK_CHECK_STATUS(sum().Wait(), StatusCode::kDeadlineExceeded, "all_reduce");
+        },
+        options);
+  }
+}
+
+TEST_CASE("a longer time-out counts for what begins after it", "[timeout]") {
+  if (RankCount() == 1) return;
+  ContextOptions options;
+  options.timeout = kShort;
+  RunOnRanks(
+      [&](Rank& rank) {
+        Memory m(rank, Placement::kOrdinary, DType::kInt32, 10);
+        const int late = rank.size() - 1;
+        const auto pair = [&](int tag) {  // rank `late` sends to rank 0
+          if (rank.rank() == 0) return rank.group().Recv(m.whole(), late, tag);
+          return rank.rank() == late ? rank.group().Send(m.whole(), 0, tag) : Work();
+        };
+        std::unique_ptr<ProcessGroup> before = RANK_VALUE(rank.group().Split(0, rank.rank()));
+        RANK_CHECK_OK(rank.group().SetTimeout(kLong));
+        RANK_CHECK(rank.group().timeout() == kLong);
+        RANK_CHECK(before->timeout() == kShort);
+        std::unique_ptr<ProcessGroup> part = RANK_VALUE(rank.group().Split(0, rank.rank()));
+        RANK_CHECK(part->timeout() == kLong);
+        rank.Meet();
+        if (rank.rank() == late) absl::SleepFor(kLate);
+        RANK_CHECK_OK(rank.group().Barrier().Wait());
+        if (rank.rank() == late) absl::SleepFor(kLate);
+        RANK_CHECK_OK(part->Barrier().Wait());
+        if (rank.rank() == late) absl::SleepFor(kLate);
+        RANK_CHECK_OK(pair(1).Wait());
+        rank.Meet();
+        // What began before keeps its time-out.
+        if (rank.rank() != late) {
+          Work pending = before->Barrier();
+          RANK_CHECK_OK(before->SetTimeout(kLong));
+          RANK_CHECK_STATUS(pending.Wait(), StatusCode::kDeadlineExceeded, absl::StrCat("rank ", late));
+        }
+        rank.Meet();
+        // Messages, too.
+        RANK_CHECK_OK(rank.group().SetTimeout(kShort));
+        if (rank.rank() == 0) {
+          Work short_one = rank.group().Recv(m.whole(), late, 2);
+          RANK_CHECK_OK(rank.group().SetTimeout(kLong));
+          RANK_CHECK_STATUS(short_one.Wait(), StatusCode::kDeadlineExceeded, "recv", "tag 2", "timed out after 500ms");
+        }
+        rank.Meet();
+      },
+      options);
+}
+
+TEST_CASE("a time-out is above 0") {
+  RunOnRanks([](Rank& rank) {
+    RANK_CHECK(rank.group().timeout() == rank.context().timeout());
+    for (const absl::Duration bad : {absl::ZeroDuration(), -absl::Seconds(1)}) {
+      RANK_CHECK_STATUS(rank.group().SetTimeout(bad), StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()),
+                        "set_timeout", "above 0 s");
+    }
+    RANK_CHECK(rank.group().timeout() == rank.context().timeout());
+    RANK_CHECK_OK(rank.group().SetTimeout(absl::InfiniteDuration()));
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

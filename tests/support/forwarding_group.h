@@ -30,6 +30,8 @@ class ForwardingGroup : public InternalGroup {
     return FindAllocation(group_, data, bytes);
   }
   void Abort(absl::Status why) override { group_.Abort(std::move(why)); }
+  absl::Status SetTimeout(absl::Duration timeout) override { return group_.SetTimeout(timeout); }
+  absl::Duration timeout() const override { return group_.timeout(); }
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }
   Observer* observer() const override { return ObserverOf(group_); }

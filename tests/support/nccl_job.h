@@ -110,7 +110,7 @@ struct Job {
                     .host = "host " + std::to_string(r / on_host)};
           const std::unique_ptr<Rendezvous> meeting = CreateStoreRendezvous(store, r, size, "test");
           body(rank, size == 1
-                         ? CreateLocalGroup(nullptr)
+                         ? CreateLocalGroup(nullptr, timeout)
                          : RANK_VALUE(CreateHierarchicalGroup(*meeting, {.timeout = absl::Seconds(60),
                                                                          .deadline = absl::Now() + absl::Seconds(60),
                                                                          .stall_warning = absl::ZeroDuration(),

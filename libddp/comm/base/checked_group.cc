@@ -23,12 +23,16 @@ Work CheckedGroup::Start(const Call& call) {
     return Start(own_side);
   }
   if (ProcessGroup* const other = Other(call)) return other->Start(call);
-  if (call.kind == Call::Kind::kBarrier) return StartChecked({});
+  if (call.kind == Call::Kind::kBarrier) {
+    CheckedCall barrier;
+    barrier.timeout = timeout();
+    return StartChecked(barrier);
+  }
   const CallCheck check = Check(NameOf(call.kind));
   Extent in, out;
   if (absl::Status s = check.Arguments(call, &in, &out); !s.ok()) return s;
   if (call.kind == Call::Kind::kSend || call.kind == Call::Kind::kRecv) {
-    return StartMessage({call.kind == Call::Kind::kSend, call.in, call.peer, call.tag, in, call.after});
+    return StartMessage({call.kind == Call::Kind::kSend, call.in, call.peer, call.tag, in, call.after, timeout()});
   }
   const bool whole = call.kind == Call::Kind::kAllGatherV || call.kind == Call::Kind::kScatter;
   CheckedCall checked{.key = {.kind = call.kind, .in = in.dtype, .out = out.dtype},
@@ -41,7 +45,8 @@ Work CheckedGroup::Start(const Call& call) {
                       .to = call.peer,
                       .from = call.from,
                       .tag = call.tag,
-                      .after = call.after};
+                      .after = call.after,
+                      .timeout = timeout()};
   if (call.kind == Call::Kind::kBroadcast || HasRoot(call.kind)) checked.key.root = static_cast<uint16_t>(call.peer);
   for (const size_t count : call.counts) {
     if (call.kind == Call::Kind::kAllToAllV) break;  // each rank has its own
@@ -78,6 +83,15 @@ absl::Status CheckedGroup::SetReduce(const ReduceOptions& options, CheckedCall* 
 absl::StatusOr<Allocation> CheckedGroup::Allocate(size_t bytes, Device device) {
   if (absl::Status s = Check("allocate").AllocationOf(bytes, device); !s.ok()) return s;
   return AllocateHere(bytes);
+}
+
+absl::Status CheckedGroup::SetTimeout(absl::Duration timeout) {
+  if (timeout <= absl::ZeroDuration()) {
+    return Check("set_timeout")
+        .Error(absl::StrCat("the time-out must be above 0 s, not ", absl::FormatDuration(timeout)));
+  }
+  timeout_ns_.store(absl::ToInt64Nanoseconds(timeout), std::memory_order_relaxed);
+  return absl::OkStatus();
 }
 
 void CheckedGroup::Abort(absl::Status why) {

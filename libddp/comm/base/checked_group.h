@@ -2,6 +2,7 @@
 #ifndef LIBDDP_COMM_BASE_CHECKED_GROUP_H_
 #define LIBDDP_COMM_BASE_CHECKED_GROUP_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/base/internal_group.h"
@@ -34,6 +36,7 @@ struct CheckedCall {
   CpuReduce kernel = {};                     // of reductions: does on the CPU what `reduce` asks for
   uint64_t parameters = 0;                   // a hash of what else all ranks must agree on: scales, counts
   Stream after = {};
+  absl::Duration timeout = absl::InfiniteDuration();
 
   // With counts: where each rank's part begins, and at last the end; otherwise empty.
   std::vector<size_t> Begins() const;
@@ -46,6 +49,7 @@ struct MessageCall {
   int peer, tag;
   Extent extent;
   Stream after = {};
+  absl::Duration timeout = absl::InfiniteDuration();
 };
 
 class CheckedGroup : public InternalGroup {
@@ -53,8 +57,12 @@ class CheckedGroup : public InternalGroup {
   Work Start(const Call& call) final;
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   void Abort(absl::Status why) override;
+  absl::Status SetTimeout(absl::Duration timeout) override;
+  absl::Duration timeout() const final { return absl::Nanoseconds(timeout_ns_.load(std::memory_order_relaxed)); }
 
  protected:
+  explicit CheckedGroup(absl::Duration timeout) : timeout_ns_(absl::ToInt64Nanoseconds(timeout)) {}
+
   virtual Work StartChecked(const CheckedCall& call) = 0;
   // An IsComposed call, made of others unless overridden. What only a root uses is empty elsewhere.
   virtual Work StartComposed(const CheckedCall& call);
@@ -69,6 +77,7 @@ class CheckedGroup : public InternalGroup {
  private:
   absl::Status SetReduce(const ReduceOptions& options, CheckedCall* call) const;
 
+  std::atomic<int64_t> timeout_ns_;
   const std::shared_ptr<OrphanedMemory> orphans_ = std::make_shared<OrphanedMemory>();
 };
 

@@ -204,6 +204,7 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
   if (captured) {
     captured_.store(true, std::memory_order_relaxed);
     captured_last_ = launched;
+    graph_timeout_ns_.store(absl::ToInt64Nanoseconds(operation.timeout), std::memory_order_relaxed);
     launched->state.store(DeviceWork::kCaptured, std::memory_order_release);
     return work;
   }
@@ -445,7 +446,8 @@ void DeviceEngine::LookAtGraphs() {
     const std::lock_guard<std::mutex> lock(mutex_);
     running = graphs_->RunningNs(now);
   }
-  if (running > absl::ToInt64Nanoseconds(options_.timeout)) Fail(peers_.GraphTimedOut(graphs_->begun()));
+  const int64_t timeout = graph_timeout_ns_.load(std::memory_order_relaxed);
+  if (running > timeout) Fail(peers_.GraphTimedOut(graphs_->begun(), absl::Nanoseconds(timeout)));
 }
 
 // What may keep the oldest operation from ending?
@@ -462,7 +464,7 @@ void DeviceEngine::Look(DeviceWork* oldest) {
   if (options_.transport != nullptr) {
     if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, oldest->sequence));
   }
-  if (waited > absl::ToInt64Nanoseconds(options_.timeout))
+  if (absl::Nanoseconds(waited) > oldest->operation.timeout)
     return Fail(peers_.TimedOut(oldest->operation, oldest->sequence));
   peers_.TellStall(oldest->operation, oldest->sequence, waited);
 }

@@ -50,7 +50,6 @@ struct DeviceEngineOptions {
   int rank = 0;
   int size = 1;
   Device device;
-  absl::Duration timeout;
   absl::Duration abort_grace = absl::Seconds(10);  // what an abort is given to end what runs
   DeviceRuntime* runtime = nullptr;
   std::shared_ptr<DeviceTransport> transport;  // null: nothing can hang (a world of one)
@@ -146,6 +145,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   std::mutex issue_;
   uint64_t next_sequence_ = 0;                 // guarded by issue_
   const DeviceWork* captured_last_ = nullptr;  // the same
+  std::atomic<int64_t> graph_timeout_ns_{0};   // of what was captured last
   std::optional<GraphWatch> graphs_;           // RunningNs guarded by mutex_, the rest by issue_
 
   std::atomic<bool> captured_{false};  // there are graphs with operations of this group

@@ -25,7 +25,8 @@ class DeviceGroup final : public CheckedGroup {
  public:
   DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options, DeviceBackend backend,
               std::shared_ptr<DeviceEngine> engine)
-      : control_(std::move(control)),
+      : CheckedGroup(options.timeout),
+        control_(std::move(control)),
         options_(std::move(options)),
         split_(std::move(backend.split)),
         engine_(std::move(engine)),
@@ -52,8 +53,10 @@ class DeviceGroup final : public CheckedGroup {
     absl::StatusOr<std::unique_ptr<ProcessGroup>> control = control_->Split(color, key);
     if (!control.ok()) return control.status();
     if (*control == nullptr) return std::unique_ptr<ProcessGroup>();
-    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options_)
-                                   : split_(*std::move(control));
+    DeviceGroupOptions options = options_;
+    options.timeout = timeout();
+    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options)
+                                   : split_(*std::move(control), options);
   }
 
   absl::Status Register(const Allocation& memory) override {
@@ -68,6 +71,10 @@ class DeviceGroup final : public CheckedGroup {
   std::optional<AllocatedRange> Find(const void* data, size_t bytes) const override {
     std::optional<AllocatedRange> found = allocations_.Find(data, bytes);
     return found.has_value() ? found : control_->Find(data, bytes);
+  }
+  absl::Status SetTimeout(absl::Duration timeout) override {
+    const absl::Status status = CheckedGroup::SetTimeout(timeout);
+    return status.ok() ? control_->SetTimeout(timeout) : status;
   }
   void Fail(const absl::Status& why) override {
     engine_->Fail(why);
@@ -103,18 +110,25 @@ class DeviceGroup final : public CheckedGroup {
   Work StartComposed(const CheckedCall& call) override;
   Work StartMessage(const MessageCall& m) override {
     const OperationKey key{.in = m.extent.dtype, .out = m.extent.dtype};
-    const DeviceOperation operation{key, {0, m.extent.count, 0}, m.send ? "send" : "recv", m.peer, m.tag};
+    const DeviceOperation operation{.key = key,
+                                    .entry = {0, m.extent.count, 0},
+                                    .message = m.send ? "send" : "recv",
+                                    .peer = m.peer,
+                                    .tag = m.tag,
+                                    .timeout = m.timeout};
     return engine_->Launch(operation, m.after, [&](void* stream) {
       return m.send ? moves_->Send(m.buffers, m.peer, stream) : moves_->Recv(m.buffers, m.peer, stream);
     });
   }
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
-  Work Barrier();
+  Work Barrier(const CheckedCall& call);
 
   const OwnerProcess owner_;
   const std::shared_ptr<InternalGroup> control_;
   const DeviceGroupOptions options_;
-  const std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(std::unique_ptr<ProcessGroup>)> split_;
+  const std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(std::unique_ptr<ProcessGroup>,
+                                                                    const DeviceGroupOptions&)>
+      split_;
   const std::shared_ptr<DeviceEngine> engine_;
   std::unique_ptr<DeviceMoves> moves_;
   std::mutex allocate_mutex_;
@@ -122,10 +136,11 @@ class DeviceGroup final : public CheckedGroup {
 };
 
 Work DeviceGroup::StartChecked(const CheckedCall& call) {
-  if (call.key.kind == Kind::kBarrier) return Barrier();
+  if (call.key.kind == Kind::kBarrier) return Barrier(call);
   const DeviceOperation operation{.key = call.key,
                                   .entry = {call.key.Pack(), call.count, MixHash(moves_->Shape(call), call.parameters)},
-                                  .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket};
+                                  .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket,
+                                  .timeout = call.timeout};
   return engine_->Launch(operation, call.after, [&](void* stream) {
     return call.count > 0 ? moves_->Enqueue(call, stream) : absl::OkStatus();
   });
@@ -139,19 +154,24 @@ Work DeviceGroup::StartComposed(const CheckedCall& call) {
     case Kind::kReduceScatterV:
       return CheckedGroup::StartComposed(call);
     case Kind::kAllToAllV:  // every rank has a number of elements of its own
-      return launch({.key = call.key, .entry = {call.key.Pack(), 0, 0}});
+      return launch({.key = call.key, .entry = {call.key.Pack(), 0, 0}, .timeout = call.timeout});
     case Kind::kSendRecv:
-      return launch({call.key, {0, call.count, 0}, "send_recv", call.to, call.tag});
+      return launch({.key = call.key,
+                     .entry = {0, call.count, 0},
+                     .message = "send_recv",
+                     .peer = call.to,
+                     .tag = call.tag,
+                     .timeout = call.timeout});
     default:
       return StartChecked(call);
   }
 }
 
 // The CPU's operations, too: the stream's are done when a barrier behind them is.
-Work DeviceGroup::Barrier() {
+Work DeviceGroup::Barrier(const CheckedCall& call) {
   Work control = control_->Barrier();
   if (!control.call_status().ok()) return control;
-  const DeviceOperation operation{{}, {OperationKey{}.Pack(), 0, 0}};
+  const DeviceOperation operation{.key = call.key, .entry = {call.key.Pack(), 0, 0}, .timeout = call.timeout};
   Work work = engine_->Launch(operation, kNoStream, [&](void* stream) { return moves_->Barrier(stream); });
   return JoinWorks({std::move(control), std::move(work)});
 }
@@ -184,7 +204,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<
       DeviceEngine::Create({.rank = control->rank(),
                             .size = control->size(),
                             .device = options.device,
-                            .timeout = options.timeout,
                             .abort_grace = options.abort_grace,
                             .runtime = options.runtime,
                             .transport = backend.transport,

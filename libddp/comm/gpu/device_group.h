@@ -38,7 +38,9 @@ struct DeviceBackend {
   // The moves of a group over `control`; both arguments outlive them.
   std::function<std::unique_ptr<DeviceMoves>(InternalGroup& control, const DeviceEngine& engine)> make_moves;
   // Makes a group of fewer ranks over their `control`: for Split.
-  std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(std::unique_ptr<ProcessGroup> control)> split;
+  std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(std::unique_ptr<ProcessGroup> control,
+                                                              const DeviceGroupOptions& options)>
+      split;
 };
 
 // Collective over `control`, which has the same ranks, works on CPU memory, and carries what the backend cannot:

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/health/peer_board.h"
 
@@ -15,6 +16,7 @@ struct DeviceOperation {
   const char* message = nullptr;  // "send" or "recv": then not for all ranks, and so not on the board
   int peer = 0, tag = 0;
   int bucket = -1;
+  absl::Duration timeout = absl::InfiniteDuration();
 
   std::string Describe() const;
 };

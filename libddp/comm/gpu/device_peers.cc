@@ -61,14 +61,14 @@ void DevicePeers::TellStall(const DeviceOperation& operation, uint64_t sequence,
   const std::string laggards = Laggards(operation, sequence, &missing);
   options_.observer->OnIncident(options_.board->Incident(
       false, StallText(options_.rank, absl::StrCat("operation ", sequence, ", ", operation.Describe()), waited_ns,
-                       laggards, options_.timeout)));
+                       laggards, operation.timeout)));
 }
 
 absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t sequence) const {
   if (operation.message != nullptr) {
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
-        absl::FormatDuration(options_.timeout), ": rank ", operation.peer,
+        absl::FormatDuration(operation.timeout), ": rank ", operation.peer,
         " has not made the matching call, or waits for a message that this rank has still to send: over NCCL messages "
         "are sent and received in the order of the calls (DDP_TIMEOUT sets the limit in seconds)"));
   }
@@ -77,17 +77,17 @@ absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t se
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.rank, ": operation ", sequence, ", ", operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ", laggards,
+          absl::FormatDuration(operation.timeout), ": ", laggards,
           missing.empty() ? "" : "; they are stopped, stuck or slow", " (DDP_TIMEOUT sets the limit in seconds)")),
       missing);
 }
 
-absl::Status DevicePeers::GraphTimedOut(uint32_t begun) const {
+absl::Status DevicePeers::GraphTimedOut(uint32_t begun, absl::Duration timeout) const {
   const std::vector<int> missing = options_.board->MissingGraphs(begun);
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.rank, ": operations captured into a CUDA graph timed out after ",
-          absl::FormatDuration(options_.timeout), ": ",
+          absl::FormatDuration(timeout), ": ",
           missing.empty() ? "all ranks of this host run theirs; the GPU or the network is stuck, or a rank elsewhere "
                             "has not launched its graph"
                           : absl::StrCat("rank ", absl::StrJoin(missing, ", "), " has not launched its graph"),

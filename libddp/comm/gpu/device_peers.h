@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "libddp/comm/gpu/device_operation.h"
 
 namespace ddp {
@@ -28,7 +29,7 @@ class DevicePeers {
 
   absl::Status TimedOut(const DeviceOperation& operation, uint64_t sequence) const;
   // Of the `begun`th captured sequence of operations.
-  absl::Status GraphTimedOut(uint32_t begun) const;
+  absl::Status GraphTimedOut(uint32_t begun, absl::Duration timeout) const;
   // If the operation has waited too long, and nobody else has told.
   void TellStall(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
 

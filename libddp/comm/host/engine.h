@@ -34,8 +34,7 @@ namespace ddp {
 struct EngineOptions {
   int rank = 0;
   int size = 1;
-  bool oversubscribed = false;  // more ranks than processors: never spin
-  absl::Duration timeout;
+  bool oversubscribed = false;          // more ranks than processors: never spin
   absl::Duration stall_warning;         // zero: none
   ContextObserver* observer = nullptr;  // null for a part of a group, which keeps the flight recorder itself
   uint64_t group = 0;                   // tells this process's groups apart

@@ -83,7 +83,7 @@ void Engine::CheckHealth(int64_t now, bool) {
   const int64_t waited = now - oldest->noticed_ns;
   CheckPeers(waited);
   if (!failure_.ok()) return;
-  if (waited > absl::ToInt64Nanoseconds(options_.timeout)) return FailAndReport(TimedOut(*oldest));
+  if (absl::Nanoseconds(waited) > oldest->timeout) return FailAndReport(TimedOut(*oldest));
   ReportStall(*oldest, waited);
   // A peer that has found a failure leaves the report to this rank, before it lets anybody go.
   if (control_.election().IsAskedToReport(options_.rank)) {
@@ -172,11 +172,11 @@ std::string Engine::Laggards::Describe() const {
 }
 
 absl::Status Engine::TimedOut(const Operation& operation) const {
-  const Laggards laggards = FindLaggards(operation, absl::ToInt64Nanoseconds(options_.timeout));
+  const Laggards laggards = FindLaggards(operation, absl::ToInt64Nanoseconds(operation.timeout));
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.NameOf(options_.rank), ": ", operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ", laggards.Describe(),
+          absl::FormatDuration(operation.timeout), ": ", laggards.Describe(),
           "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
       laggards.ranks());
 }
@@ -204,9 +204,8 @@ void Engine::ReportStall(const Operation& oldest, int64_t waited_ns) {
   for (int r = 0; r < options_.rank; ++r) before += HasAnnounced(oldest.sequence, r);
   const uint64_t end = first_sequence_ + queue_.size();
   if (!control_.election().ClaimStall(oldest.sequence, end, before, waited_ns, patience)) return;
-  options_.observer->OnIncident(
-      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns, FindLaggards(oldest, waited_ns).Describe(),
-                                options_.timeout)));
+  options_.observer->OnIncident(Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns,
+                                                          FindLaggards(oldest, waited_ns).Describe(), oldest.timeout)));
 }
 
 // Nobody is let go before the report is out: a launcher may kill the whole job as soon as one rank has ended.

@@ -42,6 +42,7 @@ class Operation final : public CountedWork {
   uint64_t parameters = 0;  // a hash of what else all ranks must agree on: scales, counts
   uint32_t* nonfinite = nullptr;
   int bucket = -1;
+  absl::Duration timeout = absl::InfiniteDuration();
   // Where this is only a step of what the user called: that call, for the peers to compare and for messages.
   void CalledAs(const OperationKey& called, size_t called_count) {
     called_ = called;

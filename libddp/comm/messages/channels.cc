@@ -276,18 +276,14 @@ void Channels::CheckHealth(int64_t now, bool) {
   for (int r = 0; r < size_ && failure_.ok(); ++r) ReadEnvelopes(r);
   if (!failure_.ok()) return;
   RelieveSenders(now);
-  Message* oldest = nullptr;
+  int64_t longest = -1;
   for (Message* message : OldestOfEach(Pending(), size_)) {
     if (message->noticed_ns == 0) message->noticed_ns = now;
-    if (oldest == nullptr || message->noticed_ns < oldest->noticed_ns) oldest = message;
+    const int64_t waited = now - message->noticed_ns;
+    if (absl::Nanoseconds(waited) > message->timeout) return FailLocked(TimedOut(*message));
+    longest = std::max(longest, waited);
   }
-  if (oldest == nullptr) return;
-  const int64_t waited = now - oldest->noticed_ns;
-  if (waited > absl::ToInt64Nanoseconds(engine_.options().timeout)) {
-    FailLocked(TimedOut(*oldest));
-  } else {
-    CheckPeers(waited);
-  }
+  if (longest >= 0) CheckPeers(longest);
 }
 
 void Channels::RelieveSenders(int64_t now) {
@@ -337,10 +333,9 @@ absl::Status Channels::TimedOut(const Message& message) const {
         others.empty() ? "" : absl::StrCat("; waiting to be received from it: ", absl::StrJoin(others, ", ")));
   }
   return WithFailedRanks(
-      absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank_, ": ", message.Describe(), " timed out after ",
-                       absl::FormatDuration(engine_.options().timeout), ": ", why,
-                       "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
+      absl::DeadlineExceededError(absl::StrCat(
+          "rank ", rank_, ": ", message.Describe(), " timed out after ", absl::FormatDuration(message.timeout), ": ",
+          why, "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
       {message.peer});
 }
 

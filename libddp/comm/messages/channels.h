@@ -41,6 +41,7 @@ struct MessageSpec {
   int peer, tag;
   DType dtype;
   size_t count;
+  absl::Duration timeout;
   RangeList data;
   bool eager = false;  // the data is in the envelope
 };

@@ -121,11 +121,13 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
   DeviceBackend backend;
   backend.transport = *communicator;
   backend.board = shared;
-  backend.make_moves = [communicator = *communicator, options](InternalGroup& group, const DeviceEngine&) {
-    return std::make_unique<NcclMoves>(communicator, group, options.timeout);
+  backend.make_moves = [communicator = *communicator](InternalGroup& group, const DeviceEngine&) {
+    return std::make_unique<NcclMoves>(communicator, group);
   };
   // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted.
-  backend.split = [options](std::unique_ptr<ProcessGroup> fewer) { return CreateNcclGroup(std::move(fewer), options); };
+  backend.split = [api = options.api](std::unique_ptr<ProcessGroup> fewer, const DeviceGroupOptions& as_this) {
+    return CreateNcclGroup(std::move(fewer), {as_this, api});
+  };
   return CreateDeviceGroup(std::move(control), options, std::move(backend));
 }
 

@@ -30,9 +30,9 @@ nccl::DataType TypeOf(Buffers buffers) { return nccl::ToNccl(buffers[0].dtype); 
 
 }  // namespace
 
-NcclMoves::NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control, absl::Duration timeout)
+NcclMoves::NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control)
     : communicator_(std::move(communicator)),
-      memory_(communicator_, control, timeout),
+      memory_(communicator_, control),
       runtime_(*communicator_->setup().runtime),
       rank_(control.rank()),
       size_(static_cast<size_t>(control.size())) {}

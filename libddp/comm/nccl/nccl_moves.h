@@ -33,7 +33,7 @@ namespace ddp {
 class NcclMoves final : public DeviceMoves {
  public:
   // `control` carries what ranks have to agree on, and outlives this.
-  NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control, absl::Duration timeout);
+  NcclMoves(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control);
   // Ends the communicator, before its memory goes.
   ~NcclMoves() override { communicator_->Destroy(); }
 

@@ -31,9 +31,8 @@ void RegisteredMemory::Table::Free(void* data) {
   setup.api.MemFree(data);
 }
 
-RegisteredMemory::RegisteredMemory(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control,
-                                   absl::Duration timeout)
-    : communicator_(std::move(communicator)), control_(control), timeout_(timeout), table_(std::make_shared<Table>()) {
+RegisteredMemory::RegisteredMemory(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control)
+    : communicator_(std::move(communicator)), control_(control), table_(std::make_shared<Table>()) {
   table_->setup = communicator_->setup();
 }
 
@@ -63,7 +62,7 @@ absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   absl::StatusOr<OwnedStream> stream = MakeStream(*setup.runtime);
   if (!stream.ok()) return stream.status();
   if (absl::Status s = setup.runtime->Zero(block->data, bytes, stream->get()); !s.ok()) return s;
-  if (absl::Status s = communicator_->WaitFor(stream->get(), absl::Now() + timeout_); !s.ok()) return s;
+  if (absl::Status s = communicator_->WaitFor(stream->get(), absl::Now() + control_.timeout()); !s.ok()) return s;
   if (absl::Status s = Calibrate(*block); !s.ok()) return s;
   return memory;
 }
@@ -271,7 +270,7 @@ absl::StatusOr<double> RegisteredMemory::TimeSum(const Block& block, size_t byte
     });
     if (!called.ok()) return called;
     if (absl::Status s = runtime.Record(end->get(), stream); !s.ok()) return s;
-    if (absl::Status s = communicator_->WaitFor(stream, absl::Now() + timeout_); !s.ok()) return s;
+    if (absl::Status s = communicator_->WaitFor(stream, absl::Now() + control_.timeout()); !s.ok()) return s;
     absl::StatusOr<double> us = runtime.ElapsedUs(begin->get(), end->get());
     if (!us.ok()) return us.status();
     if (run >= 0) times.push_back(*us);

@@ -25,7 +25,7 @@ namespace ddp {
 class RegisteredMemory {
  public:
   // `control` carries what ranks have to agree on, and outlives this.
-  RegisteredMemory(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control, absl::Duration timeout);
+  RegisteredMemory(std::shared_ptr<NcclCommunicator> communicator, ProcessGroup& control);
   ~RegisteredMemory();
 
   // Collective. Zeroed. Where NCCL cannot register it, it is ordinary device memory.
@@ -71,7 +71,6 @@ class RegisteredMemory {
 
   const std::shared_ptr<NcclCommunicator> communicator_;
   ProcessGroup& control_;
-  const absl::Duration timeout_;
   const std::shared_ptr<Table> table_;
   uint64_t next_id_ = 0;
   size_t measured_bytes_ = 0;                // the largest size that Calibrate has seen

@@ -5,8 +5,16 @@
 #include <utility>
 
 namespace ddp {
+namespace {
 
 using Kind = OperationKey::Kind;
+
+// Who gives up when, of the time-out. First whoever waits within its node for a rank that has not come: it knows which
+// one it is, a rank of another node only that a message is missing. Last whoever waits for a rank of its node that may
+// itself be waiting for another node.
+constexpr double kReducingShare = 0.95, kSpreadingShare = 1.05;
+
+}  // namespace
 
 absl::Status Chunk::Begin(NodeOperation* operation, const Chunk* earlier) {
   operation_ = operation;
@@ -81,6 +89,7 @@ absl::Status Chunk::Launch(Engine* engine, Operation* part) {
   part->CalledAs(operation_->key(), operation_->count);
   part->parameters = operation_->parameters;
   part->bucket = operation_->bucket;
+  part->timeout = operation_->timeout * (engine == &context_.reducing ? kReducingShare : kSpreadingShare);
   part_ = engine->Launch(part);
   if (absl::Status s = part_.call_status(); !s.ok()) return s;
   engine->Progress();

@@ -113,7 +113,7 @@ absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
   }
   // Where nothing is missing from other nodes, the engines should know more.
   bool arrived = false;
-  const int64_t timeout_ns = absl::ToInt64Nanoseconds(options_.timeout), waited = now - oldest->noticed_ns;
+  const int64_t timeout_ns = absl::ToInt64Nanoseconds(oldest->timeout), waited = now - oldest->noticed_ns;
   if (waited > timeout_ns && (waited / 11 * 10 > timeout_ns || !Missing(*oldest, &arrived).empty()))
     return TimedOut(*oldest);
   ReportStall(*oldest, waited);
@@ -136,7 +136,7 @@ absl::Status NodePipeline::TimedOut(const NodeOperation& operation) const {
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.rank, ": ", operation.Describe(), ", timed out after ",
-          absl::FormatDuration(options_.timeout), ": ",
+          absl::FormatDuration(operation.timeout), ": ",
           arrived ? "did not finish their part: " : "did not arrive: ", NodesOf(missing),
           "; the node or the link to it is down, or the ranks are stopped, stuck, slow (DDP_TIMEOUT sets the limit in "
           "seconds), or made another call")),
@@ -222,10 +222,10 @@ void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
   bool arrived = false;
   ReportElection& election = reducing_.options().control.election();
   if (!election.ClaimStall(oldest.sequence, queue_.back()->sequence + 1, local(), waited_ns, patience)) return;
-  options_.observer->OnIncident(
-      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns,
-                                absl::StrCat("did not arrive, or not finish: ", NodesOf(Missing(oldest, &arrived))),
-                                options_.timeout)));
+  options_.observer->OnIncident(Incident(
+      false,
+      StallText(options_.rank, oldest.Describe(), waited_ns,
+                absl::StrCat("did not arrive, or not finish: ", NodesOf(Missing(oldest, &arrived))), oldest.timeout)));
 }
 
 // A failure is reported once on each node, by whoever finds it first, and before anybody is let go: a launcher may kill

@@ -30,12 +30,11 @@ std::string NodeMessage::Describe() const {
                       ")");
 }
 
-NodeMessages::NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks, absl::Duration timeout)
+NodeMessages::NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks)
     : pipeline_(pipeline),
       wire_(*wire),
       rank_(rank),
       ranks_(ranks),
-      timeout_(timeout),
       sent_(static_cast<size_t>(ranks)),
       received_from_(static_cast<size_t>(ranks)) {}
 
@@ -210,7 +209,7 @@ absl::Status NodeMessages::CheckHealth(int64_t now, const ControlMessages& contr
   }
   for (NodeMessage* message : OldestOfEach(unfinished, ranks_)) {
     if (message->noticed_ns == 0) message->noticed_ns = now;
-    if (now - message->noticed_ns > absl::ToInt64Nanoseconds(timeout_)) return TimedOut(*message);
+    if (absl::Nanoseconds(now - message->noticed_ns) > message->timeout) return TimedOut(*message);
   }
   return absl::OkStatus();
 }
@@ -223,8 +222,8 @@ absl::Status NodeMessages::TimedOut(const NodeMessage& message) const {
   }
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
-          "rank ", rank_, ": ", message.Describe(), " timed out after ", absl::FormatDuration(timeout_), ": rank ",
-          message.peer, message.is_send() ? " has not received it" : " has sent nothing with this tag",
+          "rank ", rank_, ": ", message.Describe(), " timed out after ", absl::FormatDuration(message.timeout),
+          ": rank ", message.peer, message.is_send() ? " has not received it" : " has sent nothing with this tag",
           others.empty() ? "" : absl::StrCat("; waiting to be received from it: ", absl::StrJoin(others, ", ")),
           "; it is stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or makes no matching call")),
       {message.peer});

@@ -30,6 +30,7 @@ struct NodeMessageSpec {
   int peer, tag;
   DType dtype;
   size_t count;
+  absl::Duration timeout;
   RangeList data;
 
   size_t bytes() const { return count * SizeOf(dtype); }
@@ -61,7 +62,7 @@ class NodeMessage final : public NodeWork, public NodeMessageSpec {
 class NodeMessages {
  public:
   // `pipeline` drives them. It outlives this, as does the wire.
-  NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks, absl::Duration timeout);
+  NodeMessages(NodePipeline* pipeline, NodeWire* wire, int rank, int ranks);
 
   Work Send(NodeMessageSpec spec);
   Work Recv(NodeMessageSpec spec);
@@ -113,7 +114,6 @@ class NodeMessages {
   NodePipeline* const pipeline_;
   NodeWire& wire_;
   const int rank_, ranks_;
-  const absl::Duration timeout_;
   absl::Status status_;
   Transfer receive_;
   Envelope received_;

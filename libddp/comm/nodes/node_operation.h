@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/base/operation_key.h"
 #include "libddp/comm/base/range_list.h"
@@ -44,6 +45,7 @@ class NodeOperation final : public NodeWork {
   uint64_t parameters = 0;        // of what else all ranks must agree on
   uint32_t* nonfinite = nullptr;
   int bucket = -1;
+  absl::Duration timeout = absl::InfiniteDuration();
   // Decides on the chunks; to be called when all of these are set.
   void Cut();
 

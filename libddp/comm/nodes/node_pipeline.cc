@@ -25,7 +25,7 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       spreading_(std::move(options_.spreading), progress),
       in_flight_(new InFlight{.chunks = {},
                               .control = {&wire_, options_.layout, options_.rank},
-                              .messages = {this, &wire_, options_.rank, options_.layout.size(), options_.timeout}}),
+                              .messages = {this, &wire_, options_.rank, options_.layout.size()}}),
       control_messages_(in_flight_->control),
       messages_(in_flight_->messages) {
   const size_t stride = kChunksInFlight * kScratchBytes;

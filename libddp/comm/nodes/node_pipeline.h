@@ -37,7 +37,6 @@ struct NodePipelineOptions {
   NodeLayout layout;
   std::vector<std::string> host_names;  // by rank
   bool oversubscribed = false;
-  absl::Duration timeout;
   absl::Duration stall_warning;            // zero: none
   ContextObserver* observer = nullptr;     // may be null
   uint64_t group = 0;                      // tells this process's groups apart

@@ -103,9 +103,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<
   backend.make_moves = [ring = *ring, blocks = *blocks](InternalGroup& group, const DeviceEngine& engine) {
     return std::make_unique<StagedMoves>(ring, group, engine, blocks);
   };
-  backend.split = [options](std::unique_ptr<ProcessGroup> fewer) {
-    return CreateStagedGroup(std::move(fewer), options);
-  };
+  backend.split = CreateStagedGroup;
   return CreateDeviceGroup(std::move(control), options, std::move(backend));
 }
 

@@ -1,0 +1,82 @@
+// Time-outs of the nccl backend over an NCCL and GPUs that are none.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "tests/support/nccl_job.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+TEST_CASE("a rank that does not come is named when time is out") {
+  Job job(3);
+  job.timeout = TimeFor(absl::Seconds(4));
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, false);
+    if (rank.rank == 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
+                        "rank 1");
+      return;
+    }
+    RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
+                      "did not arrive: rank 1", "all_reduce", absl::FormatDuration(rank.timeout), "DDP_TIMEOUT");
+  });
+}
+
+TEST_CASE("a time-out that is set counts for what begins after it") {
+  const absl::Duration timeout = TimeFor(absl::Seconds(1));
+  std::atomic<bool> come{false};
+  Job job(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, true);
+    const auto sum = [&] { return group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream); };
+    if (rank.rank == 0) {
+      Work pending = sum();
+      RANK_CHECK_OK(group.SetTimeout(timeout));
+      RANK_CHECK_STATUS(pending.Wait(absl::Now() + 2 * timeout), absl::StatusCode::kDeadlineExceeded, "it goes on");
+      RANK_CHECK_OK(group.status());
+      come = true;
+      RANK_CHECK_OK(pending.Wait());
+      RANK_CHECK_STATUS(sum().Wait(), absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1", "all_reduce",
+                        absl::FormatDuration(timeout));
+    } else {
+      while (!come) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      RANK_CHECK_OK(sum().Wait());
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+}
+
+TEST_CASE("a part of a group has the time-out that the group has when it is made") {
+  Job job(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const absl::Duration timeout = TimeFor(absl::Seconds(2));
+    RANK_CHECK_OK(group.SetTimeout(timeout));
+    for (const int color : {0, rank.rank}) {
+      const std::unique_ptr<ProcessGroup> part = RANK_VALUE(group.Split(color, rank.rank));
+      RANK_CHECK(part->timeout() == timeout);
+    }
+    RANK_CHECK_STATUS(group.SetTimeout(absl::ZeroDuration()), absl::StatusCode::kInvalidArgument, "set_timeout");
+  });
+}
+
+TEST_CASE("a missing root of a broadcast is named alone when time is out") {
+  Job job(3);
+  job.timeout = TimeFor(absl::Seconds(2));
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    Array a(rank, group, DType::kFloat32, 10, false);
+    if (rank.rank != 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const absl::Status status = group.Broadcast(a.Cut(1), 0, kNoStream).Wait();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 0;", "broadcast");
+    RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
+  });
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

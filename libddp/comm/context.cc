@@ -247,7 +247,8 @@ absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
 // here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
   if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
-  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener(), timeout_));
+  const WorldRanks world_ranks{{ranks.begin(), ranks.end()}};
+  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener(), timeout_, world_ranks));
   if (store_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,
@@ -264,7 +265,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
   const std::unique_ptr<Rendezvous> rendezvous =
       CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateHierarchicalGroup(*rendezvous, GroupBy(deadline));
+  GroupOptions options = GroupBy(deadline);
+  options.world_ranks = world_ranks;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateHierarchicalGroup(*rendezvous, options);
   if (group.ok()) group = OnDevice(*std::move(group));
   if (group.ok()) return group;
   return WithPackedFailedRanks(

@@ -78,7 +78,8 @@ EngineOptions HierarchicalGroup::EngineAt(const std::shared_ptr<SharedSegment>& 
           .control = ControlBlock(segment->data() + offset, width),
           .peers = PeerWatch(processes, segment),
           .allocations = &allocations_,
-          .names = members_.node()};
+          .names = members_.node(),
+          .world_ranks = options.world_ranks};
 }
 
 // All ranks of this group take part in the exchanges, so that all learn of any failure.
@@ -111,7 +112,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   });
   if (ranks.size() < 2) {
     if (absl::Status s = ShareSegment({.rank = rank()}, ExchangeOver(*this)).status(); !s.ok()) return s;
-    return ranks.empty() ? nullptr : CreateLocalGroup(observer(), timeout());
+    return ranks.empty() ? nullptr : CreateLocalGroup(observer(), timeout(), world_ranks().Part(ranks));
   }
   Members members;
   members.oversubscribed = members_.oversubscribed;
@@ -124,6 +125,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   members.layout = CutIntoNodes(nodes, 0);
   GroupOptions options = options_;
   options.timeout = timeout();
+  options.world_ranks = world_ranks().Part(ranks);
   return MakeGroup(std::move(members), ranks, ExchangeOver(*this), options,
                    [&] { return wire()->Channel(channel, ranks); });
 }

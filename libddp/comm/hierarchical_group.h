@@ -28,6 +28,7 @@
 namespace ddp {
 
 struct GroupOptions {
+  WorldRanks world_ranks = {};
   absl::Duration timeout;               // of the group's operations
   absl::Time deadline;                  // all ranks have come by then
   absl::Duration stall_warning;         // how long an operation waits before a warning says for whom; zero: none
@@ -71,7 +72,7 @@ class HierarchicalGroup : public CheckedGroup {
  protected:
   // `allocation_numbers`, `viewed`: see AllocationTable, GroupMemory.
   HierarchicalGroup(Members members, const GroupOptions& options, uint64_t allocation_numbers, bool viewed)
-      : CheckedGroup(options.timeout),
+      : CheckedGroup(options.timeout, options.world_ranks),
         members_(std::move(members)),
         options_(options),
         allocations_(members_.local(), allocation_numbers),

@@ -19,7 +19,8 @@ bool SameMemory(const Buffer& a, const Buffer& b) { return a.data == b.data && a
 
 class LocalGroup final : public CheckedGroup {
  public:
-  LocalGroup(Observer* observer, absl::Duration timeout) : CheckedGroup(timeout), observer_(observer) {}
+  LocalGroup(Observer* observer, absl::Duration timeout, WorldRanks world_ranks)
+      : CheckedGroup(timeout, std::move(world_ranks)), observer_(observer) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -45,7 +46,7 @@ class LocalGroup final : public CheckedGroup {
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int) override {
     if (absl::Status s = status(); !s.ok()) return s;
-    return color < 0 ? nullptr : CreateLocalGroup(observer_, timeout());
+    return color < 0 ? nullptr : CreateLocalGroup(observer_, timeout(), world_ranks());
   }
 
   void Fail(const absl::Status& why) override {
@@ -111,8 +112,8 @@ class LocalGroup final : public CheckedGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout) {
-  return std::make_unique<LocalGroup>(observer, timeout);
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout, WorldRanks world_ranks) {
+  return std::make_unique<LocalGroup>(observer, timeout, std::move(world_ranks));
 }
 
 }  // namespace ddp

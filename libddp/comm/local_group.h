@@ -6,11 +6,12 @@
 
 #include "ddp/observer.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/base/world_ranks.h"
 
 namespace ddp {
 
 // `observer` may be null.
-std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout);
+std::unique_ptr<ProcessGroup> CreateLocalGroup(Observer* observer, absl::Duration timeout, WorldRanks world_ranks = {});
 
 }  // namespace ddp
 

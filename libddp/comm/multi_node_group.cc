@@ -32,8 +32,9 @@ class MultiNodeGroup final : public HierarchicalGroup {
   }
 
   void Abort(absl::Status why) override {
-    pipeline_.Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())),
-                   /*background=*/false);
+    pipeline_.Fail(
+        absl::AbortedError(absl::StrCat(world_ranks().NameOf(rank()), " aborted the group: ", why.message())),
+        /*background=*/false);
   }
   // Not only by the program's threads.
   void Fail(const absl::Status& why) override { pipeline_.Fail(why, /*background=*/true); }

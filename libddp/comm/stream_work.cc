@@ -1,9 +1,8 @@
 // Work of the program's own on a GPU's stream.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "ddp/comm_hook.h"
-#include "libddp/base/failed_ranks.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/ref_counted_work.h"
 #include "libddp/device/device_runtime.h"
 
@@ -34,7 +33,7 @@ class StreamWorkState final : public RefCountedWork {
 
  private:
   absl::StatusOr<bool> Passed() const { return Devices().Finished(event_.get()); }
-  absl::Status Named(const absl::Status& error) const { return NameRank(group_.rank(), "StreamWork", error); }
+  absl::Status Named(const absl::Status& error) const { return NameRank(group_, "StreamWork", error); }
 
   const ProcessGroup& group_;
   const OwnedEvent event_;
@@ -44,14 +43,14 @@ class StreamWorkState final : public RefCountedWork {
 
 Work StreamWork(ProcessGroup& group, Stream stream) {
   if (!IsGpu(stream.device)) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", group.rank(), ": StreamWork: no stream of a GPU given"));
+    return NameRank(group, "StreamWork", absl::InvalidArgumentError("no stream of a GPU given"));
   }
   const DeviceGuard guard(Devices(), stream.device);
-  if (!guard.status().ok()) return NameRank(group.rank(), "StreamWork", guard.status());
+  if (!guard.status().ok()) return NameRank(group, "StreamWork", guard.status());
   absl::StatusOr<OwnedEvent> event = MakeEvent(Devices());
-  if (!event.ok()) return NameRank(group.rank(), "StreamWork", event.status());
+  if (!event.ok()) return NameRank(group, "StreamWork", event.status());
   if (absl::Status s = Devices().Record(event->get(), stream.native); !s.ok()) {
-    return NameRank(group.rank(), "StreamWork", s);
+    return NameRank(group, "StreamWork", s);
   }
   return Work(new StreamWorkState(group, *std::move(event)));
 }

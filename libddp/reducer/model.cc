@@ -320,7 +320,7 @@ absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel
   const absl::Status read = ReadVariables(&complete);
   if (absl::Status s = VerifyModel(group, parameters, complete, read); !s.ok()) return s;
   auto model = std::make_unique<Model>(group, parameters[0].value.device, complete);
-  if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return NameRank(group.rank(), "Create", s);
+  if (absl::Status s = model->Build(std::move(parameters)); !s.ok()) return NameRank(group, "Create", s);
   return std::unique_ptr<DistributedDataParallel>(std::move(model));
 }
 

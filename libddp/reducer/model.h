@@ -14,8 +14,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "ddp/distributed_data_parallel.h"
-#include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/grad_streams.h"
 #include "libddp/reducer/memory.h"
@@ -97,9 +97,7 @@ class Model final : public DistributedDataParallel {
   absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
   // The stream that a call works on; see GradStreams.
   absl::StatusOr<Stream> Follow(absl::string_view call, Stream stream);
-  absl::Status Named(absl::string_view call, const absl::Status& error) const {
-    return NameRank(group_->rank(), call, error);
-  }
+  absl::Status Named(absl::string_view call, const absl::Status& error) const { return NameRank(*group_, call, error); }
   void GiveUp(const absl::Status& why);
   absl::Status Reduce(Stream stream);
   absl::Status Communicate(Stream stream);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
 #include "libddp/base/exact_text.h"
+#include "libddp/comm/base/internal_group.h"
 
 namespace ddp {
 namespace {
@@ -198,10 +199,8 @@ absl::Status FirstDifference(int rank, absl::string_view zero, absl::string_view
   return absl::InternalError("the fingerprints of equal models differ");
 }
 
-}  // namespace
-
-absl::Status VerifyModel(ProcessGroup& group, const std::vector<Parameter>& parameters, const DdpOptions& options,
-                         const absl::Status& mine) {
+absl::Status Verify(ProcessGroup& group, const std::vector<Parameter>& parameters, const DdpOptions& options,
+                    const absl::Status& mine) {
   absl::Status alone = mine.ok() ? CheckAlone(group, parameters, options)
                                  : absl::Status(mine.code(), absl::StrCat("rank ", group.rank(), ": ", mine.message()));
   // A rank with a mistake of its own sends that instead, marked by a character that no fingerprint begins with.
@@ -216,6 +215,13 @@ absl::Status VerifyModel(ProcessGroup& group, const std::vector<Parameter>& para
     if ((*all)[r] != (*all)[0]) return FirstDifference(static_cast<int>(r), (*all)[0], (*all)[r]);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status VerifyModel(ProcessGroup& group, const std::vector<Parameter>& parameters, const DdpOptions& options,
+                         const absl::Status& mine) {
+  return WorldRanksOf(group).Named(Verify(group, parameters, options, mine), group.rank());
 }
 
 }  // namespace ddp

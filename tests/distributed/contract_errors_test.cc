@@ -3,10 +3,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "tests/support/catch.h"
 #include "tests/support/memory.h"
@@ -280,6 +283,38 @@ TEST_CASE("Abort on one rank ends everything everywhere, with its cause") {
       RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "the disk is full");
     });
   }
+}
+
+TEST_CASE("an error of a part of the world names the ranks of the world, too") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const int last = rank.size() - 1;
+    const std::unique_ptr<ProcessGroup> part = RANK_VALUE(rank.group().Split(0, -rank.rank()));
+    const std::unique_ptr<ProcessGroup> halves = RANK_VALUE(part->Split(part->rank() == 0 ? 0 : 1, 0));
+    RANK_CHECK_EQ(part->rank(), last - rank.rank());
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 100);
+    if (part->rank() == 0) {
+      const std::string alone = absl::StrCat("rank 0 (rank ", last, " of the world): broadcast: ");
+      RANK_CHECK_STATUS(part->Broadcast({m.whole()}, -1).Wait(), StatusCode::kInvalidArgument, alone);
+      RANK_CHECK_STATUS(halves->Broadcast({m.whole()}, -1).Wait(), StatusCode::kInvalidArgument, alone);
+      Work pending = part->Barrier();
+      RANK_CHECK_STATUS(pending.Wait(absl::Now() + absl::Milliseconds(20)), StatusCode::kDeadlineExceeded,
+                        absl::StrCat("rank 0 (rank ", last, " of the world): "), "it goes on");
+    }
+    rank.Meet();
+    if (part->rank() == last) part->Abort(absl::DataLossError("the disk is full"));
+    std::vector<int> here, there;
+    for (int r = 0; r <= last; ++r) {
+      here.push_back(r);
+      there.push_back(last - r);
+    }
+    const std::string note = absl::StrCat("; ranks ", absl::StrJoin(here, ", "), " of this group are ranks ",
+                                          absl::StrJoin(there, ", "), " of the world");
+    const absl::Status status = part->Barrier().Wait();
+    RANK_CHECK_STATUS(status, StatusCode::kAborted, absl::StrCat("rank ", last), "the disk is full", note);
+    RANK_CHECK(status.message().find(note) == status.message().rfind(note));
+    rank.Meet();
+  });
 }
 
 TEST_CASE("Abort from another thread releases a rank that waits") {

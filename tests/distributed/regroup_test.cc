@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "ddp/ddp.h"
@@ -66,6 +67,15 @@ TEST_CASE("a new group of the ranks of the world reduces among them") {
         Allocation memory = RANK_VALUE(group->Allocate(20'000, Device{}));
         CheckReduces(*group, memory.View(DType::kFloat32, 0, 5000), rank.rank(), ranks);
         RANK_CHECK_OK(group->Barrier().Wait());
+        // Errors, of a model too, name the ranks of the world beside the group's.
+        if (group->rank() != rank.rank()) {
+          RANK_CHECK_STATUS(group->SetTimeout(absl::ZeroDuration()), StatusCode::kInvalidArgument,
+                            absl::StrCat("rank ", group->rank(), " (rank ", rank.rank(), " of the world): "));
+        }
+        if (end > 1) {
+          RANK_CHECK_STATUS(DistributedDataParallel::Create(*group, {}), StatusCode::kInvalidArgument, "parameter",
+                            "of this group are ranks");
+        }
       }
       rank.Meet();
     }

@@ -35,10 +35,12 @@ class ForwardingGroup : public InternalGroup {
   absl::Status status() const override { return group_.status(); }
   void Progress() override { group_.Progress(); }
   Observer* observer() const override { return ObserverOf(group_); }
+  const WorldRanks& world_ranks() const override { return world_ranks_; }
   void Fail(const absl::Status& why) override { group_.Abort(why); }
 
  private:
   ProcessGroup& group_;
+  const WorldRanks world_ranks_ = WorldRanksOf(group_);
 };
 
 // A Work of the test's own. Derive, and hand out Work(new ...).

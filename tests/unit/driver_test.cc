@@ -21,7 +21,7 @@ class FakeWork final : public CountedWork {
 class FakeDriver final : public Driver {
  public:
   FakeDriver(int done_after, ProgressThread* progress)
-      : Driver({.rank = 3, .oversubscribed = true}, progress), done_after_(done_after) {
+      : Driver({.name = "rank 3", .oversubscribed = true}, progress), done_after_(done_after) {
     pending_ = 1;
   }
   absl::Status WaitFor(absl::Time deadline) {

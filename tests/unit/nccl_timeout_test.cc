@@ -64,6 +64,25 @@ TEST_CASE("a part of a group has the time-out that the group has when it is made
   });
 }
 
+TEST_CASE("an error of a part of the world names the ranks of the world, too") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    RANK_CHECK_OK(group.SetTimeout(TimeFor(absl::Seconds(2))));
+    const std::unique_ptr<ProcessGroup> part = RANK_VALUE(group.Split(0, -rank.rank));
+    Array a(rank, *part, DType::kFloat32, 10, false);
+    const auto sum = [&] { return part->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(); };
+    RANK_CHECK_STATUS(part->Broadcast(a.Cut(1), 2, kNoStream).Wait(), absl::StatusCode::kInvalidArgument,
+                      absl::StrCat("rank ", part->rank(), " (rank ", rank.rank, " of the world): broadcast: "));
+    if (part->rank() == 1) {
+      while (part->status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const absl::Status status = sum();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1",
+                      "; ranks 0, 1 of this group are ranks 1, 0 of the world");
+    RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
+  });
+}
+
 TEST_CASE("a missing root of a broadcast is named alone when time is out") {
   Job job(3);
   job.timeout = TimeFor(absl::Seconds(2));

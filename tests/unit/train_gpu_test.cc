@@ -107,7 +107,7 @@ TEST_CASE("a training on GPUs starts from given weights, and from a checkpoint, 
   flags.epochs = flags.steps = 5;
   flags.save = folder / "checkpoint";
   flags.export_weights = folder / "weights";
-  const std::unique_ptr<ddp::ProcessGroup> alone = ddp::CreateLocalGroup(nullptr);
+  const std::unique_ptr<ddp::ProcessGroup> alone = ddp::CreateLocalGroup(nullptr, absl::Minutes(10));
   const Summary trained = Run(*alone, nn::Cpu(), flags, [](Trainer&) {});
 
   for (const bool resume : {false, true}) {

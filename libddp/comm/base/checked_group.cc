@@ -95,7 +95,7 @@ absl::Status CheckedGroup::SetTimeout(absl::Duration timeout) {
 }
 
 void CheckedGroup::Abort(absl::Status why) {
-  Fail(absl::AbortedError(absl::StrCat("rank ", rank(), " aborted the group: ", why.message())));
+  Fail(absl::AbortedError(absl::StrCat(world_ranks_.NameOf(rank()), " aborted the group: ", why.message())));
 }
 
 }  // namespace ddp

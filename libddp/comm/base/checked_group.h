@@ -58,10 +58,12 @@ class CheckedGroup : public InternalGroup {
   absl::StatusOr<Allocation> Allocate(size_t bytes, Device device) override;
   void Abort(absl::Status why) override;
   absl::Status SetTimeout(absl::Duration timeout) override;
+  const WorldRanks& world_ranks() const final { return world_ranks_; }
   absl::Duration timeout() const final { return absl::Nanoseconds(timeout_ns_.load(std::memory_order_relaxed)); }
 
  protected:
-  explicit CheckedGroup(absl::Duration timeout) : timeout_ns_(absl::ToInt64Nanoseconds(timeout)) {}
+  CheckedGroup(absl::Duration timeout, WorldRanks world_ranks)
+      : timeout_ns_(absl::ToInt64Nanoseconds(timeout)), world_ranks_(std::move(world_ranks)) {}
 
   virtual Work StartChecked(const CheckedCall& call) = 0;
   // An IsComposed call, made of others unless overridden. What only a root uses is empty elsewhere.
@@ -72,12 +74,13 @@ class CheckedGroup : public InternalGroup {
   // The group that serves the memory of this call, if that is not this one; it checks the call.
   virtual ProcessGroup* Other(const Call& /*call*/) { return nullptr; }
 
-  CallCheck Check(absl::string_view call) const { return {rank(), size(), call, device()}; }
+  CallCheck Check(absl::string_view call) const { return {rank(), size(), call, device(), &world_ranks_}; }
 
  private:
   absl::Status SetReduce(const ReduceOptions& options, CheckedCall* call) const;
 
   std::atomic<int64_t> timeout_ns_;
+  const WorldRanks world_ranks_;
   const std::shared_ptr<OrphanedMemory> orphans_ = std::make_shared<OrphanedMemory>();
 };
 

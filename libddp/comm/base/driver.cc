@@ -29,7 +29,7 @@ absl::Status Driver::Wait(const CountedWork& work, absl::FunctionRef<std::string
     if (work.Done()) break;
     if (bounded && absl::Now() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("rank ", driver_options_.rank, ": ", describe(), " is not done yet; it goes on"));
+          absl::StrCat(driver_options_.name, ": ", describe(), " is not done yet; it goes on"));
     }
     if (progressed) {
       backoff = Backoff(driver_options_.oversubscribed);

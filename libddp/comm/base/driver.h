@@ -19,7 +19,7 @@
 namespace ddp {
 
 struct DriverOptions {
-  int rank = 0;                  // in messages
+  std::string name;              // what messages call this rank: "rank 1"
   bool oversubscribed = false;   // more ranks than processors: never spin
   bool looks_each_tick = false;  // whether what is pending needs a look every millisecond
 };

@@ -7,8 +7,11 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "ddp/observer.h"
 #include "ddp/process_group.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/comm/base/world_ranks.h"
 
 namespace ddp {
 
@@ -30,9 +33,11 @@ class InternalGroup : public ProcessGroup {
 
   // Receives this group's events; null if there is none.
   virtual Observer* observer() const = 0;
+
+  virtual const WorldRanks& world_ranks() const = 0;
 };
 
-// The same of any group. One that the program has written knows no allocations and has no observer.
+// The same of any group. One that the program has written knows no allocations and no world, and has no observer.
 inline std::optional<AllocatedRange> FindAllocation(const ProcessGroup& group, const void* data, size_t bytes) {
   const auto* const known = dynamic_cast<const InternalGroup*>(&group);
   return known == nullptr ? std::nullopt : known->Find(data, bytes);
@@ -40,6 +45,14 @@ inline std::optional<AllocatedRange> FindAllocation(const ProcessGroup& group, c
 inline Observer* ObserverOf(const ProcessGroup& group) {
   const auto* const known = dynamic_cast<const InternalGroup*>(&group);
   return known == nullptr ? nullptr : known->observer();
+}
+inline WorldRanks WorldRanksOf(const ProcessGroup& group) {
+  const auto* const known = dynamic_cast<const InternalGroup*>(&group);
+  return known == nullptr ? WorldRanks() : known->world_ranks();
+}
+// `error`, of `call` in this group, with its ranks here and in the world.
+inline absl::Status NameRank(const ProcessGroup& group, absl::string_view call, const absl::Status& error) {
+  return error.ok() ? error : WorldRanksOf(group).Named(NameRank(group.rank(), call, error), group.rank());
 }
 
 }  // namespace ddp

@@ -73,7 +73,8 @@ std::string NameOf(Device device) {
 }  // namespace
 
 absl::Status CallCheck::Error(absl::string_view what) const {
-  return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ": ", call_, ": ", what));
+  const std::string name = world_ranks_ == nullptr ? absl::StrCat("rank ", rank_) : world_ranks_->NameOf(rank_);
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", call_, ": ", what));
 }
 
 absl::Status CallCheck::CheckBuffers(absl::string_view name, Buffers buffers, Extent* extent) const {

@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
+#include "libddp/comm/base/world_ranks.h"
 
 namespace ddp {
 
@@ -20,9 +21,9 @@ struct Extent {
 // One collective call of one rank; makes errors that name both: "rank 1: all_reduce: ...".
 class CallCheck {
  public:
-  // `device`: where the backend works.
-  CallCheck(int rank, int size, absl::string_view call, Device device = {})
-      : rank_(rank), size_(size), call_(call), device_(device) {}
+  // `device`: where the backend works. `world_ranks`, if not null, outlives this.
+  CallCheck(int rank, int size, absl::string_view call, Device device = {}, const WorldRanks* world_ranks = nullptr)
+      : rank_(rank), size_(size), call_(call), device_(device), world_ranks_(world_ranks) {}
 
   absl::Status Error(absl::string_view what) const;
 
@@ -42,6 +43,7 @@ class CallCheck {
   int rank_, size_;
   absl::string_view call_;
   Device device_;
+  const WorldRanks* world_ranks_;
 };
 
 }  // namespace ddp

@@ -33,7 +33,7 @@ class DeviceWork final : public internal::WorkState {
   absl::Status Wait(absl::Time deadline) override {
     if (state.load(std::memory_order_acquire) == kCaptured) {
       return absl::FailedPreconditionError(
-          absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(),
+          absl::StrCat(engine->name(), ": ", operation.Describe(),
                        " was captured into a CUDA graph and has not run: BlockStream it, then wait for the graph"));
     }
     const bool bounded = deadline != absl::InfiniteFuture();
@@ -41,7 +41,7 @@ class DeviceWork final : public internal::WorkState {
     while (!engine->Finished(this)) {
       if (bounded && absl::Now() >= deadline) {
         return absl::DeadlineExceededError(
-            absl::StrCat("rank ", engine->options().rank, ": ", operation.Describe(), " is not done yet; it goes on"));
+            absl::StrCat(engine->name(), ": ", operation.Describe(), " is not done yet; it goes on"));
       }
       if (backoff.TimeToLook()) engine->options().progress->WhileWaiting();
       backoff.Pause();
@@ -128,8 +128,7 @@ void DeviceEngine::Shutdown() {
     nanosleep(&nap, nullptr);
   }
   if (!idle()) {
-    Fail(absl::AbortedError(
-        absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+    Fail(absl::AbortedError(absl::StrCat(name(), ": the process group was destroyed with operations pending")));
   }
   options_.progress->Remove(this);
   std::deque<DeviceWork*> left;
@@ -202,9 +201,9 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
     return first;
   }
   if (captured) {
-    captured_.store(true, std::memory_order_relaxed);
-    captured_last_ = launched;
     graph_timeout_ns_.store(absl::ToInt64Nanoseconds(operation.timeout), std::memory_order_relaxed);
+    captured_.store(true, std::memory_order_release);
+    captured_last_ = launched;
     launched->state.store(DeviceWork::kCaptured, std::memory_order_release);
     return work;
   }
@@ -407,7 +406,7 @@ ProgressThread::Found DeviceEngine::Tick() {
   // A peer's failure is known also where nothing waits for it.
   if (!failed_.load(std::memory_order_acquire)) {
     if (const absl::Status s = peers_.Failure(); !s.ok()) Fail(s);
-    if (captured_.load(std::memory_order_relaxed)) LookAtGraphs();
+    if (captured_.load(std::memory_order_acquire)) LookAtGraphs();
   }
   if (const std::string stuck = Stuck(); !stuck.empty() && !told_stuck_.exchange(true)) {
     Log().error("rank {}: the group has failed, {}", options_.rank, stuck);
@@ -471,8 +470,9 @@ void DeviceEngine::Look(DeviceWork* oldest) {
 
 // --- failing --------------------------------------------------------------------------------------------------------
 
-void DeviceEngine::Fail(const absl::Status& why) {
+void DeviceEngine::Fail(const absl::Status& error) {
   if (failed_.load(std::memory_order_acquire)) return;
+  const absl::Status why = options_.world_ranks.Named(error, options_.rank);
   if (options_.board != nullptr && options_.observer != nullptr) options_.board->TellFailure(why, *options_.observer);
   std::vector<DeviceWork*> ended;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -20,6 +20,7 @@
 #include "libddp/base/steady_condition.h"
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/progress_thread.h"
+#include "libddp/comm/base/world_ranks.h"
 #include "libddp/comm/gpu/device_operation.h"
 #include "libddp/comm/gpu/device_peers.h"
 #include "libddp/comm/gpu/graph_watch.h"
@@ -58,6 +59,7 @@ struct DeviceEngineOptions {
   absl::Duration stall_warning;                // zero: none
   ContextObserver* observer = nullptr;         // may be null
   uint64_t group = 0;                          // tells this process's groups apart
+  WorldRanks world_ranks = {};
   ProgressThread* progress = nullptr;
 };
 
@@ -93,7 +95,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   // operation may have been enqueued.
   Work Launch(const DeviceOperation& operation, Stream after, absl::FunctionRef<absl::Status(void* stream)> enqueue);
 
-  void Fail(const absl::Status& why);
+  void Fail(const absl::Status& error);
   absl::Status status();
   const uint32_t* failed_word() const { return words(); }
   // The same, for kernels that set it where they leave because a peer has failed.
@@ -102,6 +104,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
 
   const DeviceEngineOptions& options() const { return options_; }
   DeviceRuntime& runtime() const { return *options_.runtime; }
+  std::string name() const { return options_.world_ranks.NameOf(options_.rank); }
 
  private:
   friend class DeviceWork;

@@ -25,7 +25,7 @@ class DeviceGroup final : public CheckedGroup {
  public:
   DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options, DeviceBackend backend,
               std::shared_ptr<DeviceEngine> engine)
-      : CheckedGroup(options.timeout),
+      : CheckedGroup(options.timeout, control->world_ranks()),
         control_(std::move(control)),
         options_(std::move(options)),
         split_(std::move(backend.split)),
@@ -55,8 +55,12 @@ class DeviceGroup final : public CheckedGroup {
     if (*control == nullptr) return std::unique_ptr<ProcessGroup>();
     DeviceGroupOptions options = options_;
     options.timeout = timeout();
-    return (*control)->size() == 1 ? CreateLocalDeviceGroup(*std::move(control), options)
-                                   : split_(*std::move(control), options);
+    if ((*control)->size() == 1) return CreateLocalDeviceGroup(*std::move(control), options);
+    const WorldRanks ranks = WorldRanksOf(**control);
+    const int rank = (*control)->rank();
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> part = split_(*std::move(control), options);
+    if (part.ok()) return part;
+    return ranks.Named(part.status(), rank);
   }
 
   absl::Status Register(const Allocation& memory) override {
@@ -212,6 +216,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<
                             .stall_warning = options.stall_warning,
                             .observer = options.observer,
                             .group = options.observer == nullptr ? 0 : options.observer->AddGroup(),
+                            .world_ranks = control->world_ranks(),
                             .progress = options.progress});
   if (absl::Status s = Agree(*control, engine.status()); !s.ok()) {
     if (engine.ok()) (*engine)->Shutdown();

@@ -58,7 +58,8 @@ void DevicePeers::TellStall(const DeviceOperation& operation, uint64_t sequence,
   if (operation.message != nullptr) return;  // the receiver alone knows when it wants it
   if (!options_.board->ShouldTellStall(sequence, waited_ns, patience)) return;
   std::vector<int> missing;
-  const std::string laggards = Laggards(operation, sequence, &missing);
+  std::string laggards = Laggards(operation, sequence, &missing);
+  absl::StrAppend(&laggards, options_.world_ranks.Note(options_.rank, missing));
   options_.observer->OnIncident(options_.board->Incident(
       false, StallText(options_.rank, absl::StrCat("operation ", sequence, ", ", operation.Describe()), waited_ns,
                        laggards, operation.timeout)));

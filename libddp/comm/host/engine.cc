@@ -10,7 +10,9 @@
 namespace ddp {
 
 Engine::Engine(EngineOptions options, ProgressThread* progress)
-    : Driver({.rank = options.NameOf(options.rank), .oversubscribed = options.oversubscribed}, progress),
+    : Driver(
+          {.name = options.world_ranks.NameOf(options.NameOf(options.rank)), .oversubscribed = options.oversubscribed},
+          progress),
       options_(std::move(options)) {
   PeerLine& line = control_.peer(options_.rank);
   line.token = token_;
@@ -34,8 +36,8 @@ Engine::~Engine() {
   for (Operation* operation : queue_) {
     if (!operation->Done()) {
       notes_.Entered(*operation, FlightState::kFailed);
-      operation->Finish(absl::AbortedError(absl::StrCat("rank ", options_.NameOf(options_.rank),
-                                                        ": the process group was destroyed with operations pending")));
+      operation->Finish(
+          absl::AbortedError(absl::StrCat(name(), ": the process group was destroyed with operations pending")));
     }
     operation->Unref();
   }

@@ -20,6 +20,7 @@
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/base/driver.h"
+#include "libddp/comm/base/world_ranks.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/health/peer_watch.h"
@@ -42,6 +43,7 @@ struct EngineOptions {
   PeerWatch peers;
   AllocationTable* allocations = nullptr;  // what these ranks can reach; outlives the engine
   std::vector<int> names = {};             // what messages call each rank; empty: its number here
+  WorldRanks world_ranks = {};             // of those that messages name
 
   int NameOf(int r) const { return names.empty() ? r : names[static_cast<size_t>(r)]; }
 };
@@ -72,6 +74,8 @@ class Engine final : public Driver {
   absl::Status status() const;
 
   const EngineOptions& options() const { return options_; }
+  // What messages call this rank.
+  std::string name() const { return options_.world_ranks.NameOf(options_.NameOf(options_.rank)); }
   Observer* listener() const { return notes_.listener(); }
 
  private:

@@ -32,7 +32,8 @@ absl::Status Engine::status() const {
 // The first cause in the group is everybody's: whoever comes second takes the first one's word.
 void Engine::FailLocked(const absl::Status& why) {
   if (!failure_.ok()) return;
-  failure_ = control_.failure().Record(why, options_.NameOf(options_.rank));
+  const int name = options_.NameOf(options_.rank);
+  failure_ = control_.failure().Record(options_.world_ranks.Named(why, name), name);
   if (absl::Status s = DetachOutputs(); !s.ok()) {
     const std::string ranks = PackFailedRanks(failure_);
     failure_ = WithPackedFailedRanks(
@@ -204,8 +205,10 @@ void Engine::ReportStall(const Operation& oldest, int64_t waited_ns) {
   for (int r = 0; r < options_.rank; ++r) before += HasAnnounced(oldest.sequence, r);
   const uint64_t end = first_sequence_ + queue_.size();
   if (!control_.election().ClaimStall(oldest.sequence, end, before, waited_ns, patience)) return;
-  options_.observer->OnIncident(Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns,
-                                                          FindLaggards(oldest, waited_ns).Describe(), oldest.timeout)));
+  const Laggards laggards = FindLaggards(oldest, waited_ns);
+  const std::string who = absl::StrCat(laggards.Describe(), options_.world_ranks.Note(options_.rank, laggards.ranks()));
+  options_.observer->OnIncident(
+      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns, who, oldest.timeout)));
 }
 
 // Nobody is let go before the report is out: a launcher may kill the whole job as soon as one rank has ended.
@@ -222,7 +225,7 @@ void Engine::FailAndReport(const absl::Status& why) {
     int reporter = 0;
     while (reporter < options_.rank && !waits(reporter)) ++reporter;
     if (reporter != options_.rank) control_.election().AskToReport(reporter);
-    ReportFailure(why.message());
+    ReportFailure(options_.world_ranks.Named(why, options_.NameOf(options_.rank)).message());
   }
   FailLocked(why);
 }

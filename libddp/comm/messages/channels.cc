@@ -38,7 +38,7 @@ std::string Message::Describe() const {
 }
 
 Channels::Channels(ChannelBlock block, Engine* engine, ProgressThread* progress)
-    : Driver({.rank = engine->options().rank, .oversubscribed = engine->options().oversubscribed}, progress),
+    : Driver({.name = engine->name(), .oversubscribed = engine->options().oversubscribed}, progress),
       block_(block),
       engine_(*engine),
       control_(engine->options().control),

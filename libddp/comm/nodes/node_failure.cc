@@ -172,8 +172,8 @@ void NodePipeline::Tell(bool background) {
 
 void NodePipeline::Leave() {
   if (failure_.ok() && (!queue_.empty() || messages_.Pending())) {
-    FailLocked(absl::AbortedError(
-        absl::StrCat("rank ", options_.rank, ": the process group was destroyed with operations pending")));
+    FailLocked(absl::AbortedError(absl::StrCat(world_ranks().NameOf(options_.rank),
+                                               ": the process group was destroyed with operations pending")));
     do EndPending();
     while (!queue_.empty());
   } else if (failure_.ok()) {
@@ -222,10 +222,12 @@ void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
   bool arrived = false;
   ReportElection& election = reducing_.options().control.election();
   if (!election.ClaimStall(oldest.sequence, queue_.back()->sequence + 1, local(), waited_ns, patience)) return;
-  options_.observer->OnIncident(Incident(
-      false,
-      StallText(options_.rank, oldest.Describe(), waited_ns,
-                absl::StrCat("did not arrive, or not finish: ", NodesOf(Missing(oldest, &arrived))), oldest.timeout)));
+  const std::set<int> missing = Missing(oldest, &arrived);
+  const std::string who =
+      absl::StrCat("did not arrive, or not finish: ", NodesOf(missing),
+                   world_ranks().Note(options_.rank, std::vector<int>(missing.begin(), missing.end())));
+  options_.observer->OnIncident(
+      Incident(false, StallText(options_.rank, oldest.Describe(), waited_ns, who, oldest.timeout)));
 }
 
 // A failure is reported once on each node, by whoever finds it first, and before anybody is let go: a launcher may kill
@@ -233,7 +235,7 @@ void NodePipeline::ReportStall(const NodeOperation& oldest, int64_t waited_ns) {
 void NodePipeline::ReportFailure(const absl::Status& why) {
   if (options_.observer == nullptr || absl::IsAborted(why)) return;
   reducing_.options().control.election().ReportFailure(
-      [&] { options_.observer->OnIncident(Incident(true, why.message())); });
+      [&] { options_.observer->OnIncident(Incident(true, world_ranks().Named(why, options_.rank).message())); });
 }
 
 }  // namespace ddp

@@ -19,7 +19,10 @@ absl::Status NodeWork::Wait(absl::Time deadline) {
 }
 
 NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress)
-    : Driver({.rank = options.rank, .oversubscribed = options.oversubscribed, .looks_each_tick = true}, progress),
+    : Driver({.name = options.reducing.world_ranks.NameOf(options.rank),
+              .oversubscribed = options.oversubscribed,
+              .looks_each_tick = true},
+             progress),
       options_(std::move(options)),
       reducing_(std::move(options_.reducing), progress),
       spreading_(std::move(options_.spreading), progress),
@@ -89,7 +92,7 @@ Work NodePipeline::StartMessage(Call call) {
     if (!failure_.ok()) return failure_;
     if (!usable) {
       return absl::FailedPreconditionError(
-          absl::StrCat("rank ", options_.rank,
+          absl::StrCat(world_ranks().NameOf(options_.rank),
                        ": MPI was initialised for use by one thread, and this is another one; initialise it with ",
                        "MPI_Init_thread and MPI_THREAD_SERIALIZED, or call Send and Recv in the thread that did"));
     }

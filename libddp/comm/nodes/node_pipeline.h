@@ -99,6 +99,7 @@ class NodePipeline final : public Driver {
   void ReportFailure(const absl::Status& why);
 
   int node() const { return options_.layout.node_of(options_.rank); }
+  const WorldRanks& world_ranks() const { return reducing_.options().world_ranks; }
   int local() const { return options_.layout.local_of(options_.rank); }
 
   NodePipelineOptions options_;

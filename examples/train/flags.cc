@@ -59,7 +59,8 @@ ABSL_FLAG(int, loader_threads, 1, "threads that decode JPEG files during the ste
 ABSL_FLAG(std::string, device, "cpu", "cpu, or cuda: each rank uses the GPU with the number of its local rank");
 ABSL_FLAG(bool, tf32, false,
           "with --device=cuda: round the inputs of matrix products and convolutions to TensorFloat-32");
-ABSL_FLAG(std::string, backend, "auto", "auto, nccl (GPUs), hierarchical (CPUs), local (one rank)");
+ABSL_FLAG(std::string, backend, "auto", "auto (on GPUs: what works), nccl (GPUs), hierarchical, local (one rank)");
+ABSL_FLAG(bool, fresh_probe, false, "auto on GPUs checks NCCL again, whatever an earlier start has found");
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
           "size of a bucket of gradients in MiB; default: 25; 0: measured when the program starts");
 ABSL_FLAG(bool, no_ddp, false, "train on one rank without DistributedDataParallel, to measure its cost");
@@ -93,15 +94,15 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",           "synthetic",    "augment",    "epochs",          "steps",
-    "batch",          "accumulate",   "drop_last",  "optimizer",       "lr",
-    "lr_scale",       "schedule",     "lr_warmup",  "lr_step",         "lr_gamma",
-    "momentum",       "weight_decay", "clip_norm",  "label_smoothing", "amp",
-    "grad_scaler",    "seed",         "threads",    "loader_threads",  "device",
-    "tf32",           "backend",      "bucket_mb",  "no_ddp",          "reduce",
-    "deterministic",  "save",         "save_every", "resume",          "init_weights",
-    "export_weights", "warmup",       "trace",      "summary_json",    "monitor",
-    "environment"};
+    "data",         "synthetic",      "augment",     "epochs",          "steps",
+    "batch",        "accumulate",     "drop_last",   "optimizer",       "lr",
+    "lr_scale",     "schedule",       "lr_warmup",   "lr_step",         "lr_gamma",
+    "momentum",     "weight_decay",   "clip_norm",   "label_smoothing", "amp",
+    "grad_scaler",  "seed",           "threads",     "loader_threads",  "device",
+    "tf32",         "backend",        "fresh_probe", "bucket_mb",       "no_ddp",
+    "reduce",       "deterministic",  "save",        "save_every",      "resume",
+    "init_weights", "export_weights", "warmup",      "trace",           "summary_json",
+    "monitor",      "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -246,6 +247,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.device = absl::GetFlag(FLAGS_device);
   flags.tf32 = absl::GetFlag(FLAGS_tf32);
   flags.backend = absl::GetFlag(FLAGS_backend);
+  flags.fresh_probe = absl::GetFlag(FLAGS_fresh_probe);
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
   flags.reduce = absl::GetFlag(FLAGS_reduce);
   flags.deterministic = absl::GetFlag(FLAGS_deterministic);

@@ -44,6 +44,7 @@ struct TrainFlags {
   std::string device = "cpu";
   bool tf32 = false;
   std::string backend = "auto";
+  bool fresh_probe = false;
   std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it
   bool no_ddp = false;
   std::string reduce = "overlap";  // end, each, gather, none

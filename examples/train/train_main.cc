@@ -134,7 +134,9 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
   }
   const absl::StatusOr<std::string> world = WorldText(context, flags);
   if (!world.ok()) return world.status();
-  console.Print(absl::StrCat(program.name, ": ", *world, "\ndata: ", data->name, ", ", DataText(*data), "\n"));
+  const std::string& choice_text = context.backend_choice().text;
+  console.Print(absl::StrCat(program.name, ": ", *world, choice_text.empty() ? "" : "\n", choice_text,
+                             "\ndata: ", data->name, ", ", DataText(*data), "\n"));
 
   nn::SetThreads(flags.threads);
   std::unique_ptr<nn::Device> gpu;
@@ -176,6 +178,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   const absl::StatusOr<Settings> settings = ReadSettings(absl::MakeConstSpan(argv, static_cast<size_t>(argc)), program);
   ddp::ContextOptions options;
   if (settings.ok() && settings->flags.backend != "auto") options.backend = settings->flags.backend;
+  if (settings.ok() && settings->flags.fresh_probe) options.fresh_probe = true;
   if (settings.ok() && !settings->flags.trace.empty()) options.trace = settings->flags.trace;
   // Which GPU is told by the rank's number on its host.
   if (settings.ok() && settings->flags.device == "cuda") options.device = {ddp::Device::Kind::kCuda, -1};

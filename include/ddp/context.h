@@ -34,6 +34,10 @@ struct ContextOptions {
   // in a world of one). Unset: DDP_BACKEND, else "auto".
   std::optional<std::string> backend = {};
 
+  // Whether "auto" tries NCCL out at this start, whatever an earlier start has found. Unset: DDP_FRESH_PROBE, else
+  // false.
+  std::optional<bool> fresh_probe = {};
+
   // The device of this rank's parameters and gradients; the same kind on all ranks. Default: the CPU. With a GPU, the
   // world's operations take buffers of that GPU and CPU buffers. Index -1: the GPU with the number of the local rank,
   // or the only one that this process sees, which is right for one process per GPU; Context::device returns the actual
@@ -55,6 +59,28 @@ struct ContextOptions {
 
   // Receives operations, buckets and scopes. Borrowed: it must outlive the Context.
   Observer* observer = nullptr;
+};
+
+// Which backend a Context uses, and why. With GPUs, "auto" tries NCCL out, on all ranks, before it relies on it. The
+// first of these that works is used:
+//   - nccl as it is configured
+//   - nccl without P2P, for which Create sets NCCL_P2P_DISABLE=1; but hierarchical if that is faster
+//   - hierarchical, if all ranks are on one host
+// The same on all ranks.
+struct BackendChoice {
+  std::string backend = {};  // "nccl", "hierarchical" or "local"
+  bool without_p2p = false;  // Create has set NCCL_P2P_DISABLE=1
+  bool from_cache = false;   // an earlier start has found it out
+  // What did not work, empty if nothing was tried or everything worked: the rank (-1: no single one), what it did
+  // ("all-reduce of 512 KiB"), how it failed ("hung", "moved wrong data (...)"), the likely cause, and what to do about
+  // it. Cause and remedy are empty if they are not known.
+  int failed_rank = -1;
+  std::string failed_step = {};
+  std::string failure = {};
+  std::string cause = {};
+  std::string remedy = {};
+  // All of it in one line, as the log has it. Empty if there was nothing to choose.
+  std::string text = {};
 };
 
 // The entry point of the library. A process has one Context, or several if its threads act as ranks.
@@ -90,6 +116,7 @@ class DDP_EXPORT Context {
   virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "none", "options"
   virtual absl::Duration timeout() const = 0;
   virtual Device device() const = 0;
+  virtual const BackendChoice& backend_choice() const = 0;  // of the world
 
   // The group of all ranks.
   virtual ProcessGroup& world() = 0;

@@ -24,6 +24,7 @@ constexpr EnvInfo kTable[] = {
     {Env::kXdgRuntimeDir, "XDG_RUNTIME_DIR", ""},
     {Env::kProbe, "DDP_PROBE", ""},
     {Env::kProbeCache, "DDP_PROBE_CACHE", ""},
+    {Env::kFreshProbe, "DDP_FRESH_PROBE", "0"},
     {Env::kXdgCacheHome, "XDG_CACHE_HOME", ""},
     {Env::kHome, "HOME", ""},
     {Env::kStallWarning, "DDP_STALL_WARNING", "30"},
@@ -84,6 +85,8 @@ std::optional<std::string> ReadEnv(Env env) {
   return value;
 }
 
+void SetEnv(Env env, const std::string& value) { setenv(EnvName(env).data(), value.c_str(), 1); }
+
 std::vector<std::string> AllVariables() {
   std::vector<std::string> all;
   for (char** variable = environ; *variable != nullptr; ++variable) all.emplace_back(*variable);
@@ -95,8 +98,8 @@ absl::Status CheckEnvChoices(EnvLookup lookup) {
     Env env;
     std::vector<absl::string_view> words;
   };
-  for (const auto& [env, words] :
-       {Choice{Env::kSharedMemory, {"auto", "memfd", "posix"}}, Choice{Env::kSingleCopy, {"auto", "off"}}}) {
+  for (const auto& [env, words] : {Choice{Env::kSharedMemory, {"auto", "memfd", "posix"}},
+                                   Choice{Env::kSingleCopy, {"auto", "off"}}, Choice{Env::kFreshProbe, {"0", "1"}}}) {
     const std::optional<std::string> value = lookup(env);
     if (!value.has_value() || std::find(words.begin(), words.end(), *value) != words.end()) continue;
     return absl::InvalidArgumentError(

@@ -25,6 +25,7 @@ enum class Env {
   kXdgRuntimeDir,          // XDG_RUNTIME_DIR
   kProbe,                  // DDP_PROBE
   kProbeCache,             // DDP_PROBE_CACHE
+  kFreshProbe,             // DDP_FRESH_PROBE
   kXdgCacheHome,           // XDG_CACHE_HOME
   kHome,                   // HOME
   kStallWarning,           // DDP_STALL_WARNING
@@ -87,6 +88,9 @@ std::optional<std::string> ReadEnv(Env env);
 
 // All variables of this process, as "NAME=value".
 std::vector<std::string> AllVariables();
+
+// Sets the variable for this process and those that it starts. No other thread may read variables meanwhile.
+void SetEnv(Env env, const std::string& value);
 
 // Its name.
 absl::string_view EnvName(Env env);

@@ -15,6 +15,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
+#include "libddp/comm/auto_group.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/gpu/device_group.h"
 #include "libddp/comm/hierarchical_group.h"
@@ -52,6 +53,7 @@ class ContextImpl final : public Context {
   absl::string_view launcher() const override { return info_.launcher; }
   absl::Duration timeout() const override { return timeout_; }
   Device device() const override { return device_; }
+  const BackendChoice& backend_choice() const override { return choice_; }
   ProcessGroup& world() override { return *world_; }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) override;
 
@@ -62,6 +64,8 @@ class ContextImpl final : public Context {
   absl::Status ReadBackend(const ContextOptions& options);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
+  NcclGroupOptions OnGpuBy() const;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
   absl::Status AgreeOnBackend(Rendezvous& rendezvous) const;
   absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
   absl::Status CheckMembers(absl::Span<const int> ranks) const;
@@ -81,7 +85,9 @@ class ContextImpl final : public Context {
   // Destroyed in reverse order: the group first, MPI last.
   LaunchInfo info_;
   absl::Duration timeout_, stall_warning_;
-  std::string backend_;
+  std::string backend_;  // "auto" until it is known what works on the GPUs
+  BackendChoice choice_;
+  bool fresh_probe_ = false;
   Device device_;
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
@@ -112,18 +118,37 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (world.ok()) world = OnDevice(*std::move(world));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
+  choice_.backend = std::string(world_->backend());
   return observer_->Begin(*world_);
 }
 
-// The group of the same ranks that works on this context's device.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
-  if (device_.kind == Device::Kind::kCpu) return over_cpu;
+NcclGroupOptions ContextImpl::OnGpuBy() const {
   NcclGroupOptions options;
   options.device = device_;
   options.timeout = timeout_;
   options.stall_warning = stall_warning_;
   options.observer = observer_.get();
   options.progress = progress_.get();
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu) {
+  AutoGroupOptions options;
+  static_cast<NcclGroupOptions&>(options) = OnGpuBy();
+  options.probe.limit = std::min(options.probe.limit, timeout_ / 2);
+  options.probe.fresh = fresh_probe_;
+  absl::StatusOr<AutoGroup> made = CreateAutoGroup(std::move(over_cpu), options);
+  if (!made.ok()) return made.status();
+  choice_ = std::move(made->choice);
+  backend_ = choice_.backend;  // for smaller groups, too
+  return std::move(made->group);
+}
+
+// The group of the same ranks that works on this context's device.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
+  if (device_.kind == Device::Kind::kCpu) return over_cpu;
+  if (backend_ == "auto") return ChooseOnGpus(std::move(over_cpu));
+  const NcclGroupOptions options = OnGpuBy();
   // One rank of several needs neither; a world of one has NCCL if the program says so.
   const bool several = over_cpu->size() > 1;
   if (backend_ == "nccl" && (several || info_.world_size == 1)) return CreateNcclGroup(std::move(over_cpu), options);
@@ -195,9 +220,10 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   if (gpu && device_.index == -1) {
     device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
   }
-  // On GPUs a probe of NCCL, and what comes after it where it does not work, would belong here.
-  if (backend_ == "auto") backend_ = info_.world_size == 1 ? "local" : gpu ? "nccl" : "hierarchical";
-  if (backend_ == "hierarchical") return absl::OkStatus();
+  fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
+  if (backend_ == "auto" && info_.world_size == 1) backend_ = "local";
+  if (backend_ == "auto" && !gpu) backend_ = "hierarchical";
+  if (backend_ == "hierarchical" || backend_ == "auto") return absl::OkStatus();
   if (backend_ == "nccl") {
     if (gpu) return absl::OkStatus();
     return Invalid(

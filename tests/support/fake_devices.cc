@@ -202,7 +202,10 @@ absl::Status FakeDevices::Check(Device device) {
   return absl::FailedPreconditionError(absl::StrCat("GPU ", device.index, " is asked for, but there are ", count_));
 }
 
-absl::StatusOr<std::string> FakeDevices::Identity(Device device) { return identity(device.index); }
+absl::StatusOr<std::string> FakeDevices::Identity(Device device) {
+  if (absl::Status s = Check(device); !s.ok()) return s;
+  return identity(device.index);
+}
 
 absl::Status FakeDevices::SetCurrent(Device device) {
   current_device = device.index;

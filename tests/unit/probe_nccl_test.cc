@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "libddp/base/env.h"
+#include "tests/support/fake_probe.h"
 #include "tests/support/nccl_job.h"
 #include "tests/support/temporary_folder.h"
 
@@ -26,16 +27,9 @@ class Scenario {
   explicit Scenario(int size) : job(size) {
     job.gpus.elapsed_us = [] { return 9.0; };
     helper = DDP_FAKE_PROBE;
-    log = folder.path() + "/log";
-    setenv("FAKE_PROBE_LOG", log.c_str(), 1);
-    Tell("", "");
   }
-  ~Scenario() { unsetenv("FAKE_PROBE_LOG"); }
 
-  static void Tell(const char* configured, const char* without_p2p) {
-    setenv("FAKE_PROBE", configured, 1);
-    setenv("FAKE_PROBE_NO_P2P", without_p2p, 1);
-  }
+  static void Tell(const char* configured, const char* without_p2p) { FakeHelpers::Tell(configured, without_p2p); }
   // The report, which has to be the same on all ranks.
   ProbeReport Probe() {
     std::vector<ProbeReport> reports(static_cast<size_t>(job.size));
@@ -55,17 +49,12 @@ class Scenario {
     for (const ProbeReport& report : reports) CHECK(Describe(report) == Describe(reports[0]));
     return reports[0];
   }
-  // How many helpers have run so far.
-  int Helpers() const {
-    std::ifstream file(log);
-    int lines = 0;
-    for (std::string line; std::getline(file, line);) ++lines;
-    return lines;
-  }
+  int Helpers() const { return helpers.Count(); }
 
   Job job;
+  FakeHelpers helpers;
   TemporaryFolder folder;
-  std::string helper, log, cache;
+  std::string helper, cache;
   int rank_without_helper = -1;
   bool fresh = false;
   absl::Duration limit = absl::Seconds(20);

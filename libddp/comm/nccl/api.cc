@@ -1,5 +1,7 @@
 #include "libddp/comm/nccl/api.h"
 
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 
 namespace ddp::nccl {
@@ -18,7 +20,12 @@ std::string VersionText(int version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
+std::atomic<bool> started{false};
+
 }  // namespace
+
+bool Started() { return started.load(); }
+void MarkStarted() { started.store(true); }
 
 std::string Features::version_text() const { return VersionText(version); }
 

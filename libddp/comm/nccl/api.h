@@ -104,6 +104,10 @@ struct Features {
   std::string version_text() const;  // "2.28.9"
 };
 
+// Whether this process has started NCCL, which then keeps the variables as they were.
+bool Started();
+void MarkStarted();
+
 // InvalidArgument below 2.18.
 absl::StatusOr<Features> FeaturesOf(const Api& api);
 

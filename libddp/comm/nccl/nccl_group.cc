@@ -42,10 +42,45 @@ absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
   return offer;
 }
 
-// Version and GPU of each rank: all the same, and all different unless NCCL was told that they need not be. GPUs of
-// several hosts may have the same name.
-absl::Status Compare(ProcessGroup& control, const std::string& version, const std::string& gpu,
-                     const std::string& host) {
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control, const Offer& offer,
+                                                          const NcclGroupOptions& options, PeerBoard& board) {
+  NcclSetup setup{.api = offer.api,
+                  .features = offer.features,
+                  .rank = control.rank(),
+                  .size = control.size(),
+                  .device = options.device,
+                  .runtime = options.runtime};
+  absl::Status status;
+  nccl::MarkStarted();
+  if (setup.rank == 0) {
+    const nccl::Result result = offer.api.GetUniqueId(&setup.id);
+    status = result == nccl::kSuccess
+                 ? absl::OkStatus()
+                 : absl::InternalError(absl::StrCat("ncclGetUniqueId: ", offer.api.GetErrorString(result),
+                                                    "; has this host a network interface?"));
+  }
+  if (absl::Status s = Agree(control, status); !s.ok()) return s;
+  const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
+  if (absl::Status s = control.Broadcast(id, 0).Wait(); !s.ok()) return s;
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
+      NcclCommunicator::Create(setup, absl::Now() + options.start_limit.value_or(options.timeout), [&] {
+        if (absl::Status s = board.failure(); !s.ok()) return s;
+        return board.Gone(0);
+      });
+  if (!communicator.ok()) {
+    const absl::Status first = board.Fail(communicator.status());
+    control.Abort(first);  // for those that wait for us below
+    return first;
+  }
+  if (absl::Status s = Agree(control, absl::OkStatus()); !s.ok()) return s;
+  return communicator;
+}
+
+}  // namespace
+
+// GPUs of several hosts may have the same name.
+absl::Status CheckNcclRanks(ProcessGroup& control, const std::string& version, const std::string& gpu,
+                            const std::string& host) {
   absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control, absl::StrCat(version, " ", gpu, " ", host));
   if (!texts.ok()) return texts.status();
   std::vector<std::pair<std::string, std::string>> all;
@@ -69,48 +104,13 @@ absl::Status Compare(ProcessGroup& control, const std::string& version, const st
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control, const Offer& offer,
-                                                          const NcclGroupOptions& options, PeerBoard& board) {
-  NcclSetup setup{.api = offer.api,
-                  .features = offer.features,
-                  .rank = control.rank(),
-                  .size = control.size(),
-                  .device = options.device,
-                  .runtime = options.runtime};
-  absl::Status status;
-  if (setup.rank == 0) {
-    const nccl::Result result = offer.api.GetUniqueId(&setup.id);
-    status = result == nccl::kSuccess
-                 ? absl::OkStatus()
-                 : absl::InternalError(absl::StrCat("ncclGetUniqueId: ", offer.api.GetErrorString(result),
-                                                    "; has this host a network interface?"));
-  }
-  if (absl::Status s = Agree(control, status); !s.ok()) return s;
-  const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
-  if (absl::Status s = control.Broadcast(id, 0).Wait(); !s.ok()) return s;
-  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
-      NcclCommunicator::Create(setup, absl::Now() + options.timeout, [&] {
-        if (absl::Status s = board.failure(); !s.ok()) return s;
-        return board.Gone(0);
-      });
-  if (!communicator.ok()) {
-    const absl::Status first = board.Fail(communicator.status());
-    control.Abort(first);  // for those that wait for us below
-    return first;
-  }
-  if (absl::Status s = Agree(control, absl::OkStatus()); !s.ok()) return s;
-  return communicator;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
                                                               const NcclGroupOptions& options) {
   absl::StatusOr<Offer> offer = MakeOffer(options);
   if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
   absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
   if (absl::Status s = Agree(*control, gpu.status()); !s.ok()) return s;
-  if (absl::Status s = Compare(*control, offer->features.version_text(), *gpu, options.host); !s.ok()) return s;
+  if (absl::Status s = CheckNcclRanks(*control, offer->features.version_text(), *gpu, options.host); !s.ok()) return s;
   absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
   if (!board.ok()) return board.status();
   const std::shared_ptr<PeerBoard> shared = *std::move(board);

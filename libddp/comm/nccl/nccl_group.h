@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
@@ -14,7 +15,14 @@ namespace ddp {
 
 struct NcclGroupOptions : DeviceGroupOptions {
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)
+  // Of connecting the ranks. Unset: the time-out.
+  std::optional<absl::Duration> start_limit = {};
 };
+
+// What NCCL needs of the ranks together. Collective over `control`; FailedPrecondition on all ranks if their versions
+// differ, or if two ranks of a host have the same GPU and NCCL was not told that they may.
+absl::Status CheckNcclRanks(ProcessGroup& control, const std::string& version, const std::string& gpu,
+                            const std::string& host);
 
 // Collective over `control`, as CreateDeviceGroup; it also carries what goes before NCCL can: the unique id.
 // FailedPrecondition if a rank has no such GPU, no NCCL or one that is too old, if ranks have different versions of it,

@@ -10,27 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "libddp/comm/nccl/run_under.h"
+#include "libddp/comm/probe/pattern.h"
 
 namespace ddp {
 namespace {
 
-constexpr int kPatterns = 2;  // so that what an earlier operation left in memory is not taken for a result
-constexpr int kTimed = 3;     // runs of each collective, of which the fastest counts
+constexpr int kTimed = 3;  // runs of each collective, of which the fastest counts
 // What a thread that has seen its deadline gets to say so, and an abort to come through.
 constexpr absl::Duration kSayGrace = absl::Milliseconds(500);
 constexpr absl::Duration kAbortGrace = absl::Seconds(2);
-
-// Element i of rank r is first + r * step, modulo 2^32, so that the sum over the ranks is known without a loop.
-struct Element {
-  uint32_t first, step;
-  Element(size_t i, int pattern) {
-    const uint32_t hash = (static_cast<uint32_t>(i) + 0x9e3779b9u * static_cast<uint32_t>(pattern + 1)) * 2654435761u;
-    first = hash ^ (hash >> 15);
-    step = (hash >> 7) | 1;
-  }
-  uint32_t OfRank(uint32_t rank) const { return first + rank * step; }
-  uint32_t SumOver(uint32_t ranks) const { return ranks * first + step * (ranks * (ranks - 1) / 2); }
-};
 
 // What the caller and the thread that may be left behind share.
 struct Shared {
@@ -142,12 +130,9 @@ class Prober {
     if (!Good(runtime_.Check(options_.device))) return false;
     guard_ = std::make_unique<DeviceGuard>(runtime_, options_.device);
     if (!Good(guard_->status())) return false;
-    for (const ProbeStep& s : kProbeSteps) {
-      if (!s.timing_only || options_.timing) most_ = std::max(most_, s.bytes);
-    }
-    most_ += sizeof(uint32_t) * static_cast<size_t>(options_.size);  // a part for each rank, however small
+    const size_t most = sizeof(uint32_t) * MostElements(options_.size, options_.timing);
     for (std::shared_ptr<void>* buffer : {&in_, &out_}) {
-      absl::StatusOr<std::shared_ptr<void>> memory = runtime_.Allocate(options_.device, most_);
+      absl::StatusOr<std::shared_ptr<void>> memory = runtime_.Allocate(options_.device, most);
       if (!Good(memory.status())) return false;
       *buffer = *std::move(memory);
     }
@@ -202,14 +187,8 @@ class Prober {
   }
   bool AwaitAll() { return Good(runtime_.Record(end_.get(), stream_.get())) && Await(end_.get()); }
 
-  // Elements that this rank gives to the collective.
-  size_t CountOf(const ProbeStep& s) const {
-    const size_t all = s.bytes / sizeof(uint32_t);
-    return s.kind == ProbeStep::Kind::kAllReduce ? all : std::max<size_t>(1, all / static_cast<size_t>(options_.size));
-  }
-
   bool Call(const ProbeStep& s) {
-    const size_t count = CountOf(s);
+    const size_t count = GivenElements(s, options_.size);
     if (s.kind == ProbeStep::Kind::kAllReduce) {
       return Settle("ncclAllReduce",
                     api_->AllReduce(in_.get(), out_.get(), count, nccl::kInt32, nccl::kSum, comm_, stream_.get()));
@@ -236,26 +215,17 @@ class Prober {
   }
 
   bool Check(const ProbeStep& s, int pattern) {
-    const size_t count = CountOf(s), n = static_cast<size_t>(options_.size);
-    const bool sum = s.kind == ProbeStep::Kind::kAllReduce;
-    const size_t results = sum ? count : count * n;
-    host_.resize(std::max(count, results));
-    for (size_t i = 0; i < count; ++i) host_[i] = Element(i, pattern).OfRank(static_cast<uint32_t>(options_.rank));
+    const size_t given = GivenElements(s, options_.size), results = ResultElements(s, options_.size);
+    host_.resize(results);
+    FillPattern(pattern, options_.rank, absl::MakeSpan(host_).first(given));
     // A copy to ordinary memory blocks until the stream is through: first the stream is watched.
-    if (!Good(runtime_.Copy(in_.get(), host_.data(), count * sizeof(uint32_t), stream_.get())) ||
+    if (!Good(runtime_.Copy(in_.get(), host_.data(), given * sizeof(uint32_t), stream_.get())) ||
         !Good(runtime_.Zero(out_.get(), results * sizeof(uint32_t), stream_.get())) || !Call(s) || !AwaitAll() ||
         !Good(runtime_.Copy(host_.data(), out_.get(), results * sizeof(uint32_t), stream_.get())) || !AwaitAll()) {
       return false;
     }
-    for (size_t k = 0; k < results; ++k) {
-      const Element element(k % count, pattern);
-      const uint32_t right =
-          sum ? element.SumOver(static_cast<uint32_t>(n)) : element.OfRank(static_cast<uint32_t>(k / count));
-      if (host_[k] == right) continue;
-      return Fail(ProbeState::kWrongData, absl::StrCat("element ", k, " of ", results, " is ", absl::Hex(host_[k]),
-                                                       " instead of ", absl::Hex(right)));
-    }
-    return true;
+    const std::string wrong = CheckPattern(s, pattern, options_.size, host_);
+    return wrong.empty() || Fail(ProbeState::kWrongData, wrong);
   }
 
   DeviceRuntime& runtime_;
@@ -265,7 +235,6 @@ class Prober {
   const std::shared_ptr<Shared> shared_;
   std::unique_ptr<DeviceGuard> guard_;  // outlives what belongs to its device
   std::vector<uint32_t> host_;          // outlives the stream's work, as the GPU's memory does
-  size_t most_ = 0;
   std::shared_ptr<void> in_, out_;
   OwnedStream stream_;
   OwnedEvent begin_, end_;

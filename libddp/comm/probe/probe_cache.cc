@@ -79,6 +79,7 @@ void ForEachField(Report& report, Function f) {
   f("warning", report.warning);
   f("micros", report.micros);
   f("micros_without_p2p", report.micros_without_p2p);
+  f("micros_hierarchical", report.micros_hierarchical);
   f("note", report.note);
 }
 
@@ -188,6 +189,10 @@ absl::Status ProbeCache::Store(absl::string_view key, const ProbeReport& report)
   const absl::Status error = FileError("write", temporary);
   unlink(temporary.c_str());
   return error;
+}
+
+void ProbeCache::Forget(absl::string_view key) const {
+  if (!folder_.empty() && !key.empty()) unlink(PathFor(key).c_str());
 }
 
 }  // namespace ddp

@@ -33,6 +33,7 @@ class ProbeCache {
   std::optional<ProbeReport> Load(absl::string_view key) const;
   // Replaces the entry in one step; does nothing without a folder.
   absl::Status Store(absl::string_view key, const ProbeReport& report) const;
+  void Forget(absl::string_view key) const;
 
   std::string PathFor(absl::string_view key) const;
 

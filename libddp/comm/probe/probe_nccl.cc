@@ -14,6 +14,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/nccl/nccl_group.h"
 #include "libddp/comm/probe/helper_process.h"
 #include "libddp/comm/probe/probe.h"
 
@@ -104,6 +105,7 @@ absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& o
     bool closed = false;
   };
   const auto mail = std::make_shared<Mail>();
+  nccl::MarkStarted();
   Rounds rounds(control);
   absl::Status control_status;
   absl::Time next = absl::InfinitePast();
@@ -166,30 +168,60 @@ bool P2pDisabled() {
 // What a rank brings along.
 struct Preparation {
   absl::StatusOr<nccl::Api> api;
+  std::string version;  // of NCCL
+  absl::StatusOr<std::string> gpu;
   absl::StatusOr<std::string> helper;
   std::string key;  // empty: nothing can be remembered
+
+  // As the first steps of a probe: kStopped if there is nothing to object to.
+  ProbeResult FirstSteps() const {
+    ProbeResult result;
+    result.state = ProbeState::kStopped;
+    if (!api.ok()) {
+      result.Fail(ProbeState::kError, api.status().message());
+    } else if (!gpu.ok()) {
+      result.step = FirstStepOf(ProbeStep::Kind::kDevice);
+      result.Fail(ProbeState::kError, gpu.status().message());
+    }
+    return result;
+  }
 };
 
 Preparation Prepare(const ProbeNcclOptions& options) {
   Preparation mine;
   mine.api = options.api.has_value() ? absl::StatusOr<nccl::Api>(*options.api) : nccl::Load();
+  mine.gpu = options.runtime->Identity(options.device);
   mine.helper = FindProbeHelper(options.helper);
   if (!mine.api.ok()) return mine;
   const absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(*mine.api);
   if (!features.ok()) {
     mine.api = features.status();
-  } else if (!options.cache.empty()) {
+    return mine;
+  }
+  mine.version = features->version_text();
+  if (!options.cache.empty()) {
     mine.key = ProbeKey(*options.runtime, options.device, features->version, AllVariables(), options.root);
   }
   return mine;
+}
+
+// All ranks' keys together; empty on all if one has none.
+absl::StatusOr<std::string> KeyOfAll(ProcessGroup& control, const std::string& mine) {
+  const absl::StatusOr<std::vector<std::string>> keys = GatherStrings(control, mine);
+  if (!keys.ok()) return keys.status();
+  const bool complete = std::none_of(keys->begin(), keys->end(), [](const std::string& key) { return key.empty(); });
+  return complete ? absl::StrJoin(*keys, "\n\n") : "";
 }
 
 // What is remembered of these ranks and GPUs, if every rank remembers the same.
 absl::StatusOr<std::optional<ProbeReport>> Recall(ProcessGroup& control, const ProbeNcclOptions& options,
                                                   const std::string& key) {
   const std::optional<ProbeReport> mine = options.fresh ? std::nullopt : ProbeCache(options.cache).Load(key);
-  const absl::StatusOr<std::vector<std::string>> all =
-      GatherStrings(control, mine.has_value() ? absl::StrCat(static_cast<int>(mine->verdict), Describe(*mine)) : "");
+  const auto join = [](const auto& micros) { return absl::StrJoin(micros, ","); };
+  const absl::StatusOr<std::vector<std::string>> all = GatherStrings(
+      control, mine.has_value() ? absl::StrCat(static_cast<int>(mine->verdict), Describe(*mine), join(mine->micros),
+                                               join(mine->micros_without_p2p), join(mine->micros_hierarchical))
+                                : "");
   if (!all.ok()) return all.status();
   const bool same =
       mine.has_value() && std::all_of(all->begin(), all->end(), [&](const auto& t) { return t == all->front(); });
@@ -232,50 +264,58 @@ absl::StatusOr<ProbeReport> Probe(ProcessGroup& control, const ProbeNcclOptions&
 absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOptions& options) {
   const Preparation mine = Prepare(options);
   struct Start {
-    bool p2p_disabled = false, has_key = false;
+    bool p2p_disabled = false;
     Note helper;
-    ProbeResult library;
+    ProbeResult first_steps;
   } start;
   start.p2p_disabled = P2pDisabled();
-  start.has_key = !mine.key.empty();
   start.helper = Note(mine.helper.status(), "");
-  start.library.state = ProbeState::kStopped;
-  if (!mine.api.ok()) start.library.Fail(ProbeState::kError, mine.api.status().message());
+  start.first_steps = mine.FirstSteps();
   const absl::StatusOr<std::vector<Start>> all = Exchange(control, start);
   if (!all.ok()) return all.status();
 
-  Results libraries;
+  Results first_steps;
   std::string why_here;
-  bool p2p_disabled = true, has_key = true;
+  bool p2p_disabled = true;
   for (const Start& s : *all) {
-    libraries.push_back(s.library);
+    first_steps.push_back(s.first_steps);
     p2p_disabled = p2p_disabled && s.p2p_disabled;
-    has_key = has_key && s.has_key;
     if (why_here.empty() && s.helper.code != 0) {
-      why_here = absl::StrCat("rank ", libraries.size() - 1, " has none: ", s.helper.text);
+      why_here = absl::StrCat("rank ", first_steps.size() - 1, " has none: ", s.helper.text);
     }
   }
-  const bool no_library = std::any_of(libraries.begin(), libraries.end(),
-                                      [](const ProbeResult& r) { return r.state == ProbeState::kError; });
-  if (no_library) return Judge(libraries, {}, p2p_disabled);
+  const bool failed = std::any_of(first_steps.begin(), first_steps.end(),
+                                  [](const ProbeResult& r) { return r.state == ProbeState::kError; });
+  if (failed) return Judge(first_steps, {}, p2p_disabled);
+  if (absl::Status s = CheckNcclRanks(control, mine.version, *mine.gpu, options.host); !s.ok()) {
+    if (!absl::IsFailedPrecondition(s)) return s;
+    ProbeReport report;
+    report.failed_step = "comparing the ranks";
+    report.how = absl::StrCat("failed (", s.message(), ")");
+    return report;
+  }
 
-  std::string key;
-  if (has_key) {
-    const absl::StatusOr<std::vector<std::string>> keys = GatherStrings(control, mine.key);
-    if (!keys.ok()) return keys.status();
-    key = absl::StrJoin(*keys, "\n\n");
-    absl::StatusOr<std::optional<ProbeReport>> known = Recall(control, options, key);
+  const absl::StatusOr<std::string> key = KeyOfAll(control, mine.key);
+  if (!key.ok()) return key.status();
+  if (!key->empty()) {
+    absl::StatusOr<std::optional<ProbeReport>> known = Recall(control, options, *key);
     if (!known.ok()) return known.status();
-    if (known->has_value()) return **known;
+    if (known->has_value()) {
+      (**known).key = *key;
+      return **known;
+    }
   }
   absl::StatusOr<ProbeReport> report = Probe(control, options, mine, p2p_disabled, why_here);
-  const bool lasting =
-      report.ok() && (report->verdict == ProbeVerdict::kWorks || report->verdict == ProbeVerdict::kWorksWithoutP2p);
+  if (!report.ok()) return report;
+  if (report->verdict == ProbeVerdict::kWorksWithoutP2p && options.complete) {
+    if (absl::Status s = options.complete(*report); !s.ok()) return s;
+  }
   // What does not work may work again at the next start: a GPU that was full, a peer that was late.
-  if (lasting) {
-    if (absl::Status s = ProbeCache(options.cache).Store(key, *report); !s.ok()) {
+  if (report->verdict == ProbeVerdict::kWorks || report->verdict == ProbeVerdict::kWorksWithoutP2p) {
+    if (absl::Status s = ProbeCache(options.cache).Store(*key, *report); !s.ok()) {
       Log().info("rank {}: the probe's result is not remembered: {}", control.rank(), std::string(s.message()));
     }
+    report->key = *key;
   }
   return report;
 }

@@ -2,6 +2,7 @@
 #ifndef LIBDDP_COMM_PROBE_PROBE_NCCL_H_
 #define LIBDDP_COMM_PROBE_PROBE_NCCL_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -9,6 +10,7 @@
 #include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/nccl/api.h"
 #include "libddp/comm/probe/probe_cache.h"
 #include "libddp/comm/probe/verdict.h"
@@ -23,10 +25,14 @@ struct ProbeNcclOptions {
   std::string helper = {};                 // see FindProbeHelper
   std::string cache = ProbeCacheFolder();  // empty: nothing is remembered
   bool fresh = false;                      // looks again in spite of what is remembered
+  // Adds to a report that says kWorksWithoutP2p what else has to be known then, before it is remembered. Collective.
+  // May be empty.
+  std::function<absl::Status(ProbeReport&)> complete = {};
   // What works in this process.
   DeviceRuntime* runtime = CudaDevices();
   std::optional<nccl::Api> api = {};  // unset: loaded
   std::string root = {};              // "/proc" is looked for in this folder
+  std::string host = HostId();        // equal on the ranks of one host
 };
 
 // Collective over `control`, a group of the same ranks on CPU memory; the same report on all of them. NCCL is tried in

@@ -36,6 +36,11 @@ inline constexpr std::array<ProbeStep, 13> kProbeSteps = {{
     {ProbeStep::Kind::kAllReduce, size_t{64} << 20, true},
 }};
 inline constexpr int kProbeStepCount = static_cast<int>(kProbeSteps.size());
+constexpr int FirstStepOf(ProbeStep::Kind kind) {
+  int step = 0;
+  while (kProbeSteps[static_cast<size_t>(step)].kind != kind) ++step;
+  return step;
+}
 
 // "all-reduce of 512 KiB"; "" for a number that is no step.
 std::string StepName(int step);

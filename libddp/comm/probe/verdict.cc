@@ -41,25 +41,6 @@ int Weight(const ProbeResult& r) {
   return 7;
 }
 
-std::string HowItFailed(const ProbeResult& r) {
-  const std::string words = r.text();
-  const std::string in_brackets = words.empty() ? "" : absl::StrCat(" (", words, ")");
-  switch (r.state) {
-    case ProbeState::kWrongData:
-      return absl::StrCat("moved wrong data", in_brackets);
-    case ProbeState::kCrash:
-      return absl::StrCat("crashed", in_brackets);
-    case ProbeState::kError:
-      return absl::StrCat("failed", in_brackets);
-    case ProbeState::kHang:
-      return "hung";
-    case ProbeState::kStopped:
-      return "was stopped because another rank had failed";
-    default:
-      return absl::StrCat("could not be checked", in_brackets);
-  }
-}
-
 // Small operations work, those that use more memory fail: faults of several versions of NCCL.
 bool FailsFrom512KiB(const ProbeResult& r) {
   const ProbeStep& step = kProbeSteps[static_cast<size_t>(r.step)];
@@ -94,12 +75,6 @@ nccl::CauseAndRemedy Diagnose(const ProbeResult& r, ProbeVerdict verdict) {
   return {"", "NCCL_DEBUG=INFO in the environment says more; ddp_doctor looks for known causes"};
 }
 
-void Slowest(absl::Span<const ProbeResult> results, decltype(ProbeResult::micros)& micros) {
-  for (const ProbeResult& r : results) {
-    for (size_t i = 0; i < micros.size(); ++i) micros[i] = std::max(micros[i], r.micros[i]);
-  }
-}
-
 std::string SlowWarning(const decltype(ProbeResult::micros)& micros) {
   for (size_t i = 0; i < kProbeSteps.size(); ++i) {
     if (kProbeSteps[i].kind != StepKind::kAllReduce || kProbeSteps[i].bytes != kSlowBytes || micros[i] == 0) continue;
@@ -114,6 +89,33 @@ std::string SlowWarning(const decltype(ProbeResult::micros)& micros) {
 }
 
 }  // namespace
+
+std::string HowItFailed(const ProbeResult& r) {
+  const std::string words = r.text();
+  const std::string in_brackets = words.empty() ? "" : absl::StrCat(" (", words, ")");
+  switch (r.state) {
+    case ProbeState::kWrongData:
+      return absl::StrCat("moved wrong data", in_brackets);
+    case ProbeState::kCrash:
+      return absl::StrCat("crashed", in_brackets);
+    case ProbeState::kError:
+      return absl::StrCat("failed", in_brackets);
+    case ProbeState::kHang:
+      return "hung";
+    case ProbeState::kStopped:
+      return "was stopped because another rank had failed";
+    default:
+      return absl::StrCat("could not be checked", in_brackets);
+  }
+}
+
+decltype(ProbeResult::micros) Slowest(absl::Span<const ProbeResult> results) {
+  decltype(ProbeResult::micros) micros = {};
+  for (const ProbeResult& r : results) {
+    for (size_t i = 0; i < micros.size(); ++i) micros[i] = std::max(micros[i], r.micros[i]);
+  }
+  return micros;
+}
 
 int FirstFailure(absl::Span<const ProbeResult> results) {
   int first = -1;
@@ -140,8 +142,8 @@ bool WorthTryingWithoutP2p(absl::Span<const ProbeResult> configured, bool p2p_di
 ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const ProbeResult> without_p2p,
                   bool p2p_disabled) {
   ProbeReport report;
-  Slowest(configured, report.micros);
-  Slowest(without_p2p, report.micros_without_p2p);
+  report.micros = Slowest(configured);
+  report.micros_without_p2p = Slowest(without_p2p);
   const int failed = FirstFailure(configured);
   if (failed < 0) {
     report.verdict = ProbeVerdict::kWorks;
@@ -197,14 +199,15 @@ std::string Describe(const ProbeReport& report) {
       text = "NCCL does not work";
       break;
   }
-  if (report.failed_rank >= 0) {
-    absl::StrAppend(&text, ": on rank ", report.failed_rank, " ", report.failed_step, " ", report.how);
+  if (!report.how.empty()) {
+    const std::string rank = report.failed_rank < 0 ? "" : absl::StrCat("on rank ", report.failed_rank, " ");
+    absl::StrAppend(&text, ": ", rank, report.failed_step, " ", report.how);
   }
   if (!report.cause.empty()) absl::StrAppend(&text, "; likely cause: ", report.cause);
   if (!report.remedy.empty()) absl::StrAppend(&text, "; remedy: ", report.remedy);
   if (!report.warning.empty()) absl::StrAppend(&text, "; ", report.warning);
   if (!report.note.empty()) absl::StrAppend(&text, " (", report.note, ")");
-  if (report.from_cache) absl::StrAppend(&text, " (found at an earlier start; DDP_PROBE_CACHE=off looks again)");
+  if (report.from_cache) absl::StrAppend(&text, " (found at an earlier start; DDP_FRESH_PROBE=1 looks again)");
   return text;
 }
 

@@ -20,15 +20,25 @@ enum class ProbeVerdict {
 
 struct ProbeReport {
   ProbeVerdict verdict = ProbeVerdict::kBroken;
-  // Of the failure, if there is one. How it failed: "hung", "moved wrong data (...)". A cause may be unknown.
+  // Of the failure, if there is one; the rank may be -1: of no single one. How it failed: "hung", "moved wrong data
+  // (...)". A cause may be unknown.
   int failed_rank = -1;
   std::string failed_step, how, cause, remedy;
   std::string warning;  // NCCL works, but slowly
   // The slowest rank's times, by step, as configured and without P2P; 0: not done.
   decltype(ProbeResult::micros) micros = {}, micros_without_p2p = {};
+  // The same of the hierarchical backend, where it was compared.
+  decltype(ProbeResult::micros) micros_hierarchical = {};
   std::string note;  // how it was found out, where that was not the usual way
   bool from_cache = false;
+  std::string key;  // by which a ProbeCache remembers it; empty: none does
 };
+
+// "hung", "moved wrong data (...)".
+std::string HowItFailed(const ProbeResult& result);
+
+// The slowest rank's times.
+decltype(ProbeResult::micros) Slowest(absl::Span<const ProbeResult> results);
 
 // One line for the log.
 std::string Describe(const ProbeReport& report);

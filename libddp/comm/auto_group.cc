@@ -1,0 +1,185 @@
+#include "libddp/comm/auto_group.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "libddp/base/env.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/base/exchange.h"
+#include "libddp/comm/probe/hierarchical_trial.h"
+#include "libddp/comm/probe/probe_cache.h"
+#include "libddp/comm/staged/staged_group.h"
+
+namespace ddp {
+namespace {
+
+enum class Way { kNccl, kNcclWithoutP2p, kHierarchical };
+
+// What the ranks' trials of the hierarchical backend say against it; empty if all have passed.
+std::string Objection(const std::vector<ProbeResult>& trials) {
+  const int failed = FirstFailure(trials);
+  if (failed < 0) return "";
+  const ProbeResult& result = trials[static_cast<size_t>(failed)];
+  return absl::StrCat("on rank ", failed, " ", StepName(result.step), " ", HowItFailed(result));
+}
+
+class Chooser {
+ public:
+  Chooser(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options)
+      : control_(std::move(control)), options_(options), trial_(options) {
+    trial_.timeout = options.probe.limit;
+    trial_.stall_warning = absl::ZeroDuration();
+    trial_.observer = nullptr;
+  }
+
+  absl::StatusOr<AutoGroup> Choose() {
+    if (absl::Status s = CheckGpus(); !s.ok()) return s;
+    absl::StatusOr<ProbeReport> report = Probe();
+    if (!report.ok()) return report.status();
+    report_ = *std::move(report);
+    const absl::StatusOr<Way> way = Pick();
+    if (!way.ok()) return way.status();
+    if (*way == Way::kHierarchical) return OverHostMemory();
+
+    if (*way == Way::kNcclWithoutP2p) {
+      if (absl::Status s = DisableP2p(); !s.ok()) return s;
+    }
+    // NCCL's failure would take `control_` along.
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = control_->Split(0, control_->rank());
+    if (!spare.ok()) return spare.status();
+    NcclGroupOptions nccl = options_;
+    nccl.start_limit = std::min(options_.timeout, 4 * options_.probe.limit);
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control_), nccl);
+    if (group.ok()) return Chosen(*std::move(group), *way == Way::kNcclWithoutP2p);
+
+    ProbeCache(options_.probe.cache).Forget(report_.key);
+    report_ = {};
+    report_.failed_step = "making the group, after the check had passed,";
+    report_.how = absl::StrCat("failed (", group.status().message(), ")");
+    control_ = *std::move(spare);
+    return OverHostMemory();
+  }
+
+ private:
+  // No backend helps where a GPU is missing.
+  absl::Status CheckGpus() {
+    absl::Status mine = options_.runtime->Identity(options_.device).status();
+    if (!mine.ok()) {
+      const absl::Status better = options_.runtime->Check(options_.device);
+      if (!better.ok()) mine = better;
+    }
+    return Agree(*control_, mine);
+  }
+
+  absl::StatusOr<ProbeReport> Probe() {
+    ProbeNcclOptions probe = options_.probe;
+    probe.device = options_.device;
+    probe.runtime = options_.runtime;
+    probe.api = options_.api;
+    probe.host = options_.host;
+    // NCCL without P2P has to be faster than what comes next.
+    probe.complete = [this](ProbeReport& report) -> absl::Status {
+      const absl::StatusOr<std::vector<ProbeResult>> trials = TryHierarchical(*control_, trial_, /*timing=*/true);
+      if (!trials.ok()) return trials.status();
+      if (FirstFailure(*trials) < 0) report.micros_hierarchical = Slowest(*trials);
+      return absl::OkStatus();
+    };
+    return ProbeNccl(*control_, probe);
+  }
+
+  absl::StatusOr<Way> Pick() {
+    struct Facts {
+      bool nccl_started = false;
+      double nccl = 0, hierarchical = 0;  // microseconds
+    };
+    const absl::StatusOr<std::vector<Facts>> all =
+        Exchange(*control_, Facts{options_.nccl_started, ComparisonTime(report_.micros_without_p2p),
+                                  ComparisonTime(report_.micros_hierarchical)});
+    if (!all.ok()) return all.status();
+    if (report_.verdict == ProbeVerdict::kWorks) return Way::kNccl;
+    if (report_.verdict != ProbeVerdict::kWorksWithoutP2p) return Way::kHierarchical;
+    if (std::any_of(all->begin(), all->end(), [](const Facts& f) { return f.nccl_started; })) {
+      reason_ = "this process has used NCCL with P2P before, and NCCL does not give that up";
+      return Way::kHierarchical;
+    }
+    const Facts& facts = all->front();
+    if (facts.hierarchical == 0 || facts.nccl <= facts.hierarchical) return Way::kNcclWithoutP2p;
+    reason_ = absl::StrFormat(
+        "hierarchical is faster than that: %.0f us instead of %.0f us, the geometric mean of all-reduces of 64 KiB, 1, "
+        "16 and 64 MiB",
+        facts.hierarchical, facts.nccl);
+    return Way::kHierarchical;
+  }
+
+  // Ranks that are threads share their variables: between the exchange before and the barrier behind nobody reads them.
+  absl::Status DisableP2p() {
+    {
+      static auto* const mutex = new std::mutex;
+      const std::lock_guard<std::mutex> lock(*mutex);
+      SetEnv(Env::kNcclP2pDisable, "1");
+    }
+    return control_->Barrier().Wait();
+  }
+
+  absl::StatusOr<AutoGroup> OverHostMemory() {
+    if (ComparisonTime(report_.micros_hierarchical) == 0) {  // not tried out yet
+      const absl::StatusOr<std::vector<ProbeResult>> trials = TryHierarchical(*control_, trial_, /*timing=*/false);
+      if (!trials.ok()) return trials.status();
+      if (const std::string objection = Objection(*trials); !objection.empty()) {
+        return absl::FailedPreconditionError(absl::StrCat("rank ", control_->rank(),
+                                                          ": no backend works on these GPUs. nccl: ", Describe(report_),
+                                                          ". hierarchical: ", objection));
+      }
+    }
+    absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateStagedGroup(std::move(control_), options_);
+    if (!group.ok()) return group.status();
+    return Chosen(*std::move(group), false);
+  }
+
+  AutoGroup Chosen(std::unique_ptr<ProcessGroup> group, bool without_p2p) const {
+    BackendChoice choice;
+    choice.backend = std::string(group->backend());
+    choice.without_p2p = without_p2p;
+    choice.from_cache = report_.from_cache;
+    choice.failed_rank = report_.failed_rank;
+    choice.failed_step = report_.failed_step;
+    choice.failure = report_.how;
+    choice.cause = report_.cause;
+    choice.remedy = report_.remedy;
+    choice.text = absl::StrCat("backend ", choice.backend, without_p2p ? " without P2P" : "", ": ", Describe(report_),
+                               reason_.empty() ? "" : "; ", reason_);
+    if (group->rank() == 0) Report(choice);
+    return {std::move(group), std::move(choice)};
+  }
+
+  void Report(const BackendChoice& choice) const {
+    // A build without NCCL is nobody's mistake.
+    const bool expected = choice.failure.empty()
+                              ? report_.warning.empty()
+                              : !options_.api.has_value() && absl::IsUnimplemented(nccl::Load().status());
+    if (expected) {
+      Log().info("rank 0: {}", choice.text);
+    } else {
+      Log().warn("rank 0: {}", choice.text);
+    }
+  }
+
+  std::unique_ptr<ProcessGroup> control_;
+  const AutoGroupOptions& options_;
+  DeviceGroupOptions trial_;
+  ProbeReport report_;
+  std::string reason_;  // beyond the report
+};
+
+}  // namespace
+
+absl::StatusOr<AutoGroup> CreateAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options) {
+  return Chooser(std::move(control), options).Choose();
+}
+
+}  // namespace ddp

@@ -1,0 +1,32 @@
+// Groups of GPUs whose backend is chosen by what works.
+#ifndef LIBDDP_COMM_AUTO_GROUP_H_
+#define LIBDDP_COMM_AUTO_GROUP_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "ddp/context.h"
+#include "ddp/process_group.h"
+#include "libddp/comm/nccl/nccl_group.h"
+#include "libddp/comm/probe/probe_nccl.h"
+
+namespace ddp {
+
+struct AutoGroupOptions : NcclGroupOptions {
+  ProbeNcclOptions probe = {};          // what the group's options say, too, is taken from there
+  bool nccl_started = nccl::Started();  // then it is too late for NCCL_P2P_DISABLE
+};
+
+struct AutoGroup {
+  std::unique_ptr<ProcessGroup> group;
+  BackendChoice choice;
+};
+
+// Collective over `control`, a group of the same ranks, at least two, on CPU memory. The same choice on all ranks, as
+// BackendChoice describes; NCCL that fails after it has passed its probe gives way, too. Rank 0 logs the choice. May
+// set NCCL_P2P_DISABLE. FailedPrecondition, with what failed on each way, if no backend works.
+absl::StatusOr<AutoGroup> CreateAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options);
+
+}  // namespace ddp
+
+#endif  // LIBDDP_COMM_AUTO_GROUP_H_

@@ -30,6 +30,14 @@ struct ContextOptions {
   std::optional<int> local_world_size = {};
   std::shared_ptr<Store> store = {};
 
+  // The MPI_Comm of a program that uses MPI itself (the address of the handle): the ranks of this communicator are the
+  // world, and all of them call Create. Several communicators make several worlds in one job. Read in Create only,
+  // which duplicates the communicator: the program may free it, and its messages and the library's cannot meet. MPI is
+  // initialised before Create, and finalized after the Context is destroyed. The launcher's variables do not count.
+  // FailedPrecondition if MPI is not initialised, InvalidArgument for MPI_COMM_NULL, for an inter-communicator, and
+  // together with an identity from above.
+  const void* mpi_comm = nullptr;
+
   // "auto", "nccl" (needs a GPU as `device`), "hierarchical" (GPUs too, if all ranks are on one host) or "local" (only
   // in a world of one). Unset: DDP_BACKEND, else "auto".
   std::optional<std::string> backend = {};
@@ -113,7 +121,7 @@ class DDP_EXPORT Context {
   virtual int world_size() const = 0;
   virtual int local_rank() const = 0;  // its number among the ranks of this host
   virtual int local_world_size() const = 0;
-  virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "none", "options"
+  virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "mpi", "none", "options"
   virtual absl::Duration timeout() const = 0;
   virtual Device device() const = 0;
   virtual const BackendChoice& backend_choice() const = 0;  // of the world

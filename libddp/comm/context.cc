@@ -15,6 +15,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/gpu/device_group.h"
@@ -60,6 +61,8 @@ class ContextImpl final : public Context {
   absl::Status Start(const ContextOptions& options);
 
  private:
+  absl::Status Identify(const ContextOptions& options);
+  absl::Status CountRanksOfHost();
   absl::Status ReadTimes(const ContextOptions& options);
   absl::Status ReadBackend(const ContextOptions& options);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
@@ -102,13 +105,14 @@ class ContextImpl final : public Context {
 };
 
 absl::Status ContextImpl::Start(const ContextOptions& options) {
-  absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
-  if (!info.ok()) return info.status();
-  info_ = *std::move(info);
+  if (absl::Status s = Identify(options); !s.ok()) return s;
   if (absl::Status s = CheckEnvChoices(); !s.ok()) {
     return absl::Status(s.code(), absl::StrCat("rank ", info_.rank, ": ", s.message()));
   }
   if (absl::Status s = ReadTimes(options); !s.ok()) return s;
+  if (mpi_ != nullptr) {
+    if (absl::Status s = CountRanksOfHost(); !s.ok()) return s;
+  }
   if (absl::Status s = ReadBackend(options); !s.ok()) return s;
   observer_ = CreateContextObserver({.rank = info_.rank,
                                      .user = options.observer,
@@ -120,6 +124,40 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   world_ = *std::move(world);
   choice_.backend = std::string(world_->backend());
   return observer_->Begin(*world_);
+}
+
+// Who this rank is: in the program's communicator, or as the options or the launcher say.
+absl::Status ContextImpl::Identify(const ContextOptions& options) {
+  if (options.mpi_comm == nullptr) {
+    absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
+    if (!info.ok()) return info.status();
+    info_ = *std::move(info);
+    return absl::OkStatus();
+  }
+  if (options.rank || options.world_size || options.local_rank || options.local_world_size || options.store) {
+    return absl::InvalidArgumentError(
+        "ContextOptions has both mpi_comm and an identity (rank, world_size, local_rank, local_world_size or store); "
+        "set one of them");
+  }
+  absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Adopt(options.mpi_comm);
+  if (!session.ok()) return session.status();
+  mpi_ = *std::move(session);
+  info_.rank = mpi_->rendezvous().rank();
+  info_.world_size = mpi_->rendezvous().size();
+  info_.launcher = "mpi";
+  info_.rendezvous = RendezvousMethod::kMpi;
+  return absl::OkStatus();
+}
+
+// No launcher says so of a communicator's ranks.
+absl::Status ContextImpl::CountRanksOfHost() {
+  const absl::StatusOr<std::vector<std::string>> hosts =
+      mpi_->rendezvous().AllGather(HostId(), "search for the ranks of this host", absl::Now() + timeout_);
+  if (!hosts.ok()) return hosts.status();
+  const auto self = hosts->begin() + info_.rank;
+  info_.local_rank = static_cast<int>(std::count(hosts->begin(), self, *self));
+  info_.local_world_size = static_cast<int>(std::count(hosts->begin(), hosts->end(), *self));
+  return absl::OkStatus();
 }
 
 NcclGroupOptions ContextImpl::OnGpuBy() const {
@@ -238,6 +276,7 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
 }
 
 absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
+  if (mpi_ != nullptr) return &mpi_->rendezvous();
   if (info_.rendezvous == RendezvousMethod::kMpi) {
     absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
     if (!session.ok()) return session.status();

@@ -13,7 +13,7 @@ namespace ddp {
 // How the ranks find each other.
 enum class RendezvousMethod {
   kStore,     // in ContextOptions::store; a world of one needs none
-  kMpi,       // MPI was started by the launcher
+  kMpi,       // MPI was started by the launcher, or by the program
   kTcpStore,  // in a TCP store that rank 0 serves on `store_port`
 };
 
@@ -22,7 +22,7 @@ struct LaunchInfo {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  std::string launcher = "none";  // "mpirun", "srun", "torchrun", "none", "options"
+  std::string launcher = "none";  // "mpirun", "srun", "torchrun", "mpi" (ContextOptions::mpi_comm), "none", "options"
   RendezvousMethod rendezvous = RendezvousMethod::kStore;
   // For kTcpStore. The same on all ranks of a run, another one in another run.
   int store_port = 0;

@@ -49,8 +49,8 @@ struct Pending {
 
 class MpiRendezvous final : public Rendezvous {
  public:
-  MpiRendezvous(int rank, int size, std::shared_ptr<MpiShared> shared)
-      : rank_(rank), size_(size), shared_(std::move(shared)), pending_(std::make_unique<Pending>()) {}
+  MpiRendezvous(int rank, int size, MPI_Comm parent, std::shared_ptr<MpiShared> shared)
+      : rank_(rank), size_(size), parent_(parent), shared_(std::move(shared)), pending_(std::make_unique<Pending>()) {}
 
   // Pending buffers are given up, not freed, if MPI may still use them.
   ~MpiRendezvous() override {
@@ -103,11 +103,11 @@ class MpiRendezvous final : public Rendezvous {
     return CheckMpi(function(), name);
   }
 
-  // Here and not in MpiSession::Open, because it waits for the peers and only AllGather has a deadline.
+  // Here and not where the session begins, because it waits for the peers and only AllGather has a deadline.
   absl::Status Duplicate(absl::Time deadline) {
     if (pending_->comm != MPI_COMM_NULL) return absl::OkStatus();
     absl::Status s =
-        Call([&] { return MPI_Comm_idup(MPI_COMM_WORLD, &pending_->comm, &pending_->request); }, "MPI_Comm_idup");
+        Call([&] { return MPI_Comm_idup(parent_, &pending_->comm, &pending_->request); }, "MPI_Comm_idup");
     if (s.ok()) s = Finish(deadline);
     if (s.ok()) {
       s = Call([&] { return MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN); }, "MPI_Comm_set_errhandler");
@@ -177,6 +177,7 @@ class MpiRendezvous final : public Rendezvous {
 
   const int rank_;
   const int size_;
+  const MPI_Comm parent_;
   const std::shared_ptr<MpiShared> shared_;
   std::unique_ptr<Pending> pending_;
   absl::Status status_;
@@ -184,8 +185,8 @@ class MpiRendezvous final : public Rendezvous {
 
 class MpiSessionImpl final : public MpiSession {
  public:
-  MpiSessionImpl(const LaunchInfo& info, bool owner)
-      : shared_(std::make_shared<MpiShared>()), rendezvous_(info.rank, info.world_size, shared_), owner_(owner) {
+  MpiSessionImpl(int rank, int size, MPI_Comm comm, bool owner)
+      : shared_(std::make_shared<MpiShared>()), rendezvous_(rank, size, comm, shared_), owner_(owner) {
     shared_->owner = owner;
   }
 
@@ -239,12 +240,16 @@ class MpiSessionImpl final : public MpiSession {
   bool failed_ = false;
 };
 
+absl::Status RankAndSize(MPI_Comm comm, int* rank, int* size) {
+  absl::Status s = CheckMpi(MPI_Comm_rank(comm, rank), "MPI_Comm_rank");
+  s.Update(CheckMpi(MPI_Comm_size(comm, size), "MPI_Comm_size"));
+  return s;
+}
+
 absl::Status CheckWorld(const LaunchInfo& info) {
   int rank = -1;
   int size = -1;
-  absl::Status s = CheckMpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  s.Update(CheckMpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size"));
-  if (!s.ok()) return s;
+  if (absl::Status s = RankAndSize(MPI_COMM_WORLD, &rank, &size); !s.ok()) return s;
   if (rank == info.rank && size == info.world_size) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "MPI says rank ", rank, " of ", size, " but ", info.launcher, " says rank ", info.rank, " of ", info.world_size,
@@ -252,11 +257,8 @@ absl::Status CheckWorld(const LaunchInfo& info) {
       "understands), and leave MPI_COMM_WORLD whole"));
 }
 
-}  // namespace
-
-bool MpiSession::Available() { return true; }
-
-absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& info) {
+// FailedPrecondition if MPI has ended.
+absl::StatusOr<bool> IsInitialized() {
   int finalized = 0;
   int initialized = 0;
   absl::Status s = CheckMpi(MPI_Finalized(&finalized), "MPI_Finalized");
@@ -264,21 +266,53 @@ absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& i
   if (!s.ok()) return s;
   if (finalized) {
     return absl::FailedPreconditionError(
-        absl::StrCat("rank ", info.rank,
-                     ": MPI is already finalized, and starts only once in a process; create the "
-                     "Context before MPI_Finalize"));
+        "MPI is already finalized, and starts only once in a process; create the Context before MPI_Finalize");
   }
-  if (!initialized) {
+  return initialized != 0;
+}
+
+}  // namespace
+
+bool MpiSession::Available() { return true; }
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& info) {
+  const absl::StatusOr<bool> initialized = IsInitialized();
+  absl::Status s = initialized.status();
+  if (!s.ok()) return absl::Status(s.code(), absl::StrCat("rank ", info.rank, ": ", s.message()));
+  if (!*initialized) {
     int provided = MPI_THREAD_SINGLE;
     s = CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     if (!s.ok()) return s;
     // The program does not use MPI itself: errors shall come to us, not end the process.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
-  auto session = std::make_unique<MpiSessionImpl>(info, !initialized);
+  auto session = std::make_unique<MpiSessionImpl>(info.rank, info.world_size, MPI_COMM_WORLD, !*initialized);
   if (s = CheckThread(); s.ok()) s = CheckWorld(info);
   if (!s.ok()) return absl::Status(s.code(), absl::StrCat("rank ", info.rank, ": ", s.message()));
   return session;
+}
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Adopt(const void* handle) {
+  const absl::StatusOr<bool> initialized = IsInitialized();
+  if (!initialized.ok()) return initialized.status();
+  if (!*initialized) {
+    return absl::FailedPreconditionError(
+        "ContextOptions::mpi_comm is set, but MPI is not initialised; call MPI_Init_thread before Create");
+  }
+  if (absl::Status s = CheckThread(); !s.ok()) return s;
+  const MPI_Comm comm = *static_cast<const MPI_Comm*>(handle);
+  if (comm == MPI_COMM_NULL) {
+    return absl::InvalidArgumentError(
+        "ContextOptions::mpi_comm is MPI_COMM_NULL; only the ranks of a communicator create a Context of it");
+  }
+  int inter = 0, rank = 0, size = 1;
+  if (absl::Status s = CheckMpi(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter"); !s.ok()) return s;
+  if (inter) {
+    return absl::InvalidArgumentError(
+        "ContextOptions::mpi_comm is an inter-communicator; merge it first (MPI_Intercomm_merge)");
+  }
+  if (absl::Status s = RankAndSize(comm, &rank, &size); !s.ok()) return s;
+  return std::make_unique<MpiSessionImpl>(rank, size, comm, /*owner=*/false);
 }
 
 }  // namespace ddp

@@ -19,11 +19,14 @@ class MpiSession {
   // build without MPI. FailedPrecondition if MPI is already finalized, or its world contradicts `info` (names both).
   static absl::StatusOr<std::unique_ptr<MpiSession>> Open(const LaunchInfo& info);
 
+  // The session of the ranks of a program's communicator, by the address of its MPI_Comm; see ContextOptions::mpi_comm.
+  static absl::StatusOr<std::unique_ptr<MpiSession>> Adopt(const void* handle);
+
   // Finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must live on and
   // MPI_Finalize could hang.
   virtual ~MpiSession() = default;
 
-  // Rendezvous and wires over a duplicate of MPI_COMM_WORLD, made by the first AllGather; borrowed. Calls poll with a
+  // Rendezvous and wires over a duplicate of the communicator, made by the first AllGather; borrowed. Calls poll with a
   // deadline and never block inside MPI. A call that times out poisons the session: later ones return the same error.
   virtual Rendezvous& rendezvous() = 0;
 

@@ -47,7 +47,7 @@ class MpiDrain {
 
 // What the parts of a session have in common.
 struct MpiShared {
-  MPI_Comm comm = MPI_COMM_NULL;  // a duplicate of MPI_COMM_WORLD, whose errors are returned
+  MPI_Comm comm = MPI_COMM_NULL;  // a duplicate of the session's communicator, whose errors are returned
   MpiDrain drain;
   bool owner = false;      // the session initialised MPI, so the program does not call it
   bool abandoned = false;  // something was given up that MPI still works on

@@ -5,6 +5,12 @@ namespace ddp {
 
 bool MpiSession::Available() { return false; }
 
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Adopt(const void* /*handle*/) {
+  return absl::UnimplementedError(
+      "ContextOptions::mpi_comm is set, but this build of libddp has no MPI; configure it with -DDDP_WITH_MPI=ON, with "
+      "the MPI that the program uses");
+}
+
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& /*info*/) {
   return absl::UnimplementedError(
       "this build of libddp has no MPI; install libopenmpi-dev and configure with -DDDP_WITH_MPI=ON, or start the "

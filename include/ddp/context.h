@@ -52,6 +52,16 @@ struct ContextOptions {
   // one. The library uses no GPU before Create, and no other GPU than this one.
   Device device = {};
 
+  // The ncclComm_t of a program that uses NCCL itself: the world's operations on GPU memory use it instead of a
+  // communicator of the library's. All ranks give one, with the world's ranks and `device` as its own, blocking, and of
+  // the NCCL that the library loads (libnccl.so.2, or DDP_NCCL_LIBRARY). The backend is nccl then, which is not tried
+  // out first. Borrowed until the Context is destroyed; groups by Split and NewGroup have their own.
+  //
+  // The program may use it between operations of the library: on all ranks at the same place, when no Work is pending.
+  // When the world fails (ProcessGroup::status), or Create fails, the library aborts it, which releases the GPU and
+  // frees it: then the program neither uses nor destroys it.
+  void* nccl_comm = nullptr;
+
   // The time-out of an operation, and of the start of the world. After it the group is aborted. Unset: DDP_TIMEOUT
   // (seconds), else 10 minutes.
   std::optional<absl::Duration> timeout = {};

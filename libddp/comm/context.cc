@@ -92,6 +92,7 @@ class ContextImpl final : public Context {
   BackendChoice choice_;
   bool fresh_probe_ = false;
   Device device_;
+  nccl::Comm nccl_comm_ = nullptr;  // the program's, for the world, until that is made
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
   std::string key_prefix_;               // of this world's keys in it
@@ -186,7 +187,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::ChooseOnGpus(std::uni
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
   if (device_.kind == Device::Kind::kCpu) return over_cpu;
   if (backend_ == "auto") return ChooseOnGpus(std::move(over_cpu));
-  const NcclGroupOptions options = OnGpuBy();
+  NcclGroupOptions options = OnGpuBy();
+  options.given = std::exchange(nccl_comm_, nullptr);
   // One rank of several needs neither; a world of one has NCCL if the program says so.
   const bool several = over_cpu->size() > 1;
   if (backend_ == "nccl" && (several || info_.world_size == 1)) return CreateNcclGroup(std::move(over_cpu), options);
@@ -257,6 +259,15 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   // Some launchers let each rank see its own GPU only.
   if (gpu && device_.index == -1) {
     device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
+  }
+  nccl_comm_ = static_cast<nccl::Comm>(options.nccl_comm);
+  if (nccl_comm_ != nullptr) {
+    if (!gpu || (backend_ != "auto" && backend_ != "nccl")) {
+      return Invalid(
+          "ContextOptions::nccl_comm is set, so device has to be its GPU, and the backend nccl or unset, not ",
+          backend_, gpu ? "" : " on the CPU");
+    }
+    backend_ = "nccl";
   }
   fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
   if (backend_ == "auto" && info_.world_size == 1) backend_ = "local";

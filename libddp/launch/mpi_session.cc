@@ -106,8 +106,7 @@ class MpiRendezvous final : public Rendezvous {
   // Here and not where the session begins, because it waits for the peers and only AllGather has a deadline.
   absl::Status Duplicate(absl::Time deadline) {
     if (pending_->comm != MPI_COMM_NULL) return absl::OkStatus();
-    absl::Status s =
-        Call([&] { return MPI_Comm_idup(parent_, &pending_->comm, &pending_->request); }, "MPI_Comm_idup");
+    absl::Status s = Call([&] { return MPI_Comm_idup(parent_, &pending_->comm, &pending_->request); }, "MPI_Comm_idup");
     if (s.ok()) s = Finish(deadline);
     if (s.ok()) {
       s = Call([&] { return MPI_Comm_set_errhandler(pending_->comm, MPI_ERRORS_RETURN); }, "MPI_Comm_set_errhandler");

@@ -407,6 +407,17 @@ TEST_CASE("a wrong backend or time-out is told at Create") {
   CHECK(Context::Create(options).status().code() == StatusCode::kInvalidArgument);
 }
 
+TEST_CASE("a communicator of NCCL needs a GPU") {
+  int no_communicator = 0;
+  ContextOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  options.nccl_comm = &no_communicator;
+  const absl::Status status = Context::Create(options).status();
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CHECK(absl::StrContains(status.message(), "ContextOptions::nccl_comm is set, so device has to be its GPU"));
+}
+
 TEST_CASE("a missing rank is named at Create") {
   ContextOptions options;
   options.rank = 0;

@@ -11,7 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/context.h"
+#include "ddp/store.h"
 #include "libddp/comm/host/operation.h"
+#include "libddp/comm/nccl/api.h"
 #include "tests/gpu/on_gpus.h"
 #include "tests/support/catch.h"
 
@@ -401,6 +403,53 @@ TEST_CASE("two ranks on one GPU, a GPU that is not there, and a library that is 
   for (const absl::Status& status : statuses) {
     RANK_CHECK_STATUS(status, absl::StatusCode::kFailedPrecondition, "ranks 0 and 1 use the same GPU");
   }
+}
+
+TEST_CASE("a world over the program's communicator gives it back") {
+  if (GpuBackend() != "nccl" || !RanksAreThreads()) return;
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  RunOnGpus([&](Rank& rank) {
+    const nccl::Api api = RANK_VALUE(nccl::Load());
+    nccl::UniqueId id = {};
+    if (rank.rank() == 0) RANK_CHECK(api.GetUniqueId(&id) == nccl::kSuccess);
+    const Buffer bytes{id.internal, sizeof id.internal, DType::kUInt8, {}};
+    RANK_CHECK_OK(rank.group().Broadcast(bytes, 0).Wait());
+    nccl::Config config;
+    nccl::Comm comm = nullptr;
+    RANK_CHECK(api.CommInitRankConfig(&comm, rank.size(), id, rank.rank(), &config) == nccl::kSuccess);
+    const auto sum = [&](size_t i) { return static_cast<double>(rank.size()) * static_cast<double>(i % 100); };
+    const CallerStream stream(rank);
+    {
+      ContextOptions options;
+      options.rank = rank.rank();
+      options.world_size = rank.size();
+      options.store = store;
+      options.device = rank.context().device();
+      options.nccl_comm = comm;
+      const std::unique_ptr<Context> context = RANK_VALUE(Context::Create(options));
+      ProcessGroup& world = context->world();
+      RANK_CHECK_EQ(std::string(world.backend()), "nccl");
+      Array a(rank, DType::kFloat32, 1'000'000, false);
+      a.Fill([](size_t i) { return static_cast<double>(i % 100); });
+      RANK_CHECK_OK(world.AllReduce(a.Cut(3), a.Cut(3), {}, kNoStream).Wait());
+      a.Expect(sum);
+      const Allocation registered = RANK_VALUE(world.Allocate(4'000'000, options.device));
+      GPU(cudaMemcpy(registered.data(), a.data(), 4'000'000, cudaMemcpyDeviceToDevice));
+      GPU(cudaStreamSynchronize(cudaStreamLegacy));
+      const Buffer all = registered.View(DType::kFloat32, 0, 1'000'000);
+      RANK_CHECK_OK(world.AllReduce(all, all, {}, kNoStream).Wait());
+      GPU(cudaMemcpy(a.data(), registered.data(), 4'000'000, cudaMemcpyDeviceToDevice));
+      a.Expect([&](size_t i) { return rank.size() * sum(i); });
+      RANK_CHECK_OK(world.Barrier().Wait());
+    }
+    Array a(rank, DType::kFloat32, 1000, false);
+    a.Fill([](size_t i) { return static_cast<double>(i % 100); });
+    RANK_CHECK(api.AllReduce(a.data(), a.data(), 1000, nccl::kFloat32, nccl::kSum, comm, stream.native()) ==
+               nccl::kSuccess);
+    stream.Wait();
+    a.Expect(sum);
+    RANK_CHECK(api.CommDestroy(comm) == nccl::kSuccess);
+  });
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ struct CommOpaque {
   std::string world;
   int rank = 0;
   int size = 1;
+  int device = 0;
   bool aborted = false;
   bool blocking = true;
   bool hanging = false;  // in the start of one that does not block
@@ -345,10 +346,23 @@ Result CommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank, nc
   (*comm)->world = id.internal;
   (*comm)->rank = rank;
   (*comm)->size = ranks;
+  (*comm)->device = FakeDevices::ThreadDevice();
   (*comm)->blocking = blocking;
   (*comm)->hanging = call.stuck;
   ++mine->live;
   return blocking ? nccl::kSuccess : nccl::kInProgress;
+}
+Result CommCount(Comm comm, int* ranks) {
+  *ranks = comm->size;
+  return nccl::kSuccess;
+}
+Result CommUserRank(Comm comm, int* rank) {
+  *rank = comm->rank;
+  return nccl::kSuccess;
+}
+Result CommCuDevice(Comm comm, int* device) {
+  *device = comm->device;
+  return nccl::kSuccess;
 }
 Result CommDestroy(Comm) {
   const std::lock_guard<std::mutex> lock(state->mutex);
@@ -460,6 +474,9 @@ nccl::Api FakeNccl::api() const {
   api.GetVersion = GetVersion;
   api.GetUniqueId = GetUniqueId;
   api.CommInitRankConfig = CommInitRankConfig;
+  api.CommCount = CommCount;
+  api.CommUserRank = CommUserRank;
+  api.CommCuDevice = CommCuDevice;
   api.CommDestroy = CommDestroy;
   api.CommAbort = CommAbort;
   api.CommGetAsyncError = CommGetAsyncError;

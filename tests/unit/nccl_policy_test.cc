@@ -48,6 +48,9 @@ struct SameCall<R (*)(A...), S (*)(B...)> : std::bool_constant<sizeof...(A) == s
 DDP_SAME(GetVersion);
 DDP_SAME(GetUniqueId);
 DDP_SAME(CommInitRankConfig);
+DDP_SAME(CommCount);
+DDP_SAME(CommUserRank);
+DDP_SAME(CommCuDevice);
 DDP_SAME(CommDestroy);
 DDP_SAME(CommAbort);
 DDP_SAME(CommGetAsyncError);

@@ -65,6 +65,9 @@ struct Api {
   Result (*GetVersion)(int* version) = nullptr;
   Result (*GetUniqueId)(UniqueId* id) = nullptr;
   Result (*CommInitRankConfig)(Comm* comm, int ranks, UniqueId id, int rank, Config* config) = nullptr;
+  Result (*CommCount)(Comm comm, int* ranks) = nullptr;
+  Result (*CommUserRank)(Comm comm, int* rank) = nullptr;
+  Result (*CommCuDevice)(Comm comm, int* device) = nullptr;
   Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*CommAbort)(Comm comm) = nullptr;
   Result (*CommGetAsyncError)(Comm comm, Result* error) = nullptr;

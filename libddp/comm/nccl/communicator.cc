@@ -55,14 +55,21 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
   return communicator;
 }
 
+absl::Status NcclCommunicator::Begin() {
+  nccl::Config config;
+  nccl::Comm comm = setup_.given;
+  if (comm == nullptr) {
+    const nccl::Result result = setup_.api.CommInitRankConfig(&comm, setup_.size, setup_.id, setup_.rank, &config);
+    if (result != nccl::kSuccess) return ToStatus(result, "ncclCommInitRankConfig", nullptr);
+  }
+  comm_ = comm;
+  return absl::OkStatus();
+}
+
 absl::Status NcclCommunicator::Connect() {
   const DeviceGuard guard(*setup_.runtime, setup_.device);
   if (!guard.status().ok()) return guard.status();
-  nccl::Config config;
-  nccl::Comm comm = nullptr;
-  const nccl::Result result = setup_.api.CommInitRankConfig(&comm, setup_.size, setup_.id, setup_.rank, &config);
-  if (result != nccl::kSuccess) return ToStatus(result, "ncclCommInitRankConfig", nullptr);
-  comm_ = comm;
+  if (absl::Status s = Begin(); !s.ok()) return s;
   // Where the warm-up fails its stream may not be through: it goes first, once the abort has released it, and what it
   // works on after it.
   const size_t most = *std::max_element(std::begin(kWarmUpBytes), std::end(kWarmUpBytes));
@@ -210,12 +217,17 @@ void NcclCommunicator::Destroy() {
       [setup = setup_, comm, windows = std::move(windows_)] {
         const DeviceGuard guard(*setup.runtime, setup.device);
         for (const nccl::Window window : windows) setup.api.CommWindowDeregister(comm, window);
+        if (setup.given != nullptr) return absl::OkStatus();
         return setup.api.CommDestroy(comm) == nccl::kSuccess ? absl::OkStatus() : absl::InternalError("");
       })
       .IgnoreError();
 }
 
 absl::Status NcclCommunicator::ToStatus(nccl::Result result, absl::string_view what, nccl::Comm comm) const {
+  if (result == nccl::kInProgress && setup_.given != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", setup_.rank, ": ContextOptions::nccl_comm is nonblocking; make it with ncclConfig_t::blocking = 1"));
+  }
   return nccl::ToStatus(setup_.api, result, comm, what, setup_.rank, setup_.features.version);
 }
 

@@ -22,7 +22,8 @@ namespace ddp {
 struct NcclSetup {
   nccl::Api api;
   nccl::Features features;
-  nccl::UniqueId id = {};
+  nccl::Comm given = nullptr;  // the program's; null: one is made
+  nccl::UniqueId id = {};      // then
   int rank = 0;
   int size = 1;
   Device device;
@@ -40,7 +41,8 @@ class NcclCommunicator final : public DeviceTransport {
                                                                   const std::function<absl::Status()>& interrupted);
   ~NcclCommunicator() override { Destroy(); }
 
-  // Ends it, unless it has been aborted, waiting a few seconds at most. Nothing may be running.
+  // Ends it, or gives it back to the program, unless it has been aborted; waits a few seconds at most. Nothing may be
+  // running.
   void Destroy();
 
   // Runs call(api, comm) unless the communicator is being aborted, then Aborted. `what` names it in errors.
@@ -62,6 +64,7 @@ class NcclCommunicator final : public DeviceTransport {
  private:
   explicit NcclCommunicator(const NcclSetup& setup) : setup_(setup) {}
   absl::Status Connect();
+  absl::Status Begin();
   absl::Status WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones, std::vector<int32_t>* sums);
   absl::Status Exercise(void* stream, char* buffer, size_t bytes, const std::vector<int32_t>& ones,
                         std::vector<int32_t>* sums);

@@ -30,7 +30,9 @@ absl::StatusOr<Api> Load() {
   const bool complete =
       Find(library, "ncclGetVersion", &api.GetVersion) && Find(library, "ncclGetUniqueId", &api.GetUniqueId) &&
       Find(library, "ncclCommInitRankConfig", &api.CommInitRankConfig) &&
-      Find(library, "ncclCommDestroy", &api.CommDestroy) && Find(library, "ncclCommAbort", &api.CommAbort) &&
+      Find(library, "ncclCommCount", &api.CommCount) && Find(library, "ncclCommUserRank", &api.CommUserRank) &&
+      Find(library, "ncclCommCuDevice", &api.CommCuDevice) && Find(library, "ncclCommDestroy", &api.CommDestroy) &&
+      Find(library, "ncclCommAbort", &api.CommAbort) &&
       Find(library, "ncclCommGetAsyncError", &api.CommGetAsyncError) &&
       Find(library, "ncclGetErrorString", &api.GetErrorString) &&
       Find(library, "ncclGetLastError", &api.GetLastError) && Find(library, "ncclAllReduce", &api.AllReduce) &&

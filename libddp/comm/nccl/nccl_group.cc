@@ -42,17 +42,49 @@ absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
   return offer;
 }
 
+// Whether the program's communicator is of these ranks, and of this GPU here.
+absl::Status CheckGiven(const nccl::Api& api, const NcclGroupOptions& options, int rank, int size) {
+  if (options.given == nullptr) return absl::OkStatus();
+  int ranks = 0, user_rank = 0, device = 0;
+  for (const nccl::Result result : {api.CommCount(options.given, &ranks), api.CommUserRank(options.given, &user_rank),
+                                    api.CommCuDevice(options.given, &device)}) {
+    if (result == nccl::kSuccess) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("ContextOptions::nccl_comm is no communicator that works: ", api.GetErrorString(result)));
+  }
+  if (ranks == size && user_rank == rank && device == options.device.index) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("ContextOptions::nccl_comm is rank ", user_rank, " of ", ranks, " on GPU ", device,
+                   ", but this is rank ", rank, " of ", size, " on GPU ", options.device.index,
+                   "; give the communicator of all ranks, in the world's order, and set ContextOptions::device to its "
+                   "GPU"));
+}
+
+absl::Status CheckAllGive(ProcessGroup& control, bool mine) {
+  const absl::StatusOr<std::vector<uint8_t>> all = Exchange<uint8_t>(control, mine ? 1 : 0);
+  if (!all.ok()) return all.status();
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r] == (*all)[0]) continue;
+    const bool zero_gives = (*all)[0] != 0;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", zero_gives ? 0 : r, " gives a communicator (ContextOptions::nccl_comm), rank ",
+                     zero_gives ? r : 0, " gives none; give one on all ranks or none"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control, const Offer& offer,
                                                           const NcclGroupOptions& options, PeerBoard& board) {
   NcclSetup setup{.api = offer.api,
                   .features = offer.features,
+                  .given = options.given,
                   .rank = control.rank(),
                   .size = control.size(),
                   .device = options.device,
                   .runtime = options.runtime};
   absl::Status status;
   nccl::MarkStarted();
-  if (setup.rank == 0) {
+  if (setup.rank == 0 && setup.given == nullptr) {
     const nccl::Result result = offer.api.GetUniqueId(&setup.id);
     status = result == nccl::kSuccess
                  ? absl::OkStatus()
@@ -108,6 +140,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
                                                               const NcclGroupOptions& options) {
   absl::StatusOr<Offer> offer = MakeOffer(options);
   if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
+  if (absl::Status s = CheckAllGive(*control, options.given != nullptr); !s.ok()) return s;
+  if (absl::Status s = Agree(*control, CheckGiven(offer->api, options, control->rank(), control->size())); !s.ok()) {
+    return s;
+  }
   absl::StatusOr<std::string> gpu = options.runtime->Identity(options.device);
   if (absl::Status s = Agree(*control, gpu.status()); !s.ok()) return s;
   if (absl::Status s = CheckNcclRanks(*control, offer->features.version_text(), *gpu, options.host); !s.ok()) return s;

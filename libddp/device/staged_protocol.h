@@ -79,7 +79,8 @@ DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int c
   return SlotOf(at, 0, at.ranks, 0, 0) + (index * kDepth + number % kDepth) * kPairSlotBytes;
 }
 DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
-  const Place at{0, ranks, nullptr, nullptr, nullptr};
+  char* const anywhere = reinterpret_cast<char*>(kLine);  // but at null, where pointers have no arithmetic
+  const Place at{0, ranks, anywhere, nullptr, nullptr};
   return static_cast<size_t>(PairSlotOf(at, ranks, 0, 0, 0) - at.ring);
 }
 

@@ -169,6 +169,7 @@ TEST_CASE("the probe's verdict is a finding") {
   ddp::ProbeReport report;
   report.verdict = ddp::ProbeVerdict::kWorks;
   CHECK(CheckProbe(report).severity == Severity::kOk);
+  CHECK(CheckProbe(report).text == "NCCL works; auto uses nccl");
   report.warning = "took 50 ms: look at PCIe";
   CHECK(CheckProbe(report).severity == Severity::kWarning);
   CHECK(absl::StrContains(CheckProbe(report).remedy, "look at PCIe"));
@@ -176,11 +177,13 @@ TEST_CASE("the probe's verdict is a finding") {
   report.verdict = ddp::ProbeVerdict::kWorksWithoutP2p;
   CHECK(CheckProbe(report).severity == Severity::kWarning);
   CHECK(CheckProbe(report).remedy == "export NCCL_P2P_DISABLE=1");
+  CHECK(absl::StrContains(CheckProbe(report).text, "auto uses nccl without P2P"));
   report.remedy = "update it";
   for (const ddp::ProbeVerdict bad : {ddp::ProbeVerdict::kInconclusive, ddp::ProbeVerdict::kBroken}) {
     report.verdict = bad;
     CHECK(CheckProbe(report).severity == Severity::kError);
     CHECK(CheckProbe(report).remedy == "update it");
+    CHECK(absl::StrContains(CheckProbe(report).text, "auto uses hierarchical"));
     CHECK_FALSE(absl::StrContains(CheckProbe(report).text, "update it"));  // said once
   }
 }

@@ -227,14 +227,32 @@ class Checker {
 
 Findings Check(const Facts& facts) { return Checker(facts).Run(); }
 
+namespace {
+
+// What a program gets that leaves the backend to libddp.
+absl::string_view ChoiceOf(ddp::ProbeVerdict verdict) {
+  switch (verdict) {
+    case ddp::ProbeVerdict::kWorks:
+      return "auto uses nccl";
+    case ddp::ProbeVerdict::kWorksWithoutP2p:
+      return "auto uses nccl without P2P, or hierarchical if that is faster";
+    default:
+      return "auto uses hierarchical, if that works and all ranks are on one host";
+  }
+}
+
+}  // namespace
+
 Finding CheckProbe(const ddp::ProbeReport& report) {
   ddp::ProbeReport without_remedy = report;
   without_remedy.remedy.clear();
-  Finding finding = {Severity::kOk, "nccl_probe", ddp::Describe(without_remedy), report.remedy};
+  Finding finding = {Severity::kOk, "nccl_probe",
+                     absl::StrCat(ddp::Describe(without_remedy), "; ", ChoiceOf(report.verdict)), report.remedy};
   switch (report.verdict) {
     case ddp::ProbeVerdict::kWorks:
       if (!report.warning.empty())
-        finding = {Severity::kWarning, "nccl_probe", "NCCL works, but slowly", report.warning};
+        finding = {Severity::kWarning, "nccl_probe", "NCCL works, but slowly; auto uses it all the same",
+                   report.warning};
       break;
     case ddp::ProbeVerdict::kWorksWithoutP2p:
       finding.severity = Severity::kWarning;

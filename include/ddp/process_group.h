@@ -334,8 +334,12 @@ class DDP_EXPORT ProcessGroup {
   //
   // Collective: all ranks pass memory of the same size, in the same order. During the call no group may run an
   // operation on the memory, and no thread may access it. Errors: ResourceExhausted, on every rank, if there is not
-  // enough memory (the contents are kept); FailedPrecondition if sizes differ; InvalidArgument for memory that is not
-  // from Allocate.
+  // enough memory (the contents are kept); FailedPrecondition if sizes differ; InvalidArgument for CPU memory that is
+  // not from Allocate.
+  //
+  // GPU memory may be the program's own, in an Allocation that the program makes: gradients in it are reduced in place,
+  // but NCCL does not get it registered, so that small reductions take longer than on memory from Allocate. The group
+  // knows it as long as an owner of the Allocation lives.
   virtual absl::Status Register(const Allocation& memory) = 0;
 
   // Sets the time-out of the operations that begin from now on, in this group and in those that Split makes of it

@@ -1,9 +1,11 @@
 // The nccl backend's memory over an NCCL and GPUs that are none: registered with NCCL, given back, shared by groups.
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/base/internal_group.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -114,6 +116,34 @@ TEST_CASE("memory of one group can be made another's") {
   CHECK(job.nccl.live_windows() == 0);
   kept.clear();
   CHECK(job.nccl.live_memory() == 0);
+}
+
+TEST_CASE("GPU memory of the program's own is reduced where it lies, and not registered with NCCL") {
+  Job job(2);
+  for (const bool mixed : {false, true}) {  // with memory of another group's on the other rank
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      const size_t bytes = 64 * sizeof(float);
+      const std::unique_ptr<ProcessGroup> other = RANK_VALUE(group.Split(0, 0));
+      Allocation memory = RANK_VALUE(other->Allocate(bytes, rank.device()));
+      if (rank.rank == 1 || !mixed) {
+        memory = Allocation(RANK_VALUE(rank.gpus.Allocate(rank.device(), bytes)), bytes, rank.device());
+      }
+      RANK_CHECK_OK(group.Barrier().Wait());
+      const int windows = rank.nccl.Calls("CommWindowRegister");
+      RANK_CHECK_OK(group.Register(memory));
+      RANK_CHECK_EQ(rank.nccl.Calls("CommWindowRegister"), windows);
+      const Buffer half = memory.View(DType::kFloat32, bytes / 2, 32);
+      std::optional<AllocatedRange> found = FindAllocation(group, half.data, bytes / 2);
+      RANK_CHECK(found.has_value() && found->offset == bytes / 2);
+      for (int i = 0; i < 32; ++i) static_cast<float*>(half.data)[i] = 1.0F + static_cast<float>(rank.rank);
+      RANK_CHECK_OK(group.AllReduce(half, half, {.op = ReduceOp::kAvg}, kNoStream).Wait());
+      RANK_CHECK_EQ(static_cast<float*>(half.data)[31], 1.5F);
+      RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);  // as plain memory
+      found.reset();
+      memory = Allocation();
+      if (rank.rank == 1) RANK_CHECK(!FindAllocation(group, half.data, bytes / 2).has_value());
+    });
+  }
 }
 
 TEST_CASE("no memory left is an error on all ranks, and nothing sticks") {

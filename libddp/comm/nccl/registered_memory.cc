@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -24,10 +27,40 @@ constexpr int kCalibrationRuns = 5;
 // So much faster the plain kernels have to be: noise decides nothing.
 constexpr double kMargin = 0.98;
 
+// What ncclMemAlloc has given to groups of this process. Whether NCCL registers other memory is not known beforehand.
+class NcclAllocations {
+ public:
+  static NcclAllocations& Get() {
+    static auto* const all = new NcclAllocations;
+    return *all;
+  }
+  void Add(const void* data, size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bytes_[static_cast<const char*>(data)] = bytes;
+  }
+  void Remove(const void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bytes_.erase(static_cast<const char*>(data));
+  }
+  bool Holds(const Allocation& memory) {
+    const char* const begin = static_cast<const char*>(memory.data());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto behind = bytes_.upper_bound(begin);
+    if (behind == bytes_.begin()) return false;
+    const auto& [data, bytes] = *std::prev(behind);
+    return begin + memory.bytes() <= data + bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const char*, size_t> bytes_;
+};
+
 }  // namespace
 
 void RegisteredMemory::Table::Free(void* data) {
   const DeviceGuard guard(*setup.runtime, setup.device);
+  NcclAllocations::Get().Remove(data);
   setup.api.MemFree(data);
 }
 
@@ -124,6 +157,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
     if (result == nccl::kSuccess) table_->Free(block.data);
     return s;
   }
+  NcclAllocations::Get().Add(block.data, bytes);
   if (features.windows) {
     if (absl::Status s = Register(&block); !s.ok()) {
       table_->Free(block.data);
@@ -136,14 +170,20 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
 }
 
 absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
-  absl::StatusOr<std::vector<std::string>> sizes = GatherStrings(control_, absl::StrCat(memory.bytes()));
-  if (!sizes.ok()) return sizes.status();
-  for (size_t r = 1; r < sizes->size(); ++r) {
-    if ((*sizes)[r] == (*sizes)[0]) continue;
+  struct Offer {
+    uint64_t bytes = 0, of_nccl = 0;
+  };
+  const absl::StatusOr<std::vector<Offer>> all =
+      Exchange(control_, Offer{memory.bytes(), NcclAllocations::Get().Holds(memory) ? uint64_t{1} : 0});
+  if (!all.ok()) return all.status();
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r].bytes == (*all)[0].bytes) continue;
     return absl::FailedPreconditionError(absl::StrCat("ranks register memory of different sizes: rank 0 has ",
-                                                      (*sizes)[0], " bytes, rank ", r, " has ", (*sizes)[r]));
+                                                      (*all)[0].bytes, " bytes, rank ", r, " has ", (*all)[r].bytes));
   }
-  if (!communicator_->setup().features.windows) return absl::OkStatus();
+  // A rank whose memory NCCL declines would leave the others waiting in NCCL.
+  const bool of_nccl = std::all_of(all->begin(), all->end(), [](const Offer& offer) { return offer.of_nccl != 0; });
+  if (!of_nccl || !communicator_->setup().features.windows) return absl::OkStatus();
   Block block;
   block.id = next_id_++;
   block.data = memory.data();

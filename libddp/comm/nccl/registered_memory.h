@@ -32,7 +32,7 @@ class RegisteredMemory {
   absl::StatusOr<Allocation> Allocate(size_t bytes);
 
   // Collective. Registers memory that another group has allocated, and keeps it alive. Where NCCL does not register it,
-  // it is reduced like any other.
+  // as the program's own, it is reduced like any other.
   absl::Status Adopt(const Allocation& memory);
 
   // Whether all of `buffer` is registered.

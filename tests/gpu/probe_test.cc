@@ -1,10 +1,11 @@
-// The probe of NCCL on real GPUs, one a rank: by ddp_probe, and in the process.
+// The probe of NCCL on real GPUs, one a rank: by ddp_probe, and in the process; and what auto makes of it.
+#include <cstdlib>
 #include <memory>
 #include <string>
 
 #include "libddp/comm/probe/probe_nccl.h"
+#include "tests/gpu/on_gpus.h"
 #include "tests/support/catch.h"
-#include "tests/support/gpu.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_folder.h"
 
@@ -36,6 +37,30 @@ TEST_CASE("NCCL is found to work between these GPUs, and that is remembered") {
         RANK_CHECK(!here.note.empty());
       },
       on_cpu);
+}
+
+TEST_CASE("auto uses what works between these GPUs, and remembers it") {
+  const TemporaryFolder cache;
+  setenv("DDP_PROBE_CACHE", cache.path().c_str(), 1);
+  ContextOptions options = OnGpus();
+  options.backend = "auto";
+  for (const bool first : {true, false}) {
+    RunOnGpus(
+        [&](Rank& rank) {
+          const BackendChoice& choice = rank.context().backend_choice();
+          RANK_CHECK_EQ(choice.backend, rank.group().backend());
+          RANK_CHECK_EQ(choice.text.empty(), rank.size() == 1);
+          if (choice.backend == "nccl" && !choice.without_p2p) RANK_CHECK_EQ(choice.from_cache, !first);
+          Array x(rank, DType::kFloat32, 100'000, false);
+          x.Fill([&](size_t i) { return static_cast<double>(i % 7 + static_cast<size_t>(rank.rank())); });
+          RANK_CHECK_OK(rank.group().AllReduce(x.Cut(1), x.Cut(1), Sum(), kNoStream).Wait());
+          const int n = rank.size();
+          x.Expect([&](size_t i) { return static_cast<double>(n) * static_cast<double>(i % 7) + n * (n - 1) / 2.0; });
+        },
+        options);
+  }
+  unsetenv("DDP_PROBE_CACHE");
+  unsetenv("NCCL_P2P_DISABLE");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -112,8 +113,8 @@ TEST_CASE("what the helpers find decides, on all ranks alike") {
   };
   for (const Case& c : cases) {
     for (const int size : {2, 4}) {
-      // The comparison moves 64 MiB a rank, which takes simulated GPUs some time.
-      if (size == 4 && c.without_p2p_chosen) continue;
+      // Trials of the hierarchical backend take simulated GPUs some time.
+      if (size == 4 && c.failed_rank >= 0 && &c != std::end(cases) - 1) continue;
       CAPTURE(size, c.configured, c.without_p2p);
       Scenario scenario(size);
       scenario.HierarchicalTakes(c.hierarchical_us);
@@ -335,13 +336,15 @@ TEST_CASE("a choice is remembered with its comparison, if all ranks remember the
   text.replace(text.find("9,", at), 2, "7,");
   std::ofstream(file_of(1)) << text;
   CHECK(looks_again("hierarchical"));
+
+  scenario.job.gpus.staged_blocks = [](int) { return 1; };  // so that there is nothing to compare with, which is faster
   fs::remove(file_of(0));
-  CHECK(looks_again("hierarchical"));
+  CHECK(looks_again("nccl"));
   std::ofstream(file_of(0)) << "nonsense";
-  CHECK(looks_again("hierarchical"));
+  CHECK(looks_again("nccl"));
   fs::permissions(file_of(1), fs::perms::others_write, fs::perm_options::add);
-  CHECK(looks_again("hierarchical"));
-  CHECK_FALSE(looks_again("hierarchical"));
+  CHECK(looks_again("nccl"));
+  CHECK_FALSE(looks_again("nccl"));
 }
 
 }  // namespace

@@ -31,6 +31,20 @@ __device__ void StoreRelease(uint64_t* to, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
+// Each half of it is whole; see staged::Packet.
+__device__ staged::Packet LoadPacket(const staged::Packet* from) {
+  staged::Packet packet;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(packet.half[0]), "=l"(packet.half[1])
+               : "l"(from)
+               : "memory");
+  return packet;
+}
+__device__ void StorePacket(staged::Packet* to, const staged::Packet& packet) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(packet.half[0]), "l"(packet.half[1])
+               : "memory");
+}
+
 // The type that elements are reduced in, with the CPU's rules (cpu_reduce.h). No multiplication joins an addition.
 template <typename T>
 struct Accumulate {
@@ -220,6 +234,51 @@ class Block {
     }
   }
 
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ int threads() const { return kThreads; }
+
+  __device__ uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n) {
+    alignas(staged::kPacketBytes) In x[kPacketWidth] = {};
+#pragma unroll
+    for (int k = 0; k < kPacketWidth; ++k) {
+      uint64_t bytes = sizeof(In);
+      if (k < n) x[k] = *reinterpret_cast<const In*>(Locate(in, (first + k) * sizeof(In), &bytes));
+    }
+    return *reinterpret_cast<const uint64_t*>(x);
+  }
+
+  __device__ void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
+    const uint64_t above = static_cast<uint64_t>(mark) << 32;
+    StorePacket(to, {{above | (data & UINT32_MAX), above | (data >> 32)}});
+  }
+
+  __device__ bool Receive(staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data) {
+    bool received = true;
+#pragma unroll
+    for (int first = 0; first < staged::kMaxRanks; first += kTogether) {
+      if (first < at_.ranks) received = received && ReceiveSome(first, from, stride, mark, own, data);
+    }
+    return received;
+  }
+
+  __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
+    typename Accumulate<In>::Type acc[kPacketWidth] = {};
+#pragma unroll
+    for (int r = 0; r < staged::kMaxRanks; ++r) {
+      if (r >= at_.ranks) break;
+      const In* const x = reinterpret_cast<const In*>(&data[r]);
+#pragma unroll
+      for (int k = 0; k < kPacketWidth; ++k) {
+        if (k < n) Take(r == 0, x[k], &acc[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kPacketWidth; ++k) {
+      uint64_t bytes = sizeof(Out);
+      if (k < n) *reinterpret_cast<Out*>(Locate(out, (first + k) * sizeof(Out), &bytes)) = Result(acc[k]);
+    }
+  }
+
   // At the kernel's end.
   __device__ void Report() {
     if (arithmetic_ == nullptr || arithmetic_->nonfinite == nullptr) return;
@@ -227,6 +286,9 @@ class Block {
   }
 
  private:
+  static constexpr int kPacketWidth = staged::kPacketBytes / sizeof(In);
+  static constexpr int kTogether = 8;
+
   // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
   __device__ bool MustLeave() {
     if (*const_cast<const volatile uint32_t*>(at_.failed) != 0) return true;
@@ -240,6 +302,32 @@ class Block {
       if (static_cast<int64_t>(LoadAcquire(counter) - target) >= 0) return true;
       if (polls % kPollsALook == 0 && MustLeave()) return false;
     }
+  }
+
+  // From kTogether ranks on: the loads of their packets are under way at once.
+  __device__ bool ReceiveSome(int first, const staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own,
+                              uint64_t* data) {
+    uint32_t missing = 0;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (first + k == at_.rank) data[first + k] = own;
+      if (first + k != at_.rank && first + k < at_.ranks) missing |= 1u << k;
+    }
+    for (int polls = 1; missing != 0; ++polls) {
+      staged::Packet packet[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if ((missing >> k & 1) != 0) packet[k] = LoadPacket(from + static_cast<uint64_t>(first + k) * stride);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if ((missing >> k & 1) == 0 || packet[k].half[0] >> 32 != mark || packet[k].half[1] >> 32 != mark) continue;
+        data[first + k] = (packet[k].half[0] & UINT32_MAX) | packet[k].half[1] << 32;
+        missing &= ~(1u << k);
+      }
+      if (polls % kPollsALook == 0 && missing != 0 && MustLeave()) return false;
+    }
+    return true;
   }
 
   template <typename Acc>

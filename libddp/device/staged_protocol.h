@@ -11,6 +11,8 @@
 // A large array is cut into tiles, and a tile into parts: one for each rank where each rank reduces a part (the
 // two-phase all-reduce, after Rabenseifner, "Optimization of Collective Reduction Operations", 2004), or a single one
 // where each rank reduces everything. Channel c works on the tiles c, c + channels, ...
+//
+// A small array goes as packets, in which data and a mark come together: nobody waits for a counter.
 #ifndef LIBDDP_DEVICE_STAGED_PROTOCOL_H_
 #define LIBDDP_DEVICE_STAGED_PROTOCOL_H_
 
@@ -28,10 +30,17 @@ inline constexpr int kDepth = 4;  // slots of a ring
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr int kPairChannels = 2;  // of a message between two ranks
 inline constexpr size_t kPairSlotBytes = 16 << 10;
+inline constexpr uint64_t kPackets = 512;  // of a channel in one operation
+inline constexpr int kPacketBytes = 8;     // of data
 inline constexpr size_t kLine = 64;
 
 struct alignas(kLine) Counter {
   uint64_t value;
+};
+
+// The GPU and the bus keep each half whole: 4 bytes of data below, a mark above, which is another in each operation.
+struct alignas(16) Packet {
+  uint64_t half[2];
 };
 
 // One side of an operation: ranges of memory that stand end to end.
@@ -78,14 +87,20 @@ DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int c
   const size_t index = static_cast<size_t>((from * at.ranks + to) * kPairChannels + channel);
   return SlotOf(at, 0, at.ranks, 0, 0) + (index * kDepth + number % kDepth) * kPairSlotBytes;
 }
+// Operations that follow each other use different ones.
+DDP_HOST_DEVICE inline Packet* PacketsOf(const Place& at, int rank, int channel, uint64_t operation) {
+  const size_t index = (static_cast<size_t>(rank) * 2 + operation % 2) * kMaxChannels + static_cast<size_t>(channel);
+  return reinterpret_cast<Packet*>(PairSlotOf(at, at.ranks, 0, 0, 0)) + index * kPackets;
+}
 DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
   char* const anywhere = reinterpret_cast<char*>(kLine);  // but at null, where pointers have no arithmetic
   const Place at{0, ranks, anywhere, nullptr, nullptr};
-  return static_cast<size_t>(PairSlotOf(at, ranks, 0, 0, 0) - at.ring);
+  return static_cast<size_t>(reinterpret_cast<char*>(PacketsOf(at, ranks, 0, 0)) - at.ring);
 }
 
-// A rank's own counts.
-inline constexpr int kCounts = kMaxChannels * kStages + kMaxRanks * kPairChannels * kPairStages;
+// A rank's own counts: of slots in each stage, and of the operations by packets in each channel.
+inline constexpr int kPairCounts = kMaxRanks * kPairChannels * kPairStages;
+inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kMaxChannels;
 DDP_HOST_DEVICE inline uint64_t* CountOf(const Place& at, Stage stage, int channel) {
   return at.counts + channel * kStages + stage;
 }
@@ -93,11 +108,16 @@ DDP_HOST_DEVICE inline uint64_t* PairCountOf(const Place& at, PairStage stage, i
   return at.counts + kMaxChannels * kStages + (peer * kPairChannels + channel) * kPairStages + stage;
 }
 
+DDP_HOST_DEVICE inline uint64_t* PacketCountOf(const Place& at, int channel) {
+  return at.counts + kMaxChannels * kStages + kPairCounts + channel;
+}
+
 // --- collective operations ------------------------------------------------------------------------------------------
 
 enum class Move : uint8_t {
-  kAllReduce,      // in two phases: each rank reduces a part of each tile
-  kAllReduceOnce,  // in one: each rank reduces everything
+  kAllReduce,         // in two phases: each rank reduces a part of each tile
+  kAllReduceOnce,     // in one: each rank reduces everything
+  kAllReducePackets,  // the same, by packets; a channel has one tile
   kReduceScatter,
   kReduce,  // to `root`
   kAllGather,
@@ -185,6 +205,12 @@ DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, ui
 //   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;
 //                                                  from[at.rank] is the only one that is not in the ring
 //   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
+// And each of its threads, thread() of threads(), alone, with `n` elements from `first` on, which fit into a packet:
+//   uint64_t Gather(const RangeTable& in, uint64_t first, uint64_t n)
+//   void Put(Packet*, uint64_t data, uint32_t mark)
+//   bool Receive(Packet*, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data)   fills in data[r] of all
+//                                                  ranks, whose packets are `stride` apart; false: leave
+//   void ReducePacket(const uint64_t* data, const RangeTable& out, uint64_t first, uint64_t n)
 
 // The parts of a tile that others reduce go into this rank's input slot.
 template <typename Block>
@@ -280,6 +306,36 @@ DDP_HOST_DEVICE bool FetchTile(Block& block, const Collective& c, int channel, u
   return true;
 }
 
+// The protocol that NCCL calls LL, for low latency. Who begins operation n + 2 has everybody's packets of n + 1, sent
+// after all packets of n were read: so two sets are enough.
+template <typename Block>
+DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) {
+  // Marks come round after 2^32 operations. What was written that long ago must not be there any more.
+  constexpr uint64_t kRenewal = 1 << 24;
+  uint64_t* const count = PacketCountOf(c.at, channel);
+  const uint64_t operation = block.Load(count) + 1;
+  const uint32_t mark = static_cast<uint32_t>(operation);
+  const Part part = PartOf(c, static_cast<uint64_t>(channel), 0);
+  const uint64_t each = static_cast<uint64_t>(kPacketBytes / c.in_size);
+  const uint64_t packets = (part.count + each - 1) / each;
+  const auto elements = [&](uint64_t i) { return part.count - i * each < each ? part.count - i * each : each; };
+  const uint64_t step = static_cast<uint64_t>(block.threads());
+  Packet* const mine = PacketsOf(c.at, c.at.rank, channel, operation);
+  for (uint64_t i = static_cast<uint64_t>(block.thread()); i < (operation % kRenewal < 2 ? kPackets : packets);
+       i += step) {
+    block.Put(&mine[i], i < packets ? block.Gather(c.in, part.begin + i * each, elements(i)) : 0, mark);
+  }
+  Packet* const first = PacketsOf(c.at, 0, channel, operation);
+  const uint64_t stride = static_cast<uint64_t>(PacketsOf(c.at, 1, channel, operation) - first);
+  for (uint64_t i = static_cast<uint64_t>(block.thread()); i < packets; i += step) {
+    uint64_t data[kMaxRanks];
+    const uint64_t own = block.Gather(c.in, part.begin + i * each, elements(i));
+    if (!block.Receive(first + i, stride, mark, own, data)) break;
+    block.ReducePacket(data, c.out, part.begin + i * each, elements(i));
+  }
+  block.Store(count, operation);
+}
+
 enum class Duty : int { kWrite, kReduce, kFetch, kAll };
 
 DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * c.channels : c.channels; }
@@ -287,6 +343,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 // What thread block `index` of BlocksOf does.
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
+  if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
   const bool inputs = UsesInputs(c.move), results = UsesResults(c.move);

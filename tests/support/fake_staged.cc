@@ -1,5 +1,6 @@
 // The staged protocol on simulated GPUs: a thread block is a thread of the host.
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -71,12 +72,53 @@ class HostBlock {
     Found(reduce_(in.data(), n, out, outs, count));
   }
 
+  int thread() const { return 0; }
+  int threads() const { return 1; }
+  uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n) {
+    const uint64_t size = SizeOf(static_cast<DType>(arithmetic_->in_type));
+    char data[staged::kPacketBytes] = {};
+    for (uint64_t k = 0, bytes = size; k < n; ++k)
+      std::memcpy(data + k * size, Locate(in, (first + k) * size, &bytes), size);
+    return std::bit_cast<uint64_t>(data);
+  }
+  void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
+    for (int h = 0; h < 2; ++h) {
+      const uint64_t half = (static_cast<uint64_t>(mark) << 32) | ((data >> (32 * h)) & UINT32_MAX);
+      std::atomic_ref<uint64_t>(to->half[h]).store(half, std::memory_order_relaxed);
+    }
+  }
+  bool Receive(staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data) {
+    for (int r = 0; r < at_.ranks; ++r) {
+      data[r] = r == at_.rank ? own : 0;
+      for (int h = 0; h < 2 && r != at_.rank; ++h) {
+        const std::atomic_ref<uint64_t> half(from[static_cast<uint64_t>(r) * stride].half[h]);
+        if (!SpinUntil([&] { return half.load(std::memory_order_relaxed) >> 32 == mark; })) return false;
+        data[r] |= (half.load(std::memory_order_relaxed) & UINT32_MAX) << (32 * h);
+      }
+    }
+    return true;
+  }
+  void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
+    const uint64_t size = SizeOf(static_cast<DType>(arithmetic_->out_type));
+    std::vector<const void*> in;
+    for (int r = 0; r < at_.ranks; ++r) in.push_back(data + r);
+    alignas(8) char result[staged::kPacketBytes * sizeof(float)];
+    void* const to = result;
+    Found(reduce_(in.data(), at_.ranks, &to, 1, n));
+    for (uint64_t k = 0, bytes = size; k < n; ++k)
+      std::memcpy(Locate(out, (first + k) * size, &bytes), result + k * size, size);
+  }
+
  private:
   void Found(bool nonfinite) {
     if (nonfinite && arithmetic_->nonfinite != nullptr) std::atomic_ref<uint32_t>(*arithmetic_->nonfinite).store(1);
   }
   bool Spin(uint64_t* counter, uint64_t target) {
-    for (int looks = 0; std::atomic_ref<uint64_t>(*counter).load(std::memory_order_acquire) < target; ++looks) {
+    return SpinUntil([&] { return std::atomic_ref<uint64_t>(*counter).load(std::memory_order_acquire) >= target; });
+  }
+  template <typename Reached>
+  bool SpinUntil(const Reached& reached) {
+    for (int looks = 0; !reached(); ++looks) {
       if (MustLeave()) return false;
       if (looks < 100) {
         std::this_thread::yield();

@@ -38,8 +38,8 @@ std::vector<int> Covered(const staged::Collective& c) {
 }
 
 TEST_CASE("tiles cover every element once, and fit their slots") {
-  for (const Move move : {Move::kAllReduce, Move::kAllReduceOnce, Move::kReduceScatter, Move::kReduce, Move::kAllGather,
-                          Move::kBroadcast}) {
+  for (const Move move : {Move::kAllReduce, Move::kAllReduceOnce, Move::kAllReducePackets, Move::kReduceScatter,
+                          Move::kReduce, Move::kAllGather, Move::kBroadcast}) {
     for (const int ranks : {2, 3, 8, 16}) {
       for (const int size : {1, 2, 4, 8}) {
         for (const uint64_t each : {1, 5, 1000, 40'000}) {
@@ -51,11 +51,20 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             c.in_size = size;
             c.out_size = size == 2 ? 4 : size;
             for (int r = 0; r <= ranks; ++r) c.part_begin[r] = each * static_cast<uint64_t>(r);
+            const uint64_t bytes = c.count * static_cast<uint64_t>(size);
+            if (move == Move::kAllReducePackets && AllReduceMove(ranks, blocks, bytes) != move) continue;
             PlanTiles(blocks, &c);
             INFO("move " << static_cast<int>(move) << ", " << ranks << " ranks, " << size << " bytes, " << each
                          << " each, " << blocks << " blocks");
             CHECK(Covered(c) == std::vector<int>(c.count, 1));
             const uint64_t parts = HasParts(move) ? static_cast<uint64_t>(ranks) : 1;
+            if (move == Move::kAllReducePackets) {
+              CHECK(c.tiles == static_cast<uint64_t>(c.channels));
+              CHECK(c.part_elements * static_cast<uint64_t>(size) <= staged::kPackets * staged::kPacketBytes);
+              CHECK(c.part_elements * static_cast<uint64_t>(size) % staged::kPacketBytes == 0);
+              CHECK(BlocksOf(c) <= blocks);
+              continue;
+            }
             if (UsesInputs(move)) {
               CHECK(parts * c.part_elements * static_cast<uint64_t>(c.in_size) <= staged::kSlotBytes);
             }
@@ -87,6 +96,7 @@ TEST_CASE("the parts of the ring do not overlap") {
         for (int s = 0; s < staged::kStages; ++s) {
           take(CounterOf(at, static_cast<staged::Stage>(s), r, c), sizeof(staged::Counter));
         }
+        for (uint64_t n = 0; n < 2; ++n) take(PacketsOf(at, r, c, n), staged::kPackets * sizeof(staged::Packet));
         for (int ring = 0; ring < 2; ++ring) {
           for (uint64_t n = 0; n < staged::kDepth; ++n) take(SlotOf(at, ring, r, c, n), staged::kSlotBytes);
         }
@@ -140,6 +150,97 @@ TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
         }
       }
     });
+  }
+}
+
+// All-reduces of ones by packets on two simulated GPUs, rank 1 well after rank 0; on a ring of the test's own.
+class PacketPair {
+ public:
+  explicit PacketPair(uint64_t operations_before) : ring_(staged::RingBytes(kRanks) / sizeof(staged::Packet)) {
+    const DeviceGuard first(gpus_, DeviceOf(0));
+    registered_ = gpus_.RegisterHost(ring_.data(), staged::RingBytes(kRanks)).value();
+    for (int r = 0; r < kRanks; ++r) {
+      Side& side = sides_[r];
+      const DeviceGuard guard(gpus_, DeviceOf(r));
+      side.counts = gpus_.Allocate(DeviceOf(r), staged::kCounts * sizeof(uint64_t)).value();
+      side.failed = gpus_.Allocate(DeviceOf(r), sizeof(uint32_t)).value();
+      *static_cast<uint32_t*>(side.failed.get()) = 0;
+      side.words = gpus_.Allocate(DeviceOf(r), kMost * sizeof(int32_t)).value();
+      side.stream = MakeStream(gpus_).value();
+      FakeDevices::RunEarly(side.stream.get());
+      for (int c = 0; c < staged::kMaxChannels; ++c) *PacketCountOf(PlaceOf(r), c) = operations_before;
+    }
+  }
+  ~PacketPair() {
+    for (const std::string& complaint : gpus_.complaints()) CHECK(complaint == "");
+  }
+
+  // As if operation `number` of long ago had left its packets.
+  void LeavePackets(uint64_t number) {
+    for (int r = 0; r < kRanks; ++r) {
+      for (int c = 0; c < staged::kMaxChannels; ++c) {
+        const uint64_t half = (number << 32) | 77;
+        std::fill_n(PacketsOf(PlaceOf(0), r, c, number), staged::kPackets, staged::Packet{{half, half}});
+      }
+    }
+  }
+
+  // Both ranks' results, end to end.
+  std::vector<int32_t> AllReduce(size_t count) {
+    for (int r = 0; r < kRanks; ++r) {
+      staged::Collective c = {};
+      c.at = PlaceOf(r);
+      c.move = Move::kAllReducePackets;
+      c.count = count;
+      c.in_size = c.out_size = sizeof(int32_t);
+      c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kInt32);
+      PlanTiles(32, &c);
+      c.in = c.out = {{static_cast<char*>(sides_[r].words.get())}, {count * sizeof(int32_t)}, 1};
+      std::fill_n(WordsOf(r), count, 1);
+      const DeviceGuard guard(gpus_, DeviceOf(r));
+      CHECK(gpus_.RunStaged(c, sides_[r].stream.get()).ok());
+      if (r == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    std::vector<int32_t> results;
+    for (int r = 0; r < kRanks; ++r) {
+      FakeDevices::Synchronize(sides_[r].stream.get());
+      results.insert(results.end(), WordsOf(r), WordsOf(r) + count);
+    }
+    return results;
+  }
+
+  static constexpr size_t kMost = 8192;  // elements
+
+ private:
+  static constexpr int kRanks = 2;
+  struct Side {
+    std::shared_ptr<void> counts, failed, words;
+    OwnedStream stream;
+  };
+
+  static Device DeviceOf(int rank) { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
+  int32_t* WordsOf(int rank) { return static_cast<int32_t*>(sides_[rank].words.get()); }
+  staged::Place PlaceOf(int rank) {
+    return {rank, kRanks, reinterpret_cast<char*>(ring_.data()), static_cast<uint64_t*>(sides_[rank].counts.get()),
+            static_cast<uint32_t*>(sides_[rank].failed.get())};
+  }
+
+  FakeDevices& gpus_ = KeptDevices(kRanks);
+  std::vector<staged::Packet> ring_;
+  std::shared_ptr<void> registered_;
+  Side sides_[kRanks];
+};
+
+TEST_CASE("packets of operations long ago are not taken for those of this one") {
+  for (const uint64_t before : {uint64_t{1} << 24, uint64_t{1} << 32}) {
+    PacketPair pair(before - 2);
+    pair.LeavePackets(before + 2);
+    pair.LeavePackets(before + 3);
+    for (uint64_t number = before - 1; number < before + 8; ++number) {
+      INFO("operation " << number);
+      const size_t count = number < before + 2 ? 3 : PacketPair::kMost;
+      CHECK(pair.AllReduce(count) == std::vector<int32_t>(2 * count, 2));
+    }
   }
 }
 

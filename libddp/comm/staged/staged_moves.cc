@@ -14,10 +14,10 @@ namespace {
 using Kind = OperationKey::Kind;
 using staged::Move;
 
-Move MoveOf(const CheckedCall& call, int ranks) {
+Move MoveOf(const CheckedCall& call, int ranks, int blocks) {
   switch (call.key.kind) {
     case Kind::kAllReduce:
-      return AllReduceMove(ranks, call.count * std::max(SizeOf(call.key.in), SizeOf(call.key.out)));
+      return AllReduceMove(ranks, blocks, call.count * SizeOf(call.key.in));
     case Kind::kReduceScatter:
       return Move::kReduceScatter;
     case Kind::kReduce:
@@ -131,7 +131,7 @@ absl::Status StagedMoves::Barrier(void* stream) {
 staged::Collective StagedMoves::Prepare(const CheckedCall& call) const {
   staged::Collective c = {};
   c.at = at_;
-  c.move = MoveOf(call, at_.ranks);
+  c.move = MoveOf(call, at_.ranks, blocks_);
   c.root = call.key.root;
   c.in_size = static_cast<int>(SizeOf(call.key.in));
   c.out_size = static_cast<int>(SizeOf(call.key.out));

@@ -13,16 +13,33 @@ using staged::Move;
 constexpr uint64_t kAlign = 16;
 // A thread block copies less than this no faster.
 constexpr uint64_t kLeastBytes = 4 << 10;
-// What one wait costs, in bytes that could be read meanwhile.
-constexpr uint64_t kOnceBytes = 64 << 10;
+// Of everybody's packets that a rank reads; what is larger is done sooner in slots.
+constexpr uint64_t kMostInPackets = 128 << 10;
+// A thread for each packet: with more thread blocks nothing is done sooner.
+constexpr uint64_t kPacketsABlock = 256;
+
+int MostChannels(int blocks) { return std::clamp(blocks, 1, staged::kMaxChannels); }
+
+void PlanPackets(int blocks, staged::Collective* c) {
+  const uint64_t each = static_cast<uint64_t>(staged::kPacketBytes / c->in_size);
+  const uint64_t packets = std::max<uint64_t>(1, CeilDiv(c->count, each));
+  const uint64_t channels = std::min(CeilDiv(packets, kPacketsABlock), static_cast<uint64_t>(MostChannels(blocks)));
+  c->part_elements = CeilDiv(packets, channels) * each;
+  c->tiles = CeilDiv(packets * each, c->part_elements);
+  c->channels = static_cast<int>(c->tiles);
+  c->split = false;
+}
 
 }  // namespace
 
-Move AllReduceMove(int ranks, uint64_t bytes) {
-  return ranks == 2 || bytes * static_cast<uint64_t>(ranks - 1) <= kOnceBytes ? Move::kAllReduceOnce : Move::kAllReduce;
+Move AllReduceMove(int ranks, int blocks, uint64_t bytes) {
+  const uint64_t fit = static_cast<uint64_t>(MostChannels(blocks)) * staged::kPackets * staged::kPacketBytes;
+  if (bytes <= fit && bytes * static_cast<uint64_t>(ranks - 1) <= kMostInPackets) return Move::kAllReducePackets;
+  return ranks == 2 ? Move::kAllReduceOnce : Move::kAllReduce;
 }
 
 void PlanTiles(int blocks, staged::Collective* c) {
+  if (c->move == Move::kAllReducePackets) return PlanPackets(blocks, c);
   const uint64_t in_size = static_cast<uint64_t>(c->in_size), out_size = static_cast<uint64_t>(c->out_size);
   const uint64_t ranks = static_cast<uint64_t>(c->at.ranks);
   const uint64_t parts = HasParts(c->move) ? ranks : 1;

@@ -9,9 +9,11 @@
 
 namespace ddp {
 
-// The two ways of an all-reduce of `bytes` over `ranks`. In one phase every rank reads everybody's whole input: it is
-// done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: what is larger is done sooner so.
-staged::Move AllReduceMove(int ranks, uint64_t bytes);
+// The way of an all-reduce of `bytes` of input over `ranks`. In one phase every rank reads everybody's whole input: it
+// is done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: of more than two ranks what is larger is
+// done sooner so. By packets what is small is done soonest: they are twice as many bytes, but there is no other wait.
+// `blocks`: as below.
+staged::Move AllReduceMove(int ranks, int blocks, uint64_t bytes);
 
 // Fills in channels, split, tiles and part_elements of `collective`, whose move, ranks, count, part_begin and element
 // sizes are set. `blocks`: thread blocks that each rank can run at once.

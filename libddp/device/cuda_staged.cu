@@ -7,7 +7,7 @@ namespace ddp::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;       // vectors that a thread loads before it uses the first
+constexpr int kUnroll = 8;       // vectors that a thread loads before it uses the first
 constexpr int kPollsALook = 64;  // at a counter, before a look at whether somebody has failed
 
 // Not from a cache: another GPU has written it.
@@ -191,7 +191,7 @@ class Block {
 
   __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
     constexpr int kWidth = 16 / sizeof(In);
-    constexpr int kVectors = 2;
+    constexpr int kVectors = 4;
     using Acc = typename Accumulate<In>::Type;
     using OutVector = Vector<Out, kWidth>;
     const char* const ring = from[at_.rank == 0 ? 1 : 0];  // all but its own begin alike

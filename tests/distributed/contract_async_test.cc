@@ -127,7 +127,8 @@ TEST_CASE("Progress does this rank's part, so that a waiting peer is served") {
   });
 }
 
-TEST_CASE("a bucket's reduction ended when its last part was done, whoever did it and whenever a rank looks") {
+TEST_CASE("a bucket's reduction ended when its last part was done, whoever did it and whenever a rank looks",
+          "[host]") {
   if (RankCount() == 1 || std::getenv("DDP_NODE_SIZE") != nullptr) return;  // nodes wait for each other's messages
   RunOnRanks([](Rank& rank) {
     for (const size_t count : {size_t{100}, size_t{1} << 20}) {

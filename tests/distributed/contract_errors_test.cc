@@ -19,7 +19,7 @@ namespace {
 
 using absl::StatusCode;
 
-TEST_CASE("the caller's mistakes are InvalidArgument and do no harm") {
+TEST_CASE("the caller's mistakes are InvalidArgument and do no harm", "[host]") {
   RunOnRanks([](Rank& rank) {
     ProcessGroup& group = rank.group();
     const size_t size = static_cast<size_t>(rank.size());
@@ -143,7 +143,7 @@ ReduceOptions With(ReduceOp op) {
   return options;
 }
 
-TEST_CASE("ranks that disagree all learn of it, with both sides named") {
+TEST_CASE("ranks that disagree all learn of it, with both sides named", "[host]") {
   if (RankCount() == 1) return;  // nobody to disagree with
   const auto retyped = [](Memory& m, size_t count, DType dtype) { return Buffer{m.data(), count, dtype, {}}; };
   const std::vector<Disagreement> disagreements = {
@@ -230,10 +230,10 @@ TEST_CASE("what was held back when the group failed has failed, and stays so") {
     const Buffer reduced = m.Range(0, rank.rank() == 0 ? 100 : 99), sent = m.Range(0, 100);
     Work first = group.AllReduce({reduced}, {reduced});
     Work second = group.Broadcast({sent}, 0);
-    RANK_CHECK_STATUS(first.Wait(), StatusCode::kFailedPrecondition, "disagree");
+    RANK_CHECK_STATUS(first.Wait(), StatusCode::kFailedPrecondition, " calls ");
     absl::SleepFor(absl::Milliseconds(30));  // the library's own thread looks at the group meanwhile
     const absl::Status status = second.Wait();
-    RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, "disagree");
+    RANK_CHECK_STATUS(status, StatusCode::kFailedPrecondition, " calls ");
   });
 }
 

@@ -303,7 +303,9 @@ TEST_CASE("groups that are made and destroyed leave nothing behind") {
     RANK_CHECK_EQ(after.files, before.files);
     RANK_CHECK_EQ(after.threads, before.threads);
     RANK_CHECK_EQ(after.mappings, before.mappings);
-    RANK_CHECK(after.bytes < before.bytes + kGroups * 512);  // half a KiB a group: tables that grow
+    // Tables grow, by a quarter of a KiB a group and rank.
+    const size_t grown = static_cast<size_t>(kGroups * rank.size() * 256);
+    RANK_CHECK(after.bytes < before.bytes + grown, before.bytes, " bytes, then ", after.bytes);
   });
 }
 

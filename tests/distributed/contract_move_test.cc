@@ -111,7 +111,7 @@ bool IsFilled(const char* data, size_t bytes, char value) {
   return data[0] == value && std::memcmp(data, data + 1, bytes - 1) == 0;
 }
 
-TEST_CASE("allocated memory is zero, page-aligned and each rank's own") {
+TEST_CASE("allocated memory is zero, page-aligned and each rank's own", "[host]") {
   RunOnRanks([](Rank& rank) {
     std::vector<Allocation> kept;
     for (const size_t bytes : {size_t{1}, size_t{100}, size_t{4096}, size_t{3'000'001}, size_t{20'000'000}}) {
@@ -183,7 +183,7 @@ TEST_CASE("the world says who is who") {
   });
 }
 
-TEST_CASE("the hierarchical backend serves a world of any size, the local one a world of one") {
+TEST_CASE("the hierarchical backend serves a world of any size, the local one a world of one", "[host]") {
   ContextOptions options;
   options.backend = "hierarchical";
   RunOnRanks([](Rank& rank) { RANK_CHECK_EQ(rank.group().backend(), "hierarchical"); }, options);

@@ -157,6 +157,7 @@ absl::Status FakeDevices::Reach(absl::string_view call, const void* data, size_t
   if (data == nullptr || bytes == 0) return absl::OkStatus();
   const int where = MemoryMap::Get().DeviceOf(data, bytes);
   if (where == current_device || where == kHost) return absl::OkStatus();
+  if (where == kNowhere && host_memory_is_theirs) return absl::OkStatus();
   return Complain(call, absl::StrCat("GPU ", current_device, " does not reach the memory: it is ",
                                      where == kNowhere ? "the host's, and not registered" : "another GPU's"));
 }

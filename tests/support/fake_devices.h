@@ -37,6 +37,8 @@ class FakeDevices final : public DeviceRuntime {
   std::function<bool(int device, int number)> late = [](int, int) { return true; };
   // Thread blocks of RunStaged that a device runs at once. More are a complaint: a GPU might never run them.
   std::function<int(int device)> staged_blocks = [](int) { return 32; };
+  // Whether ordinary memory of the host passes for a device's.
+  bool host_memory_is_theirs = false;
   // What a device says that it is.
   std::function<std::string(int device)> identity = [](int device) { return "fake:" + std::to_string(device); };
 

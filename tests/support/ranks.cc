@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "tests/support/catch.h"
 #include "tests/support/launch.h"
@@ -56,18 +57,26 @@ class Threads {
 std::string RunOne(const std::function<void(Rank&)>& body, const ContextOptions& options, std::function<void()> meet) {
   absl::StatusOr<std::unique_ptr<Context>> context = Context::Create(options);
   if (!context.ok()) return absl::StrCat("Context::Create: ", context.status().ToString());
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> other;
+  if (ranks_group != nullptr) {
+    other = ranks_group(**context);
+    if (!other.ok()) return absl::StrCat("the rank's group: ", other.status().ToString());
+  }
+  ProcessGroup& group = ranks_group == nullptr ? (*context)->world() : **other;
   std::string failure;
   try {
-    Rank rank(**context, std::move(meet));
+    Rank rank(**context, group, std::move(meet));
     body(rank);
   } catch (const std::exception& e) {
     failure = e.what();
-    (*context)->world().Abort(absl::InternalError(absl::StrCat("the test failed: ", failure)));
+    group.Abort(absl::InternalError(absl::StrCat("the test failed: ", failure)));
   }
   return failure;
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> (*ranks_group)(Context& context) = nullptr;
 
 bool RanksAreThreads() { return !UnderMpi(); }
 

@@ -7,6 +7,7 @@
 #define TESTS_SUPPORT_RANKS_H_
 
 #include <functional>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,10 +20,12 @@ namespace ddp::testing {
 // One rank, as its test body sees it. Used by that rank's thread only.
 class Rank {
  public:
-  Rank(Context& context, std::function<void()> meet) : context_(context), meet_(std::move(meet)) {}
+  Rank(Context& context, ProcessGroup& group, std::function<void()> meet)
+      : context_(context), group_(group), meet_(std::move(meet)) {}
 
   Context& context() { return context_; }
-  ProcessGroup& group() { return context_.world(); }
+  // The world; or another group of all ranks, see ranks_group.
+  ProcessGroup& group() { return group_; }
   int rank() const { return context_.rank(); }
   int size() const { return context_.world_size(); }
 
@@ -31,8 +34,12 @@ class Rank {
 
  private:
   Context& context_;
+  ProcessGroup& group_;
   std::function<void()> meet_;
 };
+
+// Set before main: makes the groups of the ranks. Null: these are the worlds.
+extern absl::StatusOr<std::unique_ptr<ProcessGroup>> (*ranks_group)(Context& context);
 
 // The world's size here: mpirun's, or DDP_TEST_RANKS (2 if unset).
 int RankCount();

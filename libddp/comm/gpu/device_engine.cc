@@ -14,6 +14,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
+#include "libddp/comm/gpu/device_work.h"
 
 namespace ddp {
 namespace {
@@ -22,66 +23,6 @@ namespace {
 constexpr int64_t kDrainNs = 2'000'000'000;
 
 }  // namespace
-
-// One operation. Kept by the engine when nobody refers to it, with its event.
-class DeviceWork final : public internal::WorkState {
- public:
-  enum State : int { kPending, kDone, kCaptured };
-
-  bool Done() const override { return engine->Finished(const_cast<DeviceWork*>(this)); }
-
-  absl::Status Wait(absl::Time deadline) override {
-    if (state.load(std::memory_order_acquire) == kCaptured) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(engine->name(), ": ", operation.Describe(),
-                       " was captured into a CUDA graph and has not run: BlockStream it, then wait for the graph"));
-    }
-    const bool bounded = deadline != absl::InfiniteFuture();
-    Backoff backoff(/*oversubscribed=*/false);
-    while (!engine->Finished(this)) {
-      if (bounded && absl::Now() >= deadline) {
-        return absl::DeadlineExceededError(
-            absl::StrCat(engine->name(), ": ", operation.Describe(), " is not done yet; it goes on"));
-      }
-      if (backoff.TimeToLook()) engine->options().progress->WhileWaiting();
-      backoff.Pause();
-    }
-    return engine->Outcome(this);
-  }
-
-  absl::Status BlockStream(Stream stream) override {
-    if (stream.device.kind == Device::Kind::kCpu) return Wait(absl::InfiniteFuture());
-    // Nothing may be ordered after a failed operation as though it had succeeded.
-    if (engine->failed_.load(std::memory_order_acquire) && state.load(std::memory_order_acquire) == kPending) {
-      return engine->status();
-    }
-    if (state.load(std::memory_order_acquire) == kCaptured) return Named(engine->JoinCaptured(this, stream));
-    // A null stream is the current device's.
-    const DeviceGuard guard(engine->runtime(), stream.device);
-    return Named(guard.status().ok() ? engine->runtime().WaitEvent(stream.native, event.get()) : guard.status());
-  }
-
-  void Ref() override { refs.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() override {
-    if (refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    // The engine may end with this reference, but not before it has the work back.
-    const std::shared_ptr<DeviceEngine> keep = std::move(engine);
-    keep->Recycle(this);
-  }
-
-  absl::Status Named(const absl::Status& error) const {
-    return error.ok() ? error : NameRank(engine->options().rank, operation.Describe(), error);
-  }
-
-  std::shared_ptr<DeviceEngine> engine;
-  OwnedEvent event;
-  DeviceOperation operation;
-  uint64_t number = 0;     // among what is pending
-  uint64_t sequence = 0;   // of the next collective, where this is none
-  int64_t noticed_ns = 0;  // when it was first seen to be the oldest; guarded by the engine's mutex_
-  std::atomic<int> state{kPending};
-  std::atomic<int> refs{0};
-};
 
 absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineOptions options) {
   DeviceRuntime& runtime = *options.runtime;
@@ -208,12 +149,18 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
     return work;
   }
   launched->Ref();
+  bool late = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     launched->number = next_number_++;
     pending_.push_back(launched);
+    late = failed_.load(std::memory_order_relaxed);
   }
   options_.progress->Notify();
+  if (late) {  // the abort may not have seen it
+    AwaitLeaving(*launched);
+    Note(*launched, FlightState::kFailed);
+  }
   return work;
 }
 
@@ -508,7 +455,6 @@ void DeviceEngine::Fail(const absl::Status& error) {
 void DeviceEngine::AbortTransport() {
   if (options_.transport == nullptr) return;
   options_.transport->Abort();
-  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(options_.transport->LeaveTime());
   DeviceWork* newest = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -516,11 +462,17 @@ void DeviceEngine::AbortTransport() {
     newest = pending_.back();
     newest->Ref();
   }
-  while (NowNs() < until && !runtime().Finished(newest->event.get()).value_or(true)) {
+  AwaitLeaving(*newest);
+  newest->Unref();
+}
+
+void DeviceEngine::AwaitLeaving(const DeviceWork& newest) const {
+  if (options_.transport == nullptr) return;
+  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(options_.transport->LeaveTime());
+  while (NowNs() < until && !runtime().Finished(newest.event.get()).value_or(true)) {
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
   }
-  newest->Unref();
 }
 
 // A kernel that leaves because a peer has failed sets the word. The peer's cause is known by then.

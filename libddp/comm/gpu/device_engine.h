@@ -126,6 +126,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
   void AbortTransport();
+  void AwaitLeaving(const DeviceWork& newest) const;
   void HeedDevice();
   bool WaitUntilThrough();
   void Note(const DeviceWork& work, FlightState state) const;

@@ -109,7 +109,7 @@ std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence, const Boar
     return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
                         OperationKey::Unpack(mine.what).Describe(mine.count), ", rank ", ranks_[p], " calls ",
                         OperationKey::Unpack(what).Describe(count),
-                        same_call ? ", with other scales, ranges of other sizes, or memory of another kind" : "",
+                        same_call ? ", with other counts or scales, ranges of other sizes, or memory of another kind" : "",
                         "; all ranks must make the same calls in the same order");
   }
   return std::nullopt;

@@ -15,21 +15,44 @@
 namespace ddp {
 namespace {
 
-// Ranks that are threads share one mapping, which CUDA registers once.
-absl::StatusOr<std::shared_ptr<void>> RegisterOnce(DeviceRuntime& runtime,
+// Memory that CUDA knows. Ranks that are threads share one mapping, which is registered once.
+class RegisteredMemory {
+ public:
+  static absl::StatusOr<std::shared_ptr<void>> Get(DeviceRuntime& runtime,
                                                    const std::shared_ptr<SharedSegment>& memory) {
-  static auto* const mutex = new std::mutex;
-  static auto* const known = new std::map<const void*, std::weak_ptr<void>>;
-  const std::lock_guard<std::mutex> lock(*mutex);
-  std::weak_ptr<void>& entry = (*known)[memory->data()];
-  if (std::shared_ptr<void> present = entry.lock()) return present;
-  absl::StatusOr<std::shared_ptr<void>> made = runtime.RegisterHost(memory->data(), memory->bytes());
-  if (!made.ok()) return made.status();
-  // The memory stays mapped for as long as it is registered.
-  const std::shared_ptr<void> kept(made->get(), [memory, owner = *made](void*) {});
-  entry = kept;
-  return kept;
-}
+    const std::lock_guard<std::mutex> lock(Mutex());
+    const auto entry = Known().find(memory->data());
+    std::shared_ptr<RegisteredMemory> present = entry == Known().end() ? nullptr : entry->second.lock();
+    if (present == nullptr) {
+      absl::StatusOr<std::shared_ptr<void>> made = runtime.RegisterHost(memory->data(), memory->bytes());
+      if (!made.ok()) return made.status();
+      present = std::make_shared<RegisteredMemory>(memory, *std::move(made));
+      Known()[memory->data()] = present;
+    }
+    return std::shared_ptr<void>(present, present->registered_.get());
+  }
+  RegisteredMemory(std::shared_ptr<SharedSegment> memory, std::shared_ptr<void> registered)
+      : memory_(std::move(memory)), registered_(std::move(registered)) {}
+  // Another may have taken the address by now.
+  ~RegisteredMemory() {
+    const std::lock_guard<std::mutex> lock(Mutex());
+    const auto entry = Known().find(memory_->data());
+    if (entry != Known().end() && entry->second.expired()) Known().erase(entry);
+  }
+
+ private:
+  static std::mutex& Mutex() {
+    static auto* const mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::map<const void*, std::weak_ptr<RegisteredMemory>>& Known() {
+    static auto* const known = new std::map<const void*, std::weak_ptr<RegisteredMemory>>;
+    return *known;
+  }
+
+  const std::shared_ptr<SharedSegment> memory_;  // mapped for as long as it is registered
+  const std::shared_ptr<void> registered_;
+};
 
 }  // namespace
 
@@ -51,7 +74,7 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(ProcessGroup& c
 absl::Status StagingRing::Register(DeviceRuntime& runtime, Device device) {
   const DeviceGuard guard(runtime, device);
   if (!guard.status().ok()) return guard.status();
-  absl::StatusOr<std::shared_ptr<void>> registered = RegisterOnce(runtime, memory_);
+  absl::StatusOr<std::shared_ptr<void>> registered = RegisteredMemory::Get(runtime, memory_);
   if (!registered.ok()) {
     return absl::Status(
         registered.status().code(),

@@ -84,7 +84,8 @@ DDP_HOST_DEVICE inline char* SlotOf(const Place& at, int ring, int rank, int cha
   return SlotsBegin(at) + (index * kDepth + number % kDepth) * kSlotBytes;
 }
 DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int channel, uint64_t number) {
-  const size_t index = static_cast<size_t>((from * at.ranks + to) * kPairChannels + channel);
+  const size_t pair = static_cast<size_t>(from) * static_cast<size_t>(at.ranks) + static_cast<size_t>(to);
+  const size_t index = pair * kPairChannels + static_cast<size_t>(channel);
   return SlotOf(at, 0, at.ranks, 0, 0) + (index * kDepth + number % kDepth) * kPairSlotBytes;
 }
 // Operations that follow each other use different ones.

@@ -34,6 +34,13 @@ extern double local_loss;
 extern int rank, n;
 extern void* cuda_stream;
 
+// As in mpi.h, which these programs do without.
+using MPI_Comm = struct Communicator*;
+inline constexpr int MPI_UNDEFINED = -1;
+extern MPI_Comm MPI_COMM_WORLD, MPI_COMM_NULL;
+int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* part);
+extern bool simulates;
+
 void Forward();
 void Backward(int micro = 0);
 bool NextBatch();

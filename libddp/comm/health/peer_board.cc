@@ -106,11 +106,11 @@ std::optional<std::string> PeerBoard::Disagreement(uint64_t sequence, const Boar
     if (theirs.number.load(std::memory_order_relaxed) != sequence + 1) continue;
     const bool same_call = what == mine.what && count == mine.count;
     if (same_call && shape == mine.shape) continue;
-    return absl::StrCat("operation ", sequence, ": rank ", rank_, " calls ",
-                        OperationKey::Unpack(mine.what).Describe(mine.count), ", rank ", ranks_[p], " calls ",
-                        OperationKey::Unpack(what).Describe(count),
-                        same_call ? ", with other counts or scales, ranges of other sizes, or memory of another kind" : "",
-                        "; all ranks must make the same calls in the same order");
+    return absl::StrCat(
+        "operation ", sequence, ": rank ", rank_, " calls ", OperationKey::Unpack(mine.what).Describe(mine.count),
+        ", rank ", ranks_[p], " calls ", OperationKey::Unpack(what).Describe(count),
+        same_call ? ", with other counts or scales, ranges of other sizes, or memory of another kind" : "",
+        "; all ranks must make the same calls in the same order");
   }
   return std::nullopt;
 }

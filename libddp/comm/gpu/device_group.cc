@@ -197,10 +197,10 @@ absl::StatusOr<Allocation> DeviceGroup::AllocateHere(size_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<ProcessGroup> control,
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<ProcessGroup> over_cpu,
                                                                 const DeviceGroupOptions& options,
                                                                 DeviceBackend backend) {
-  const std::shared_ptr<ProcessGroup> shared = std::move(control);
+  const std::shared_ptr<ProcessGroup> shared = std::move(over_cpu);
   const auto control = std::dynamic_pointer_cast<InternalGroup>(shared);
   if (control == nullptr)
     return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");

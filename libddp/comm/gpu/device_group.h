@@ -43,9 +43,9 @@ struct DeviceBackend {
       split;
 };
 
-// Collective over `control`, which has the same ranks, works on CPU memory, and carries what the backend cannot:
+// Collective over `over_cpu`, which has the same ranks, works on CPU memory, and carries what the backend cannot:
 // agreements, and operations on CPU memory. If a rank fails, all do.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<ProcessGroup> control,
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<ProcessGroup> over_cpu,
                                                                 const DeviceGroupOptions& options,
                                                                 DeviceBackend backend);
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +23,10 @@ constexpr size_t kCounts[] = {1000, 70'001, 64};
 constexpr size_t kParameters = std::size(kCounts);
 
 void RunCase(const std::function<void(Rank&)>& body) {
-  for (const char* backend : {"nccl", "local"}) {
+  for (const std::string& backend : {GpuBackend(), std::string("local")}) {
     ContextOptions options = OnGpus();
     options.backend = backend;
-    if (RankCount() == 1 || options.backend != "local") RunOnGpus(body, options);
+    if (RankCount() == 1 || backend != "local") RunOnGpus(body, options);
   }
 }
 

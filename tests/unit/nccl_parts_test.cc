@@ -78,6 +78,7 @@ TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is",
     options.world_size = options.local_world_size = 2;
     options.local_rank = 1 - rank;
     options.store = store;
+    options.backend = "nccl";
     options.device = {Device::Kind::kCuda, -1};
     errors[static_cast<size_t>(rank)] = std::string(Context::Create(options).status().message());
   };

@@ -18,6 +18,8 @@ Parts (each takes less than ten minutes, unless stated otherwise):
   device  kernels, memory and streams on one GPU; also under compute-sanitizer, if it is installed
   nccl    the nccl backend on 1, 2 and 4 GPUs, with ranks as threads and under mpirun
   fault   ranks that are killed at each stage (2 GPUs)
+  staged  the hierarchical backend on GPUs: tests and killed ranks on 2 and 4 GPUs (two ranks share a single one), the
+          choice of auto, and its speed in turn with NCCL's without P2P. Six minutes for each number of GPUs
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
   train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
   cnn     train_cnn: speed in TF32 and fp16; losses compared with PyTorch's, if it is installed; with --data accuracy in
@@ -40,7 +42,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,ddp,train,cnn,bench
+parts=unit,device,nccl,fault,staged,ddp,train,cnn,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 share=1
 results=()
@@ -129,6 +131,54 @@ memcheck_nccl() {
 part_fault() {
   ranks 2 || export DDP_TEST_GPUS=2
   step 400 fault "$here/bin/gpu_fault_test"
+}
+
+# Without NCCL. Processes may share a GPU here, whatever --share says, but then nothing is timed.
+part_staged() {
+  local n
+  if ! has_mpirun; then
+    skip staged "there is no mpirun of Open MPI"
+    return
+  fi
+  for n in 2 4; do
+    if ((n > 2 && n > gpus)); then
+      skip "staged-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    export DDP_TEST_GPUS=$((n < gpus ? n : gpus)) DDP_TEST_RANKS=$n DDP_TIMEOUT=60 DDP_TEST_BACKEND=hierarchical
+    ((n > gpus)) || step 150 "staged-$n-threads" "$here/bin/gpu_nccl_test" "~[nccl]"
+    staged_test "$n" gpu_nccl_test "~[nccl]"
+    staged_test "$n" gpu_ddp_test "~[nccl]"
+    unset DDP_TEST_BACKEND
+    ((n > gpus)) || staged_test "$n" gpu_probe_test
+    ((n > gpus)) || staged_speed "$n"
+  done
+  DDP_TEST_BACKEND=hierarchical step 200 staged-fault "$here/bin/gpu_fault_test" "~*NCCL starts*"
+}
+
+# staged_test RANKS PROGRAM ARGUMENT...
+staged_test() {
+  local n=$1 program=$2
+  shift 2
+  step 150 "staged-$n-$program" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/$program" "$@"
+}
+
+# The hierarchical backend and NCCL without P2P, in turn: all-reduces, and the steps of models.
+staged_speed() {
+  local n=$1 round backend model
+  local -a speed=(--synthetic --warmup=20 --batch=128 --device=cuda --tf32)
+  for round in 1 2 3; do
+    for backend in hierarchical nccl; do
+      NCCL_P2P_DISABLE=1 step 60 "staged-perf-$n-$backend-$round" mpirun -n "$n" --bind-to none --oversubscribe \
+        "$here/bin/ddp_perf" --device=cuda --backend="$backend" -b 1K -e 256M -f 4 -G 1 \
+        --json "$out/staged-perf-$n-$backend-$round.json"
+      NCCL_P2P_DISABLE=1 train 60 "staged-mlp-$n-$backend-$round" "$n" "${speed[@]}" --steps=2000 --backend="$backend"
+      for model in lenet:1000 resnet20:500 resnet50:80; do
+        NCCL_P2P_DISABLE=1 trainer train_cnn 60 "staged-${model%:*}-$n-$backend-$round" "$n" --model="${model%:*}" \
+          "${speed[@]}" --steps="${model#*:}" --backend="$backend"
+      done
+    done
+  done
 }
 
 part_ddp() {
@@ -374,7 +424,7 @@ main() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
   fi
   local part
-  for part in unit device nccl fault ddp train cnn bench; do
+  for part in unit device nccl fault staged ddp train cnn bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -151,6 +151,8 @@ class Block {
  public:
   __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic) : at_(at), arithmetic_(arithmetic) {}
 
+  __device__ bool Begin() { return __syncthreads_or(threadIdx.x == 0 && MustLeave()) == 0; }
+
   template <typename Fn>
   __device__ bool Wait(int n, Fn counter, uint64_t target) {
     bool reached = true;

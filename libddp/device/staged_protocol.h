@@ -198,6 +198,10 @@ DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, ui
 }
 
 // What a Block does (all its threads call everything):
+//   bool Begin()                                   false if the group has failed. An operation that was left before its
+//   end
+//                                                  leaves wrong counts, and none may come after it. (Packets tell by
+//                                                  their marks which operation they are of.)
 //   bool Wait(int n, Fn counter, uint64_t target)  until the n counters that counter(k) names (null: none) are at least
 //                                                  `target`; false if the operation has to be left
 //   void Signal(Counter*, uint64_t)                what the block has written comes before the new value
@@ -345,6 +349,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
   if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
+  if (!block.Begin()) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
   const bool inputs = UsesInputs(c.move), results = UsesResults(c.move);
@@ -423,7 +428,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Exchange& e) { return e.at.ranks * kPa
 template <typename Block>
 DDP_HOST_DEVICE void RunExchange(Block& block, const Exchange& e, int index) {
   const int peer = index / (kPairChannels * kPairStages), channel = index / kPairStages % kPairChannels;
-  if (peer == e.at.rank) return;
+  if (peer == e.at.rank || !block.Begin()) return;
   if (index % kPairStages == kSent) {
     SendMessage(block, e, peer, channel);
   } else {

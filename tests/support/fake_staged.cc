@@ -43,6 +43,7 @@ class HostBlock {
     check_ = CheckOf(*arithmetic);
   }
 
+  bool Begin() { return !MustLeave(); }
   template <typename Fn>
   bool Wait(int n, Fn counter, uint64_t target) {
     for (int k = 0; k < n; ++k) {

@@ -153,10 +153,10 @@ TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
   }
 }
 
-// All-reduces of ones by packets on two simulated GPUs, rank 1 well after rank 0; on a ring of the test's own.
-class PacketPair {
+// All-reduces of ones on two simulated GPUs, rank 1 well after rank 0; on a ring of the test's own.
+class Pair {
  public:
-  explicit PacketPair(uint64_t operations_before) : ring_(staged::RingBytes(kRanks) / sizeof(staged::Packet)) {
+  explicit Pair(uint64_t operations_before) : ring_(staged::RingBytes(kRanks) / sizeof(staged::Packet)) {
     const DeviceGuard first(gpus_, DeviceOf(0));
     registered_ = gpus_.RegisterHost(ring_.data(), staged::RingBytes(kRanks)).value();
     for (int r = 0; r < kRanks; ++r) {
@@ -171,7 +171,7 @@ class PacketPair {
       for (int c = 0; c < staged::kMaxChannels; ++c) *PacketCountOf(PlaceOf(r), c) = operations_before;
     }
   }
-  ~PacketPair() {
+  ~Pair() {
     for (const std::string& complaint : gpus_.complaints()) CHECK(complaint == "");
   }
 
@@ -188,17 +188,7 @@ class PacketPair {
   // Both ranks' results, end to end.
   std::vector<int32_t> AllReduce(size_t count) {
     for (int r = 0; r < kRanks; ++r) {
-      staged::Collective c = {};
-      c.at = PlaceOf(r);
-      c.move = Move::kAllReducePackets;
-      c.count = count;
-      c.in_size = c.out_size = sizeof(int32_t);
-      c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kInt32);
-      PlanTiles(32, &c);
-      c.in = c.out = {{static_cast<char*>(sides_[r].words.get())}, {count * sizeof(int32_t)}, 1};
-      std::fill_n(WordsOf(r), count, 1);
-      const DeviceGuard guard(gpus_, DeviceOf(r));
-      CHECK(gpus_.RunStaged(c, sides_[r].stream.get()).ok());
+      Launch(r, Move::kAllReducePackets, count);
       if (r == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     std::vector<int32_t> results;
@@ -207,6 +197,14 @@ class PacketPair {
       results.insert(results.end(), WordsOf(r), WordsOf(r) + count);
     }
     return results;
+  }
+
+  // How many slots rank 0 fills in a group that has failed.
+  uint64_t WrittenAfterFailure() {
+    *static_cast<uint32_t*>(sides_[0].failed.get()) = 1;
+    Launch(0, Move::kAllReduceOnce, kMost);
+    FakeDevices::Synchronize(sides_[0].stream.get());
+    return CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
   }
 
   static constexpr size_t kMost = 8192;  // elements
@@ -218,6 +216,19 @@ class PacketPair {
     OwnedStream stream;
   };
 
+  void Launch(int r, Move move, size_t count) {
+    staged::Collective c = {};
+    c.at = PlaceOf(r);
+    c.move = move;
+    c.count = count;
+    c.in_size = c.out_size = sizeof(int32_t);
+    c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kInt32);
+    PlanTiles(32, &c);
+    c.in = c.out = {{static_cast<char*>(sides_[r].words.get())}, {count * sizeof(int32_t)}, 1};
+    std::fill_n(WordsOf(r), count, 1);
+    const DeviceGuard guard(gpus_, DeviceOf(r));
+    CHECK(gpus_.RunStaged(c, sides_[r].stream.get()).ok());
+  }
   static Device DeviceOf(int rank) { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
   int32_t* WordsOf(int rank) { return static_cast<int32_t*>(sides_[rank].words.get()); }
   staged::Place PlaceOf(int rank) {
@@ -233,15 +244,21 @@ class PacketPair {
 
 TEST_CASE("packets of operations long ago are not taken for those of this one") {
   for (const uint64_t before : {uint64_t{1} << 24, uint64_t{1} << 32}) {
-    PacketPair pair(before - 2);
+    Pair pair(before - 2);
     pair.LeavePackets(before + 2);
     pair.LeavePackets(before + 3);
     for (uint64_t number = before - 1; number < before + 8; ++number) {
       INFO("operation " << number);
-      const size_t count = number < before + 2 ? 3 : PacketPair::kMost;
+      const size_t count = number < before + 2 ? 3 : Pair::kMost;
       CHECK(pair.AllReduce(count) == std::vector<int32_t>(2 * count, 2));
     }
   }
+}
+
+// A peer that is still in the operation that failed would take it for that one's.
+TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
+  Pair pair(0);
+  CHECK(pair.WrittenAfterFailure() == 0);
 }
 
 // So large that every ring goes round several times.

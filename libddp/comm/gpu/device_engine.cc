@@ -49,10 +49,11 @@ absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineO
 DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(options)), peers_(options_) {
   if (options_.board != nullptr) notes_.emplace(options_.observer, options_.group, options_.board->flight());
 }
-// A graph may be launched when the group has gone: what it reads and writes stays, and tells it that its results are
-// none.
+// A graph may be launched when the group has gone, and what waits behind the program's own work may begin: what they
+// read and write stays, and tells them that their results are none.
 DeviceEngine::~DeviceEngine() {
-  if (!captured_) return;
+  const bool waits = options_.transport != nullptr && options_.transport->LeaveTime() > absl::ZeroDuration();
+  if (words_ == nullptr || !(captured_ || (waits && !through_))) return;
   std::atomic_ref<uint32_t>(*words()).store(1);
   KeepForever(words_);
 }

@@ -13,7 +13,7 @@
 namespace ddp {
 namespace {
 
-constexpr int kTimed = 3;  // runs of each collective, of which the fastest counts
+constexpr int kTimedRuns = 3;  // runs of each collective, of which the fastest counts
 // How long a copy behind an operation that is done may take.
 constexpr absl::Duration kCopyPatience = absl::Seconds(30);
 
@@ -109,7 +109,7 @@ class GroupTrial {
 
   absl::Status Measure(const ProbeStep& s) {
     float best = 0;
-    for (int i = 0; i < kTimed; ++i) {
+    for (int i = 0; i < kTimedRuns; ++i) {
       if (absl::Status status = runtime_.Record(begin_.get(), stream_.get()); !status.ok()) return status;
       if (absl::Status status = Call(s); !status.ok()) return status;
       const absl::StatusOr<double> us = runtime_.ElapsedUs(begin_.get(), end_.get());

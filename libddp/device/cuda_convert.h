@@ -17,13 +17,7 @@ struct alignas(sizeof(T) * kCount) Vector {
 
 // The type that is scaled.
 template <typename T>
-struct Wide {
-  using Type = float;
-};
-template <>
-struct Wide<double> {
-  using Type = double;
-};
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 __device__ float Widen(float x) { return x; }
 __device__ float Widen(__half x) { return __half2float(x); }

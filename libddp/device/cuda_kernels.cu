@@ -28,7 +28,7 @@ struct Table {
 // What happens to one element. Integers are only moved, whatever their size: as bytes.
 template <typename In, typename Out>
 struct Convert {
-  typename Wide<In>::Type scale;
+  Wide<In> scale;
   bool scaled, check;
   const float* factor;
 
@@ -154,7 +154,7 @@ cudaError_t LaunchAll(const Op& op, size_t element_factor, uint32_t* nonfinite, 
 template <typename In, typename Out>
 cudaError_t LaunchConvert(double scale, uint32_t* nonfinite, const float* factor, const Piece* pieces, size_t count,
                           cudaStream_t stream) {
-  using Scale = typename Wide<In>::Type;
+  using Scale = Wide<In>;
   const Convert<In, Out> op{static_cast<Scale>(scale), scale != 1, nonfinite != nullptr, factor};
   return LaunchAll<In, Out>(op, 1, nonfinite, pieces, count, stream);
 }

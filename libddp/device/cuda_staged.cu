@@ -47,29 +47,9 @@ __device__ void StorePacket(staged::Packet* to, const staged::Packet& packet) {
 
 // The type that elements are reduced in, with the CPU's rules (cpu_reduce.h). No multiplication joins an addition.
 template <typename T>
-struct Accumulate {
-  using Type = float;
-};
-template <>
-struct Accumulate<double> {
-  using Type = double;
-};
-template <>
-struct Accumulate<int64_t> {
-  using Type = int64_t;
-};
-template <>
-struct Accumulate<int32_t> {
-  using Type = int32_t;
-};
-template <>
-struct Accumulate<int8_t> {
-  using Type = int8_t;
-};
-template <>
-struct Accumulate<uint8_t> {
-  using Type = uint8_t;
-};
+constexpr bool kIsInteger = std::is_integral_v<T>;
+template <typename T>
+using Accumulate = std::conditional_t<kIsInteger<T>, T, Wide<T>>;
 
 __device__ float Add(float a, float b) { return __fadd_rn(a, b); }
 __device__ float Multiply(float a, float b) { return __fmul_rn(a, b); }
@@ -86,9 +66,6 @@ __device__ T Multiply(T a, T b) {
 }
 
 template <typename T>
-constexpr bool kIsInteger = std::is_integral_v<T>;
-
-template <typename T>
 __device__ T Combine(uint8_t op, T acc, T x) {
   switch (op) {
     case 2:  // ReduceOp::kMin
@@ -103,7 +80,7 @@ __device__ T Combine(uint8_t op, T acc, T x) {
 }
 
 template <typename In>
-__device__ typename Accumulate<In>::Type ToAccumulate(In x) {
+__device__ Accumulate<In> ToAccumulate(In x) {
   if constexpr (kIsInteger<In>) {
     return x;
   } else {
@@ -194,7 +171,7 @@ class Block {
   __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
     constexpr int kWidth = 16 / sizeof(In);
     constexpr int kVectors = 4;
-    using Acc = typename Accumulate<In>::Type;
+    using Acc = Accumulate<In>;
     using OutVector = Vector<Out, kWidth>;
     const char* const ring = from[at_.rank == 0 ? 1 : 0];  // all but its own begin alike
     const bool aligned = AlignedTo(16, from[at_.rank], ring) && AlignedTo(sizeof(OutVector), to, also);
@@ -264,7 +241,7 @@ class Block {
   }
 
   __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
-    typename Accumulate<In>::Type acc[kPacketWidth] = {};
+    Accumulate<In> acc[kPacketWidth] = {};
 #pragma unroll
     for (int r = 0; r < staged::kMaxRanks; ++r) {
       if (r >= at_.ranks) break;

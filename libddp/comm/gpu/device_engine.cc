@@ -52,8 +52,7 @@ DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(opt
 // A graph may be launched when the group has gone, and what waits behind the program's own work may begin: what they
 // read and write stays, and tells them that their results are none.
 DeviceEngine::~DeviceEngine() {
-  const bool waits = options_.transport != nullptr && options_.transport->LeaveTime() > absl::ZeroDuration();
-  if (words_ == nullptr || !(captured_ || (waits && !through_))) return;
+  if (words_ == nullptr || !(captured_ || (leave_time() > absl::ZeroDuration() && !through_))) return;
   std::atomic_ref<uint32_t>(*words()).store(1);
   KeepForever(words_);
 }
@@ -93,15 +92,7 @@ void DeviceEngine::Shutdown() {
 bool DeviceEngine::WaitUntilThrough() {
   const DeviceGuard guard(runtime(), options_.device);
   if (!guard.status().ok() || !runtime().Record(after_event_.get(), stream_.get()).ok()) return false;
-  const absl::Duration patience =
-      options_.transport == nullptr ? absl::ZeroDuration() : options_.transport->LeaveTime();
-  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(patience);
-  while (true) {
-    if (runtime().Finished(after_event_.get()).value_or(false)) return true;
-    if (NowNs() >= until) return false;
-    const timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
-  }
+  return AwaitLeaving(after_event_);
 }
 
 // --- launching ------------------------------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
   }
   options_.progress->Notify();
   if (late) {  // the abort may not have seen it
-    AwaitLeaving(*launched);
+    AwaitLeaving(launched->event);
     Note(*launched, FlightState::kFailed);
   }
   return work;
@@ -463,14 +454,17 @@ void DeviceEngine::AbortTransport() {
     newest = pending_.back();
     newest->Ref();
   }
-  AwaitLeaving(*newest);
+  AwaitLeaving(newest->event);
   newest->Unref();
 }
 
-void DeviceEngine::AwaitLeaving(const DeviceWork& newest) const {
-  if (options_.transport == nullptr) return;
-  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(options_.transport->LeaveTime());
-  while (NowNs() < until && !runtime().Finished(newest.event.get()).value_or(true)) {
+// Whether what is before the event is through, within the time that kernels get to leave.
+bool DeviceEngine::AwaitLeaving(const OwnedEvent& event) const {
+  const int64_t until = NowNs() + absl::ToInt64Nanoseconds(leave_time());
+  while (true) {
+    const absl::StatusOr<bool> finished = runtime().Finished(event.get());
+    if (!finished.ok() || *finished) return finished.ok();
+    if (NowNs() >= until) return false;
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
   }

@@ -126,7 +126,10 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
   void AbortTransport();
-  void AwaitLeaving(const DeviceWork& newest) const;
+  bool AwaitLeaving(const OwnedEvent& event) const;
+  absl::Duration leave_time() const {
+    return options_.transport == nullptr ? absl::ZeroDuration() : options_.transport->LeaveTime();
+  }
   void HeedDevice();
   bool WaitUntilThrough();
   void Note(const DeviceWork& work, FlightState state) const;

@@ -13,7 +13,6 @@
 namespace ddp {
 namespace {
 
-constexpr int kTimedRuns = 3;  // runs of each collective, of which the fastest counts
 // How long a copy behind an operation that is done may take.
 constexpr absl::Duration kCopyPatience = absl::Seconds(30);
 

@@ -14,6 +14,9 @@ namespace ddp {
 // So that what an earlier operation left in memory is not taken for a result.
 inline constexpr int kPatterns = 2;
 
+// How often a collective that has moved the data right is timed; the fastest counts.
+inline constexpr int kTimedRuns = 3;
+
 // The elements, of 4 bytes, that each rank gives to a step's collective, and those of its result.
 size_t GivenElements(const ProbeStep& step, int ranks);
 size_t ResultElements(const ProbeStep& step, int ranks);

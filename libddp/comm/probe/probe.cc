@@ -15,7 +15,6 @@
 namespace ddp {
 namespace {
 
-constexpr int kTimed = 3;  // runs of each collective, of which the fastest counts
 // What a thread that has seen its deadline gets to say so, and an abort to come through.
 constexpr absl::Duration kSayGrace = absl::Milliseconds(500);
 constexpr absl::Duration kAbortGrace = absl::Seconds(2);
@@ -202,7 +201,7 @@ class Prober {
       if (!Check(s, pattern)) return false;
     }
     float best = 0;
-    for (int i = 0; i < kTimed; ++i) {
+    for (int i = 0; i < kTimedRuns; ++i) {
       if (!Good(runtime_.Record(begin_.get(), stream_.get())) || !Call(s) || !AwaitAll()) return false;
       const absl::StatusOr<double> us = runtime_.ElapsedUs(begin_.get(), end_.get());
       if (!Good(us.status())) return false;

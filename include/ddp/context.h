@@ -52,14 +52,15 @@ struct ContextOptions {
   // one. The library uses no GPU before Create, and no other GPU than this one.
   Device device = {};
 
-  // The ncclComm_t of a program that uses NCCL itself: the world's operations on GPU memory use it instead of a
-  // communicator of the library's. All ranks give one, with the world's ranks and `device` as its own, blocking, and of
-  // the NCCL that the library loads (libnccl.so.2, or DDP_NCCL_LIBRARY). The backend is nccl then, which is not tried
-  // out first. Borrowed until the Context is destroyed; groups by Split and NewGroup have their own.
+  // The ncclComm_t of a program that uses NCCL itself (the address of the handle): the world's operations on GPU memory
+  // use it instead of a communicator of the library's. All ranks give one, with the world's ranks and `device` as its
+  // own, blocking, and of the NCCL that the library loads (libnccl.so.2, or DDP_NCCL_LIBRARY). The backend is nccl
+  // then, which is not tried out first. Groups by Split and NewGroup have their own.
   //
-  // The program may use it between operations of the library: on all ranks at the same place, when no Work is pending.
-  // When the world fails (ProcessGroup::status), or Create fails, the library aborts it, which releases the GPU and
-  // frees it: then the program neither uses nor destroys it.
+  // Borrowed, with the handle, until the Context is destroyed or Create fails. Meanwhile the program may use it between
+  // operations of the library: on all ranks at the same place, when no Work is pending. Afterwards it is the program's
+  // again, unless the handle is null: then the library had to abort it, which frees it, because the world had failed,
+  // its start had, or the Context was destroyed while a Work was pending.
   void* nccl_comm = nullptr;
 
   // The time-out of an operation, and of the start of the world. After it the group is aborted. Unset: DDP_TIMEOUT

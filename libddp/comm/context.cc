@@ -92,7 +92,7 @@ class ContextImpl final : public Context {
   BackendChoice choice_;
   bool fresh_probe_ = false;
   Device device_;
-  nccl::Comm nccl_comm_ = nullptr;  // the program's, for the world, until that is made
+  nccl::Comm* nccl_comm_ = nullptr;  // the program's, for the world, until that is made
   std::unique_ptr<MpiSession> mpi_;
   std::shared_ptr<Store> store_;
   std::string key_prefix_;               // of this world's keys in it
@@ -260,8 +260,9 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
   if (gpu && device_.index == -1) {
     device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
   }
-  nccl_comm_ = static_cast<nccl::Comm>(options.nccl_comm);
+  nccl_comm_ = static_cast<nccl::Comm*>(options.nccl_comm);
   if (nccl_comm_ != nullptr) {
+    if (*nccl_comm_ == nullptr) return Invalid("ContextOptions::nccl_comm is the address of a null communicator");
     if (!gpu || (backend_ != "auto" && backend_ != "nccl")) {
       return Invalid(
           "ContextOptions::nccl_comm is set, so device has to be its GPU, and the backend nccl or unset, not ",

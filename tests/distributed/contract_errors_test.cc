@@ -408,7 +408,7 @@ TEST_CASE("a wrong backend or time-out is told at Create") {
 }
 
 TEST_CASE("a communicator of NCCL needs a GPU") {
-  int no_communicator = 0;
+  void* no_communicator = &no_communicator;
   ContextOptions options;
   options.rank = 0;
   options.world_size = 1;

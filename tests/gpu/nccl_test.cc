@@ -425,7 +425,7 @@ TEST_CASE("a world over the program's communicator gives it back") {
       options.world_size = rank.size();
       options.store = store;
       options.device = rank.context().device();
-      options.nccl_comm = comm;
+      options.nccl_comm = &comm;
       const std::unique_ptr<Context> context = RANK_VALUE(Context::Create(options));
       ProcessGroup& world = context->world();
       RANK_CHECK_EQ(std::string(world.backend()), "nccl");

@@ -26,11 +26,11 @@ TEST_CASE("a group works over the program's communicator and gives it back") {
   Job job(2);
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     ProcessGroup& over_cpu = *control;
-    const nccl::Comm comm = MakeCommunicator(rank, over_cpu, rank.rank);
+    nccl::Comm comm = MakeCommunicator(rank, over_cpu, rank.rank);
     RANK_CHECK_OK(over_cpu.Barrier().Wait());
     RANK_CHECK_EQ(rank.nccl.Calls("CommInitRankConfig"), 2);
     NcclGroupOptions options = rank.Options();
-    options.given = comm;
+    options.given = &comm;
     {
       const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
       for (const bool allocated : {false, true}) {
@@ -71,15 +71,44 @@ TEST_CASE("the program's communicator ends with a group that fails") {
   Job job(2);
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     NcclGroupOptions options = rank.Options();
-    options.given = MakeCommunicator(rank, *control, rank.rank);
+    nccl::Comm comm = MakeCommunicator(rank, *control, rank.rank);
+    options.given = &comm;
     options.timeout = TimeFor(absl::Seconds(2));
     const std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
     Array a(rank, *group, DType::kFloat32, 10, false);
     if (rank.rank == 0) rank.nccl.Plan("AllReduce", 0, FakeNccl::Mishap::kStuck);
     RANK_CHECK_STATUS(group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
                       "all_reduce");
+    RANK_CHECK(comm == nullptr);  // so that the program does not destroy it, too
   });
   CHECK(job.nccl.live_comms() == 0);
+}
+
+TEST_CASE("the program's communicator ends with a start that fails, and with a Work that is left pending") {
+  Job job(2);
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    nccl::Comm comm = MakeCommunicator(rank, *control, rank.rank);
+    NcclGroupOptions options = rank.Options();
+    options.given = &comm;
+    options.timeout = TimeFor(absl::Seconds(2));
+    if (rank.rank == 0) rank.nccl.Plan("AllReduce", 0, FakeNccl::Mishap::kStuck);
+    RANK_CHECK(!CreateNcclGroup(std::move(control), options).ok());
+    RANK_CHECK(comm == nullptr);
+  });
+  CHECK(job.nccl.live_comms() == 0);
+  Job pending(2);
+  pending.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    nccl::Comm comm = MakeCommunicator(rank, *control, rank.rank);
+    NcclGroupOptions options = rank.Options();
+    options.given = &comm;
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateNcclGroup(std::move(control), options));
+    Array a(rank, *group, DType::kFloat32, 10, false);
+    rank.nccl.Plan("AllReduce", rank.rank, FakeNccl::Mishap::kStuck);
+    const Work work = group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream);
+    group.reset();
+    RANK_CHECK(comm == nullptr);
+  });
+  CHECK(pending.nccl.live_comms() == 0);
 }
 
 // What Create says on every rank where rank r gives what `give` returns. The communicators stay the program's.
@@ -88,9 +117,12 @@ void Expect(absl::StatusCode code, const std::vector<std::string>& parts,
   Job job(2);
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     NcclGroupOptions options = rank.Options();
-    options.given = give(rank, *control, options);
+    nccl::Comm comm = give(rank, *control, options);
+    const nccl::Comm as_given = comm;
+    if (comm != nullptr) options.given = &comm;
     const absl::Status status = CreateNcclGroup(std::move(control), options).status();
     CheckStatus(__FILE__, __LINE__, "creating a group", status, code, parts);
+    RANK_CHECK(comm == as_given);
   });
   CHECK(job.nccl.Calls("AllReduce") == 0);
   CHECK(job.nccl.Calls("CommAbort") == 0);
@@ -125,7 +157,8 @@ TEST_CASE("a nonblocking communicator is refused with the remedy") {
   Job job(2);
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     NcclGroupOptions options = rank.Options();
-    options.given = MakeCommunicator(rank, *control, rank.rank, /*blocking=*/false);
+    nccl::Comm comm = MakeCommunicator(rank, *control, rank.rank, /*blocking=*/false);
+    options.given = &comm;
     RANK_CHECK_STATUS(CreateNcclGroup(std::move(control), options).status(), absl::StatusCode::kInvalidArgument,
                       "nonblocking", "blocking = 1");
   });

@@ -49,19 +49,25 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
         return result;
       });
   if (!status.ok()) {
-    communicator->Abort();  // its thread may still be waiting for a kernel
+    // Its thread may still be waiting for a kernel, and the abort for a GPU that does not answer.
+    RunUnder(
+        absl::Now() + absl::FromChrono(kDestroyGrace), [] { return absl::OkStatus(); }, "ncclCommAbort",
+        [communicator] {
+          communicator->Abort();
+          return absl::OkStatus();
+        })
+        .IgnoreError();
     return status;
   }
   return communicator;
 }
 
 absl::Status NcclCommunicator::Begin() {
+  if (setup_.given != nullptr) return absl::OkStatus();
   nccl::Config config;
-  nccl::Comm comm = setup_.given;
-  if (comm == nullptr) {
-    const nccl::Result result = setup_.api.CommInitRankConfig(&comm, setup_.size, setup_.id, setup_.rank, &config);
-    if (result != nccl::kSuccess) return ToStatus(result, "ncclCommInitRankConfig", nullptr);
-  }
+  nccl::Comm comm = nullptr;
+  const nccl::Result result = setup_.api.CommInitRankConfig(&comm, setup_.size, setup_.id, setup_.rank, &config);
+  if (result != nccl::kSuccess) return ToStatus(result, "ncclCommInitRankConfig", nullptr);
   comm_ = comm;
   return absl::OkStatus();
 }
@@ -181,6 +187,8 @@ void NcclCommunicator::Abort() {
   {
     const std::lock_guard<std::mutex> lock(health_);
     comm = comm_.exchange(nullptr);
+    // So that nobody returns to the program before it can be seen there.
+    if (comm != nullptr && setup_.given != nullptr) *setup_.given = nullptr;
   }
   if (comm == nullptr) return;
   // Kernels are told at once. The rest may take for ever: while a captured graph lives, NCCL waits for its end.
@@ -205,22 +213,23 @@ std::string NcclCommunicator::WhyStuck() const {
 
 void NcclCommunicator::Destroy() {
   nccl::Comm comm = nullptr;
-  {
-    aborted_.store(true, std::memory_order_seq_cst);  // no more calls
+  const bool aborting = aborted_.exchange(true);  // no more calls
+  while (true) {
     const std::lock_guard<std::mutex> lock(health_);
-    comm = comm_.exchange(nullptr);
+    if (comm_ == nullptr) return;
+    if (!aborting && (comm = comm_.exchange(nullptr)) != nullptr) break;
+    Nap();  // Abort takes it after its grace
   }
-  if (comm == nullptr) return;
   // It may wait for peers that do not come; then it is left to itself.
-  RunUnder(
+  const absl::Status done = RunUnder(
       absl::Now() + absl::FromChrono(kDestroyGrace), [] { return absl::OkStatus(); }, "ncclCommDestroy",
       [setup = setup_, comm, windows = std::move(windows_)] {
         const DeviceGuard guard(*setup.runtime, setup.device);
         for (const nccl::Window window : windows) setup.api.CommWindowDeregister(comm, window);
         if (setup.given != nullptr) return absl::OkStatus();
         return setup.api.CommDestroy(comm) == nccl::kSuccess ? absl::OkStatus() : absl::InternalError("");
-      })
-      .IgnoreError();
+      });
+  if (absl::IsDeadlineExceeded(done) && setup_.given != nullptr) *setup_.given = nullptr;
 }
 
 absl::Status NcclCommunicator::ToStatus(nccl::Result result, absl::string_view what, nccl::Comm comm) const {

@@ -22,8 +22,8 @@ namespace ddp {
 struct NcclSetup {
   nccl::Api api;
   nccl::Features features;
-  nccl::Comm given = nullptr;  // the program's; null: one is made
-  nccl::UniqueId id = {};      // then
+  nccl::Comm* given = nullptr;  // the program's, null once it is aborted; without it one is made
+  nccl::UniqueId id = {};       // then
   int rank = 0;
   int size = 1;
   Device device;
@@ -41,8 +41,8 @@ class NcclCommunicator final : public DeviceTransport {
                                                                   const std::function<absl::Status()>& interrupted);
   ~NcclCommunicator() override { Destroy(); }
 
-  // Ends it, or gives it back to the program, unless it has been aborted; waits a few seconds at most. Nothing may be
-  // running.
+  // Ends it, or gives it back to the program, unless it has been aborted; waits a few seconds at most, and leaves to
+  // itself what takes longer. Nothing may be running.
   void Destroy();
 
   // Runs call(api, comm) unless the communicator is being aborted, then Aborted. `what` names it in errors.
@@ -62,7 +62,8 @@ class NcclCommunicator final : public DeviceTransport {
   const NcclSetup& setup() const { return setup_; }
 
  private:
-  explicit NcclCommunicator(const NcclSetup& setup) : setup_(setup) {}
+  explicit NcclCommunicator(const NcclSetup& setup)
+      : setup_(setup), comm_(setup.given == nullptr ? nullptr : *setup.given) {}
   absl::Status Connect();
   absl::Status Begin();
   absl::Status WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones, std::vector<int32_t>* sums);
@@ -71,7 +72,7 @@ class NcclCommunicator final : public DeviceTransport {
   absl::Status ToStatus(nccl::Result result, absl::string_view what, nccl::Comm comm) const;
 
   const NcclSetup setup_;
-  std::atomic<nccl::Comm> comm_{nullptr};
+  std::atomic<nccl::Comm> comm_;
   std::atomic<bool> aborted_{false};
   std::atomic<int> calls_{0};  // threads inside NCCL
   std::mutex health_;          // held while the communicator is asked, or goes away

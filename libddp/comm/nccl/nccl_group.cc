@@ -46,8 +46,9 @@ absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
 absl::Status CheckGiven(const nccl::Api& api, const NcclGroupOptions& options, int rank, int size) {
   if (options.given == nullptr) return absl::OkStatus();
   int ranks = 0, user_rank = 0, device = 0;
-  for (const nccl::Result result : {api.CommCount(options.given, &ranks), api.CommUserRank(options.given, &user_rank),
-                                    api.CommCuDevice(options.given, &device)}) {
+  const nccl::Comm comm = *options.given;
+  for (const nccl::Result result :
+       {api.CommCount(comm, &ranks), api.CommUserRank(comm, &user_rank), api.CommCuDevice(comm, &device)}) {
     if (result == nccl::kSuccess) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("ContextOptions::nccl_comm is no communicator that works: ", api.GetErrorString(result)));
@@ -97,6 +98,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
       NcclCommunicator::Create(setup, absl::Now() + options.start_limit.value_or(options.timeout), [&] {
         if (absl::Status s = board.failure(); !s.ok()) return s;
+        if (absl::Status s = control.status(); !s.ok()) return s;  // ranks of other hosts have no place on the board
         return board.Gone(0);
       });
   if (!communicator.ok()) {

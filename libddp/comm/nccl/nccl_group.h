@@ -15,7 +15,7 @@ namespace ddp {
 
 struct NcclGroupOptions : DeviceGroupOptions {
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)
-  nccl::Comm given = nullptr;    // see ContextOptions::nccl_comm
+  nccl::Comm* given = nullptr;   // see ContextOptions::nccl_comm
   // Of connecting the ranks. Unset: the time-out.
   std::optional<absl::Duration> start_limit = {};
 };

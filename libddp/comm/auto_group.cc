@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
@@ -31,8 +32,7 @@ std::string Objection(const std::vector<ProbeResult>& trials) {
 class Chooser {
  public:
   Chooser(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options)
-      : control_(std::move(control)), options_(options), trial_(options) {
-    trial_.timeout = options.probe.limit;
+      : control_(std::move(control)), options_(options), trial_(options), end_(absl::Now() + options.timeout) {
     trial_.stall_warning = absl::ZeroDuration();
     trial_.observer = nullptr;
   }
@@ -44,18 +44,21 @@ class Chooser {
     report_ = *std::move(report);
     const absl::StatusOr<Way> way = Pick();
     if (!way.ok()) return way.status();
-    if (*way == Way::kHierarchical) return OverHostMemory();
+    return *way == Way::kHierarchical ? OverHostMemory() : OverNccl(*way == Way::kNcclWithoutP2p);
+  }
 
-    if (*way == Way::kNcclWithoutP2p) {
+ private:
+  absl::StatusOr<AutoGroup> OverNccl(bool without_p2p) {
+    if (without_p2p) {
       if (absl::Status s = DisableP2p(); !s.ok()) return s;
     }
     // NCCL's failure would take `control_` along.
     absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = control_->Split(0, control_->rank());
     if (!spare.ok()) return spare.status();
     NcclGroupOptions nccl = options_;
-    nccl.start_limit = std::min(options_.timeout, 4 * options_.probe.limit);
+    nccl.start_limit = LimitNow(4 * options_.probe.limit);
     absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control_), nccl);
-    if (group.ok()) return Chosen(*std::move(group), *way == Way::kNcclWithoutP2p);
+    if (group.ok()) return Chosen(*std::move(group), without_p2p);
 
     ProbeCache(options_.probe.cache).Forget(report_.key);
     report_ = {};
@@ -65,7 +68,6 @@ class Chooser {
     return OverHostMemory();
   }
 
- private:
   // No backend helps where a GPU is missing.
   absl::Status CheckGpus() {
     absl::Status mine = options_.runtime->Identity(options_.device).status();
@@ -76,15 +78,24 @@ class Chooser {
     return Agree(*control_, mine);
   }
 
+  // Of one attempt: whatever fails leaves time for what comes next.
+  absl::Duration LimitNow(absl::Duration limit) const { return std::min(limit, (end_ - absl::Now()) / 2); }
+
+  absl::StatusOr<std::vector<ProbeResult>> Try(bool timing) {
+    trial_.timeout = LimitNow(options_.probe.limit);
+    return TryHierarchical(*control_, trial_, timing);
+  }
+
   absl::StatusOr<ProbeReport> Probe() {
     ProbeNcclOptions probe = options_.probe;
+    probe.end = end_;
     probe.device = options_.device;
     probe.runtime = options_.runtime;
     probe.api = options_.api;
     probe.host = options_.host;
     // NCCL without P2P has to be faster than what comes next.
     probe.complete = [this](ProbeReport& report) -> absl::Status {
-      const absl::StatusOr<std::vector<ProbeResult>> trials = TryHierarchical(*control_, trial_, /*timing=*/true);
+      const absl::StatusOr<std::vector<ProbeResult>> trials = Try(/*timing=*/true);
       if (!trials.ok()) return trials.status();
       if (FirstFailure(*trials) < 0) report.micros_hierarchical = Slowest(*trials);
       return absl::OkStatus();
@@ -113,6 +124,7 @@ class Chooser {
         "hierarchical is faster than that: %.0f us instead of %.0f us, the geometric mean of all-reduces of 64 KiB, 1, "
         "16 and 64 MiB",
         facts.hierarchical, facts.nccl);
+    nccl_is_next_ = true;
     return Way::kHierarchical;
   }
 
@@ -127,10 +139,16 @@ class Chooser {
   }
 
   absl::StatusOr<AutoGroup> OverHostMemory() {
-    if (ComparisonTime(report_.micros_hierarchical) == 0) {  // not tried out yet
-      const absl::StatusOr<std::vector<ProbeResult>> trials = TryHierarchical(*control_, trial_, /*timing=*/false);
+    // Not tried out yet, or not at this start.
+    if (report_.from_cache || ComparisonTime(report_.micros_hierarchical) == 0) {
+      const absl::StatusOr<std::vector<ProbeResult>> trials = Try(/*timing=*/false);
       if (!trials.ok()) return trials.status();
       if (const std::string objection = Objection(*trials); !objection.empty()) {
+        if (std::exchange(nccl_is_next_, false)) {
+          ProbeCache(options_.probe.cache).Forget(report_.key);
+          reason_ = absl::StrCat("hierarchical was faster than that, but now fails: ", objection);
+          return OverNccl(/*without_p2p=*/true);
+        }
         return absl::FailedPreconditionError(absl::StrCat("rank ", control_->rank(),
                                                           ": no backend works on these GPUs. nccl: ", Describe(report_),
                                                           ". hierarchical: ", objection));
@@ -172,8 +190,10 @@ class Chooser {
   std::unique_ptr<ProcessGroup> control_;
   const AutoGroupOptions& options_;
   DeviceGroupOptions trial_;
+  const absl::Time end_;
   ProbeReport report_;
-  std::string reason_;  // beyond the report
+  std::string reason_;         // beyond the report
+  bool nccl_is_next_ = false;  // without P2P, if what is faster fails
 };
 
 }  // namespace

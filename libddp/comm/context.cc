@@ -174,7 +174,6 @@ NcclGroupOptions ContextImpl::OnGpuBy() const {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu) {
   AutoGroupOptions options;
   static_cast<NcclGroupOptions&>(options) = OnGpuBy();
-  options.probe.limit = std::min(options.probe.limit, timeout_ / 2);
   options.probe.fresh = fresh_probe_;
   absl::StatusOr<AutoGroup> made = CreateAutoGroup(std::move(over_cpu), options);
   if (!made.ok()) return made.status();

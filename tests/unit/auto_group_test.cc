@@ -321,6 +321,11 @@ TEST_CASE("a choice is remembered with its comparison, if all ranks remember the
   CHECK(looks_again("hierarchical"));
   scenario.fresh = false;
   CHECK_FALSE(looks_again("hierarchical"));
+  // What was faster is tried out again. Where it fails, the next one counts, and the next start compares again.
+  scenario.job.gpus.staged_blocks = [](int) { return 1; };
+  CHECK_FALSE(looks_again("nccl"));
+  scenario.job.gpus.staged_blocks = [](int) { return 16; };
+  CHECK(looks_again("hierarchical"));
 
   // The ranks remember different comparisons: as if one rank remembered nothing.
   const auto file_of = [&](int rank) {

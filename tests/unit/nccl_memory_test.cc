@@ -112,6 +112,13 @@ TEST_CASE("memory of one group can be made another's") {
     const Allocation small(std::shared_ptr<void>(memory.data(), [](void*) {}), 64, rank.device());
     const Allocation& uneven = rank.rank == 0 ? memory : small;
     RANK_CHECK_STATUS(other->Register(uneven), absl::StatusCode::kFailedPrecondition, "4096", "64");
+    // A group's own memory is its own already; it must not keep itself alive.
+    const int registered = rank.nccl.Calls("CommWindowRegister");
+    RANK_CHECK_OK(group.Register(memory));
+    RANK_CHECK_EQ(rank.nccl.Calls("CommWindowRegister"), registered);
+    const Allocation others = RANK_VALUE(other->Allocate(4096, rank.device()));
+    RANK_CHECK_STATUS(group.Register(rank.rank == 0 ? memory : others), absl::StatusCode::kFailedPrecondition,
+                      "some ranks register memory that this group has allocated");
   });
   CHECK(job.nccl.live_windows() == 0);
   kept.clear();

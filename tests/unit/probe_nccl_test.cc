@@ -314,6 +314,18 @@ TEST_CASE("the key has what a verdict depends on") {
   CHECK(key(22809, {"NCCL_ALGO=tree"}) != key());
   CHECK(key(22809, {"HOME=/x", "NCCL_ALGO=ring", "NCCL_DEBUG_FILE=/y"}) == key());
   CHECK(key(22809, {"NCCL_ALGO=ring", "DDP_NCCL_LIBRARY=/x"}) != key());
+  const std::vector<std::string> at_home = {"HOME=/home/u", "NCCL_ALGO=ring"};
+  const std::string without_file = key();
+  CHECK(key(22809, at_home) == without_file);
+  folder.Write("home/u/.nccl.conf", "NCCL_P2P_DISABLE=1\n");
+  CHECK(key(22809, at_home) != without_file);
+  CHECK(key() == without_file);
+  folder.Write("etc/nccl.conf", "NCCL_P2P_DISABLE=1\n");
+  CHECK(key() != without_file);
+  const std::vector<std::string> named = {"NCCL_CONF_FILE=" + folder.path() + "/mine", "NCCL_ALGO=ring"};
+  const std::string empty = key(22809, named);
+  folder.Write("mine", "NCCL_ALGO=tree\n");
+  CHECK(key(22809, named) != empty);
 }
 
 TEST_CASE("the cache lies where the variables say") {

@@ -68,6 +68,13 @@ class DeviceGroup final : public CheckedGroup {
     if (absl::Status s = Check("register").AllocationOf(memory.bytes(), memory.device()); !s.ok()) return s;
     if (absl::Status s = status(); !s.ok()) return s;
     const std::lock_guard<std::mutex> lock(allocate_mutex_);
+    const absl::StatusOr<std::vector<uint64_t>> sizes = Exchange<uint64_t>(*control_, memory.bytes());
+    if (!sizes.ok()) return sizes.status();
+    for (size_t r = 1; r < sizes->size(); ++r) {
+      if ((*sizes)[r] == (*sizes)[0]) continue;
+      return absl::FailedPreconditionError(absl::StrCat("ranks register memory of different sizes: rank 0 has ",
+                                                        (*sizes)[0], " bytes, rank ", r, " has ", (*sizes)[r]));
+    }
     if (absl::Status s = moves_->Adopt(memory); !s.ok()) return s;
     allocations_.Add(memory);
     return absl::OkStatus();

@@ -170,20 +170,20 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
 }
 
 absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
-  struct Offer {
-    uint64_t bytes = 0, of_nccl = 0;
-  };
-  const absl::StatusOr<std::vector<Offer>> all =
-      Exchange(control_, Offer{memory.bytes(), NcclAllocations::Get().Holds(memory) ? uint64_t{1} : 0});
+  enum Source : uint8_t { kElsewhere, kNccl, kThisGroup };
+  const Source mine = Owns(memory) ? kThisGroup : NcclAllocations::Get().Holds(memory) ? kNccl : kElsewhere;
+  const absl::StatusOr<std::vector<Source>> all = Exchange(control_, mine);
   if (!all.ok()) return all.status();
-  for (size_t r = 1; r < all->size(); ++r) {
-    if ((*all)[r].bytes == (*all)[0].bytes) continue;
-    return absl::FailedPreconditionError(absl::StrCat("ranks register memory of different sizes: rank 0 has ",
-                                                      (*all)[0].bytes, " bytes, rank ", r, " has ", (*all)[r].bytes));
+  const auto count = [&](Source source) { return std::count(all->begin(), all->end(), source); };
+  const auto ranks = static_cast<std::ptrdiff_t>(all->size());
+  if (count(kThisGroup) == ranks) return absl::OkStatus();  // registered as far as it can be
+  if (count(kThisGroup) > 0) {
+    return absl::FailedPreconditionError(
+        "some ranks register memory that this group has allocated, and others do not; give memory of one call of "
+        "Allocate on all ranks");
   }
   // A rank whose memory NCCL declines would leave the others waiting in NCCL.
-  const bool of_nccl = std::all_of(all->begin(), all->end(), [](const Offer& offer) { return offer.of_nccl != 0; });
-  if (!of_nccl || !communicator_->setup().features.windows) return absl::OkStatus();
+  if (count(kNccl) < ranks || !communicator_->setup().features.windows) return absl::OkStatus();
   Block block;
   block.id = next_id_++;
   block.data = memory.data();
@@ -225,14 +225,22 @@ Allocation RegisteredMemory::HandOut(const Block& block) {
   return Allocation(std::move(data), block.bytes, communicator_->setup().device);
 }
 
-bool RegisteredMemory::Holds(const Buffer& buffer) const {
-  const char* const begin = static_cast<const char*>(buffer.data);
-  const char* const end = begin + buffer.count * SizeOf(buffer.dtype);
+template <typename Which>
+bool RegisteredMemory::Any(const void* data, size_t bytes, Which which) const {
+  const char* const begin = static_cast<const char*>(data);
   const std::lock_guard<std::mutex> lock(table_->mutex);
   return std::any_of(table_->blocks.begin(), table_->blocks.end(), [&](const Block& block) {
     const char* const from = static_cast<const char*>(block.data);
-    return block.registered && begin >= from && end <= from + block.bytes;
+    return which(block) && begin >= from && begin + bytes <= from + block.bytes;
   });
+}
+
+bool RegisteredMemory::Owns(const Allocation& memory) const {
+  return Any(memory.data(), memory.bytes(), [](const Block& block) { return block.adopted.data() == nullptr; });
+}
+
+bool RegisteredMemory::Holds(const Buffer& buffer) const {
+  return Any(buffer.data, buffer.count * SizeOf(buffer.dtype), [](const Block& block) { return block.registered; });
 }
 
 ReducePath RegisteredMemory::PathOf(const Buffer& buffer, size_t total) const {

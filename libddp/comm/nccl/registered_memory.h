@@ -31,8 +31,8 @@ class RegisteredMemory {
   // Collective. Zeroed. Where NCCL cannot register it, it is ordinary device memory.
   absl::StatusOr<Allocation> Allocate(size_t bytes);
 
-  // Collective. Registers memory that another group has allocated, and keeps it alive. Where NCCL does not register it,
-  // as the program's own, it is reduced like any other.
+  // Collective; memory of the same size on all ranks. Registers what another group has allocated, and keeps it alive.
+  // Where NCCL does not register it, as the program's own, it is reduced like any other.
   absl::Status Adopt(const Allocation& memory);
 
   // Whether all of `buffer` is registered.
@@ -68,6 +68,10 @@ class RegisteredMemory {
   absl::Status Calibrate(const Block& block);
   absl::StatusOr<double> TimeSum(const Block& block, size_t bytes, bool symmetric, void* stream);
   Allocation HandOut(const Block& block);
+  // Whether [data, data + bytes) lies in a block for which which(block) is true.
+  template <typename Which>
+  bool Any(const void* data, size_t bytes, Which which) const;
+  bool Owns(const Allocation& memory) const;  // whether it is from Allocate, and not another group's
 
   const std::shared_ptr<NcclCommunicator> communicator_;
   ProcessGroup& control_;

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "libddp/base/env.h"
 
 namespace ddp {
@@ -42,6 +44,21 @@ std::string GpuUuid(const std::string& root, const std::string& bus_id) {
     if (absl::StartsWith(line, "GPU UUID:")) return std::string(absl::StripAsciiWhitespace(line.substr(9)));
   }
   return "";
+}
+
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Where NCCL finds variables that are not set.
+std::vector<std::string> ConfigurationsOfNccl(absl::Span<const std::string> variables, const std::string& root) {
+  std::string home, named;
+  for (absl::string_view variable : variables) {
+    if (absl::ConsumePrefix(&variable, "HOME=")) home = absl::StrCat(root, variable, "/.nccl.conf");
+    if (absl::ConsumePrefix(&variable, "NCCL_CONF_FILE=")) named = std::string(variable);
+  }
+  return {named.empty() ? home : named, root + "/etc/nccl.conf"};
 }
 
 using Micros = decltype(ProbeReport::micros);
@@ -151,6 +168,7 @@ std::string ProbeKey(DeviceRuntime& runtime, Device device, int nccl_version, ab
   }
   std::sort(sorted.begin(), sorted.end());
   parts.insert(parts.end(), sorted.begin(), sorted.end());
+  for (const std::string& file : ConfigurationsOfNccl(variables, root)) parts.push_back(TextOf(file));
   return absl::StrJoin(parts, "\n");
 }
 

@@ -17,7 +17,8 @@
 namespace ddp {
 
 // What a verdict depends on, of one rank: driver, NCCL, GPU, the host's last start (which is when firmware settings
-// change), and NCCL's variables. Empty if the GPU cannot be named. Files of the system are looked for under `root`.
+// change), and NCCL's variables and configuration files. Empty if the GPU cannot be named. Files of the system are
+// looked for under `root`.
 std::string ProbeKey(DeviceRuntime& runtime, Device device, int nccl_version, absl::Span<const std::string> variables,
                      const std::string& root = "");
 

@@ -67,6 +67,10 @@ class Rounds {
   std::optional<nccl::UniqueId> id_;
 };
 
+absl::Duration LimitNow(const ProbeNcclOptions& options) {
+  return std::min(options.limit, (options.end - absl::Now()) / 2);
+}
+
 constexpr char kStoppedText[] = "another rank had failed";
 
 // One attempt by helpers. Its processes have ended when it returns.
@@ -78,7 +82,7 @@ absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptio
                             .rank = control.rank(),
                             .size = control.size(),
                             .device = options.device.index,
-                            .limit = options.limit,
+                            .limit = LimitNow(options),
                             .timing = without_p2p});
   ProbeResult mine;
   if (!helper.ok()) mine.Fail(ProbeState::kNoHelper, helper.status().message());
@@ -125,7 +129,7 @@ absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& o
   probe.rank = control.rank();
   probe.size = control.size();
   probe.device = options.device;
-  probe.limit = options.limit;
+  probe.limit = LimitNow(options);
   const bool first = control.rank() == 0;
   probe.exchange_id = [mail, first](nccl::UniqueId* id) -> absl::Status {
     while (true) {

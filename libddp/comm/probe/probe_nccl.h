@@ -22,6 +22,8 @@ struct ProbeNcclOptions {
   Device device = {};
   // Of one attempt, of which there are three at most. Less than the time-out of the control group.
   absl::Duration limit = absl::Seconds(30);
+  // Each attempt takes at most half of the time until then.
+  absl::Time end = absl::InfiniteFuture();
   std::string helper = {};                 // see FindProbeHelper
   std::string cache = ProbeCacheFolder();  // empty: nothing is remembered
   bool fresh = false;                      // looks again in spite of what is remembered

@@ -247,8 +247,25 @@ bool DeviceEngine::Finished(DeviceWork* work) {
     return false;
   }
   if (!*finished) return false;
+  SettleBefore(work->number);
   Settle(work);
   return work->state.load(std::memory_order_acquire) != DeviceWork::kPending;
+}
+
+// So that nothing behind an operation that went wrong ends well.
+void DeviceEngine::SettleBefore(uint64_t number) {
+  std::vector<DeviceWork*> before;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = pending_.begin(); it != pending_.end() && (*it)->number < number; ++it) {
+      (*it)->Ref();
+      before.push_back(*it);
+    }
+  }
+  for (DeviceWork* work : before) {
+    if (work->state.load(std::memory_order_acquire) == DeviceWork::kPending) Settle(work);
+    work->Unref();
+  }
 }
 
 // The operation is through: well, unless ranks have called different things, or the group has failed by now.
@@ -334,10 +351,7 @@ bool DeviceEngine::Passed(uint64_t number) {
     }
   }
   work->Unref();
-  for (DeviceWork* each : over) {
-    if (each->state.load(std::memory_order_acquire) == DeviceWork::kPending) Settle(each);
-    each->Unref();
-  }
+  for (DeviceWork* each : over) each->Unref();
   return passed;
 }
 

@@ -121,6 +121,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void Reap();
   bool Passed(uint64_t number);
   void Settle(DeviceWork* work);
+  void SettleBefore(uint64_t number);
   void Look(DeviceWork* oldest);
   void LookAtGraphs();
   bool TimeToLook(int64_t now_ns);

@@ -223,6 +223,14 @@ class Measurement(Scaling):
         self.assertEqual((code, out.strip()), (0, os.path.join(self.out, "report.html")))
         self.assertEqual(self.read("report.html"), before)
 
+    def test_documents_show_what_is_drawn_from_recorded_runs(self):
+        recorded = os.path.join(os.path.dirname(BENCH), "docs", "results", "two-cores")
+        code, _, _ = self.call("report", recorded, f"--out={self.out}")
+        self.assertEqual(code, 0)
+        shown = {name for name in os.listdir(recorded) if name.endswith(".svg")}
+        self.assertTrue(shown)
+        self.assertLessEqual(shown, set(os.listdir(self.out)))
+
 
 @needs_matplotlib
 class Resume(Scaling):

@@ -67,8 +67,8 @@ struct Shortcut {
   ImageShape in, out;
   int stride;
 };
-// dx += (y > 0 ? dy : 0), at the pixels and channels that the shortcut reads.
-cudaError_t AddToShortcut(Element element, const void* y, const void* dy, int rows, const Shortcut& shortcut, void* dx,
+// dx += dy, at the pixels and channels that the shortcut reads.
+cudaError_t AddToShortcut(Element element, const void* dy, int rows, const Shortcut& shortcut, void* dx,
                           cudaStream_t stream);
 
 // See nn::Dropout.
@@ -112,14 +112,20 @@ struct BatchNormApply {
 cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int channels, const BatchNormApply& apply,
                              const Shortcut* shortcut, void* y, cudaStream_t stream);
 
-// Uses y > 0 ? dy : 0 in place of dy, unless y is null. The first pass writes (adds, with `accumulate`) the gradients
-// of weight and bias, and writes `sums`, [2, channels]. The second pass needs `sums` for dx. dx may be dy.
-cudaError_t BatchNormGrads(Element element, const void* x, const void* y, const void* dy, size_t pixels, int channels,
-                           const BatchMoments& moments, bool accumulate, float* weight_grad, float* bias_grad,
-                           float* sums, const ColumnScratch& scratch, cudaStream_t stream);
-cudaError_t BatchNormBackward(Element element, const void* x, const void* y, const void* dy, size_t pixels,
-                              int channels, const BatchMoments& moments, const float* weight, const float* sums,
-                              void* dx, cudaStream_t stream);
+// The ReLU behind a normalisation, by which dy is masked.
+enum class ReluMask {
+  kNone,
+  kOwn,    // right behind it: whether its result is above 0 is computed again from x, which costs less than to read it
+  kStore,  // behind a shortcut: by y > 0. The first pass stores the masked dy, for all that comes after it
+};
+// With apply.eps = 0. The first pass writes (adds, with `accumulate`) the gradients of weight and bias, and writes
+// `sums`, [2, channels]. The second pass needs `sums` for dx; it masks dy for kOwn. dx may be dy.
+cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
+                           int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
+                           float* bias_grad, float* sums, const ColumnScratch& scratch, cudaStream_t stream);
+cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
+                              int channels, const BatchNormApply& apply, const float* sums, void* dx,
+                              cudaStream_t stream);
 
 }  // namespace nn::cuda
 

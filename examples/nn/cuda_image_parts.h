@@ -207,35 +207,38 @@ class GpuBatchNorm2d final : public WeightedLayer {
                                 kBatchNormMomentum, moments(), running_mean(), running_var(), session_->Scratch(),
                                 session_->stream));
     }
-    const BatchNormApply apply = {.mean = training_ ? moments().mean : running_mean(),
-                                  .rstd = training_ ? moments().rstd : running_var(),
-                                  .eps = training_ ? 0 : kBatchNormEpsilon,
-                                  .weight = weight_,
-                                  .bias = bias_,
-                                  .relu = relu};
-    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, apply, shortcut, y,
+    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, Apply(relu), shortcut, y,
                               session_->stream));
   }
 
-  void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
+  void Backward(const float* x, const float*, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override {
-    BackwardFrom(x, relu_ ? y : nullptr, dy, dx, rows, accumulate, grad_ready);
+    Backward(relu_ ? ReluMask::kOwn : ReluMask::kNone, x, nullptr, dy, dx, rows, accumulate, grad_ready);
   }
-  // dy counts where y is above 0; everywhere if y is null.
-  void BackwardFrom(const void* x, const void* y, const void* dy, void* dx, int rows, bool accumulate,
-                    GradReadyFn grad_ready) {
+  // `y` as `mask` needs it.
+  void Backward(ReluMask mask, const void* x, const void* y, void* dy, void* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) {
     NN_CHECK(training_);
     const size_t pixels = Pixels(rows, shape_);
-    Launched(BatchNormGrads(session_->element, x, y, dy, pixels, shape_.channels, moments(), accumulate, weight_grad_,
+    const BatchNormApply apply = Apply(relu_);
+    Launched(BatchNormGrads(session_->element, x, mask, y, dy, pixels, shape_.channels, apply, accumulate, weight_grad_,
                             bias_grad_, sums(), session_->Scratch(), session_->stream));
     grad_ready(1);
     grad_ready(0);
     if (dx == nullptr) return;
-    Launched(BatchNormBackward(session_->element, x, y, dy, pixels, shape_.channels, moments(), weight_, sums(), dx,
+    Launched(BatchNormBackward(session_->element, x, mask, dy, pixels, shape_.channels, apply, sums(), dx,
                                session_->stream));
   }
 
  private:
+  BatchNormApply Apply(bool relu) const {
+    return {.mean = training_ ? moments().mean : running_mean(),
+            .rstd = training_ ? moments().rstd : running_var(),
+            .eps = training_ ? 0 : kBatchNormEpsilon,
+            .weight = weight_,
+            .bias = bias_,
+            .relu = relu};
+  }
   size_t channels() const { return static_cast<size_t>(shape_.channels); }
   float* running_mean() const { return numbers_.get(); }
   float* running_var() const { return numbers_.get() + channels(); }

@@ -7,10 +7,13 @@ namespace nn::cuda {
 namespace {
 
 constexpr int kSumThreads = 512;
-constexpr int kMostBlocks = 132;  // that add up one channel; the last of them adds up the blocks
+// Of a launch: one for each multiprocessor of an H100. The last one of each group of columns adds up the others' sums,
+// which takes longer with more of them than the others gain.
+constexpr int kMostBlocks = 132;
+constexpr int kMostColumns = 8;  // of a group: 128 bytes, a line of the caches
 
-// A block's threads are columns of vectors, at most a warp of them, by rows of pixels; the grid is blocks of pixels by
-// groups of so many columns.
+// A block's threads are columns of vectors by rows of pixels; the grid is blocks of pixels by groups of so many
+// columns.
 struct Columns {
   int all, group;  // vectors
 };
@@ -18,7 +21,7 @@ struct Columns {
 template <class T>
 Columns ColumnsOf(int channels) {
   const int all = channels / kVector<T>;
-  const int group = all < kWarp ? all : kWarp;
+  const int group = all < kMostColumns ? all : kMostColumns;
   // So that a warp's lanes of one column are a power of two apart.
   NN_CHECK(channels % kVector<T> == 0 && all > 0 && all % group == 0 && (group & (group - 1)) == 0);
   return {all, group};
@@ -27,27 +30,39 @@ Columns ColumnsOf(int channels) {
 dim3 GridFor(const Columns& columns, size_t pixels) {
   const size_t rows = static_cast<size_t>(kSumThreads / columns.group);  // of a block
   const size_t blocks = (pixels + 4 * rows - 1) / (4 * rows);
-  NN_CHECK(static_cast<size_t>(columns.all / columns.group) <= kColumnTickets);
-  return {static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks),
-          static_cast<unsigned>(columns.all / columns.group), 1};
+  const int groups = columns.all / columns.group;
+  NN_CHECK(static_cast<size_t>(groups) <= kColumnTickets);
+  const size_t most = groups < kMostBlocks ? kMostBlocks / groups : 1;
+  return {static_cast<unsigned>(blocks < most ? blocks : most), static_cast<unsigned>(groups), 1};
 }
 
-// Adds `add(pixel, vector of channels, sums)` over all pixels: kSums numbers a channel. Then, in the last block that is
-// done with a group of channels, one thread for each of them calls finish(channel, sums).
-template <class T, int kSums, class Add, class Finish>
-__device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnScratch& scratch, const Add& add,
-                           const Finish& finish) {
+// Calls add(load(i), i, sums) for every vector i of all pixels, of which each adds to kSums numbers a channel. Then, in
+// the last block that is done with a group of channels, one thread for each of them calls finish(channel, sums).
+// kAhead: so many loads are on their way at once.
+template <class T, int kSums, int kAhead, class Fetch, class Add, class Finish>
+__device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnScratch& scratch, const Fetch& load,
+                           const Add& add, const Finish& finish) {
   constexpr int V = kVector<T>, kWarps = kSumThreads / kWarp;
   const int column = threadIdx.x % columns.group, row = threadIdx.x / columns.group;
   const int rows = kSumThreads / columns.group;
   const int vector = blockIdx.y * columns.group + column;
   float sums[kSums][V] = {};
-  const size_t step = static_cast<size_t>(gridDim.x) * rows;
-#pragma unroll 4
-  for (size_t p = static_cast<size_t>(blockIdx.x) * rows + row; p < pixels; p += step) add(p, vector, sums);
+  const size_t step = static_cast<size_t>(gridDim.x) * rows * columns.all, end = pixels * columns.all;
+  size_t i = (static_cast<size_t>(blockIdx.x) * rows + row) * columns.all + vector;
+  for (; i + (kAhead - 1) * step < end; i += kAhead * step) {
+    decltype(load(i)) loaded[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) loaded[k] = load(i + k * step);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) add(loaded[k], i + k * step, sums);
+  }
+  for (; i < end; i += step) {
+    auto loaded = load(i);
+    add(loaded, i, sums);
+  }
 
   // Within the warp, then the block.
-  __shared__ float parts[kWarps][kSums][kWarp * V];
+  __shared__ float parts[kWarps][kSums][kMostColumns * V];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   for (int s = 0; s < kSums; ++s) {
     for (int i = 0; i < V; ++i) {
@@ -101,17 +116,19 @@ __device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnSc
 template <class T>
 __global__ void __launch_bounds__(kSumThreads) BiasGradKernel(const T* y, T* dy, size_t pixels, Columns columns,
                                                               bool accumulate, float* grad, ColumnScratch scratch) {
-  const auto add = [&](size_t pixel, int vector, float(&sums)[1][kVector<T>]) {
-    const size_t at = pixel * columns.all + vector;
-    Vector<T> d = Load(dy, at);
+  struct Loaded {
+    Vector<T> d, out;
+  };
+  const auto load = [&](size_t at) { return Loaded{Load(dy, at), y == nullptr ? Vector<T>() : Load(y, at)}; };
+  const auto add = [&](Loaded& loaded, size_t at, float(&sums)[1][kVector<T>]) {
+    Vector<T>& d = loaded.d;
     if (y != nullptr) {
-      const Vector<T> out = Load(y, at);
-      for (int i = 0; i < kVector<T>; ++i) d.Set(i, out[i] <= 0 ? 0 : d[i]);
+      for (int i = 0; i < kVector<T>; ++i) d.Set(i, loaded.out[i] <= 0 ? 0 : d[i]);
       Store(dy, at, d);
     }
     for (int i = 0; i < kVector<T>; ++i) sums[0][i] += d[i];
   };
-  SumColumns<T, 1>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[1]) {
+  SumColumns<T, 1, 4>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[1]) {
     grad[channel] = sums[0] + (accumulate ? grad[channel] : 0);
   });
 }
@@ -123,15 +140,15 @@ __global__ void __launch_bounds__(kSumThreads)
                   float* running_mean, float* running_var, ColumnScratch scratch) {
   const Vector<T> origin =
       Load(x, blockIdx.y * static_cast<size_t>(columns.group) + threadIdx.x % static_cast<unsigned>(columns.group));
-  const auto add = [&](size_t pixel, int vector, float(&sums)[2][kVector<T>]) {
-    const Vector<T> v = Load(x, pixel * columns.all + vector);
+  const auto load = [&](size_t at) { return Load(x, at); };
+  const auto add = [&](const Vector<T>& v, size_t, float(&sums)[2][kVector<T>]) {
     for (int i = 0; i < kVector<T>; ++i) {
       const float d = v[i] - origin[i];
       sums[0][i] += d;
       sums[1][i] = fmaf(d, d, sums[1][i]);
     }
   };
-  SumColumns<T, 2>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[2]) {
+  SumColumns<T, 2, 8>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[2]) {
     const float count = static_cast<float>(pixels);
     const float shift = sums[0] / count;
     const float mean = ToFloat(x[channel]) + shift;
@@ -143,29 +160,64 @@ __global__ void __launch_bounds__(kSumThreads)
   });
 }
 
+// y = scale x + shift, before its ReLU, of a thread's channels. The same numbers in both directions.
+template <int V>
+struct Normalised {
+  float scale[V], shift[V];
+
+  __device__ void Set(const BatchNormApply& apply, size_t channel0) {
+    for (int i = 0; i < V; ++i) {
+      const size_t c = channel0 + i;
+      const float rstd = apply.eps > 0 ? rsqrtf(apply.rstd[c] + apply.eps) : apply.rstd[c];
+      scale[i] = rstd * apply.weight[c];
+      shift[i] = fmaf(-apply.mean[c], scale[i], apply.bias[c]);
+    }
+  }
+  __device__ float operator()(int i, float x) const { return fmaf(x, scale[i], shift[i]); }
+};
+
+// A gradient of y behind its ReLU.
 template <class T>
+__device__ float Masked(float gradient, float y) {
+  return ToFloat(FromFloat<T>(y)) <= 0 ? 0 : gradient;
+}
+
+template <class T, ReluMask kMask>
 __global__ void __launch_bounds__(kSumThreads)
-    GradsKernel(const T* x, const T* y, const T* dy, size_t pixels, Columns columns, BatchMoments moments,
-                bool accumulate, float* weight_grad, float* bias_grad, float* out, ColumnScratch scratch) {
+    GradsKernel(const T* x, const T* y, T* dy, size_t pixels, Columns columns, BatchNormApply apply, bool accumulate,
+                float* weight_grad, float* bias_grad, float* out, ColumnScratch scratch) {
   constexpr int V = kVector<T>;
   const int channel0 = (blockIdx.y * columns.group + threadIdx.x % columns.group) * V;
   float mean[V], rstd[V];
   for (int i = 0; i < V; ++i) {
-    mean[i] = moments.mean[channel0 + i];
-    rstd[i] = moments.rstd[channel0 + i];
+    mean[i] = apply.mean[channel0 + i];
+    rstd[i] = apply.rstd[channel0 + i];
   }
-  const auto add = [&](size_t pixel, int vector, float(&sums)[2][V]) {
-    const size_t at = pixel * columns.all + vector;
-    const Vector<T> in = Load(x, at), d = Load(dy, at);
-    const Vector<T> mask = y == nullptr ? Vector<T>() : Load(y, at);
+  Normalised<V> normalised;
+  if constexpr (kMask == ReluMask::kOwn) normalised.Set(apply, channel0);
+  struct Loaded {
+    Vector<T> x, d, y;
+  };
+  const auto load = [&](size_t at) {
+    Loaded loaded = {Load(x, at), Load(dy, at)};
+    if constexpr (kMask == ReluMask::kStore) loaded.y = Load(y, at);
+    return loaded;
+  };
+  const auto add = [&](Loaded& loaded, size_t at, float(&sums)[2][V]) {
     for (int i = 0; i < V; ++i) {
-      const float g = y != nullptr && mask[i] <= 0 ? 0 : d[i];
+      float g = loaded.d[i];
+      if constexpr (kMask == ReluMask::kOwn) g = Masked<T>(g, normalised(i, loaded.x[i]));
+      if constexpr (kMask == ReluMask::kStore) {
+        g = loaded.y[i] <= 0 ? 0 : g;
+        loaded.d.Set(i, g);
+      }
       sums[0][i] += g;
-      sums[1][i] = fmaf(g, (in[i] - mean[i]) * rstd[i], sums[1][i]);
+      sums[1][i] = fmaf(g, (loaded.x[i] - mean[i]) * rstd[i], sums[1][i]);
     }
+    if constexpr (kMask == ReluMask::kStore) Store(dy, at, loaded.d);
   };
   const int channels = columns.all * V;
-  SumColumns<T, 2>(pixels, columns, scratch, add, [&](int channel, const float(&sums)[2]) {
+  SumColumns<T, 2, 4>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[2]) {
     out[channel] = sums[0];
     out[channels + channel] = sums[1];
     bias_grad[channel] = sums[0] + (accumulate ? bias_grad[channel] : 0);
@@ -202,20 +254,15 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply,
                                                           bool has_shortcut, Shortcut shortcut, T* y) {
   constexpr int V = kVector<T>;
-  const size_t own = ThreadIndex() % vectors * V;
-  float scale[V], shift[V];
-  for (int i = 0; i < V; ++i) {
-    const float rstd = apply.eps > 0 ? rsqrtf(apply.rstd[own + i] + apply.eps) : apply.rstd[own + i];
-    scale[i] = rstd * apply.weight[own + i];
-    shift[i] = fmaf(-apply.mean[own + i], scale[i], apply.bias[own + i]);
-  }
+  Normalised<V> normalised;
+  normalised.Set(apply, ThreadIndex() % vectors * V);
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
     const Vector<T> in = Load(x, at);
     Vector<T> beside = {}, out;
     size_t from = at;
     if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
     for (int i = 0; i < V; ++i) {
-      float v = fmaf(in[i], scale[i], shift[i]);
+      float v = normalised(i, in[i]);
       if (has_shortcut) v += beside[i];
       out.Set(i, apply.relu ? Rectified(v) : v);
     }
@@ -223,28 +270,27 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pix
   });
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    BackwardKernel(const T* x, const T* y, const T* dy, size_t pixels, int vectors, BatchMoments moments,
-                   const float* weight, const float* sums, T* dx) {
+template <class T, bool kMasked>
+__global__ void __launch_bounds__(kThreads) BackwardKernel(const T* x, const T* dy, size_t pixels, int vectors,
+                                                           BatchNormApply apply, const float* sums, T* dx) {
   constexpr int V = kVector<T>;
   const size_t own = ThreadIndex() % vectors * V;
   const int channels = vectors * V;
   // dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat)), as scale dy + slope x + constant.
-  float scale[V], slope[V], constant[V];
+  Normalised<V> normalised;
+  normalised.Set(apply, own);
+  float slope[V], constant[V];
   for (int i = 0; i < V; ++i) {
-    const float rstd = moments.rstd[own + i], count = static_cast<float>(pixels);
-    scale[i] = weight[own + i] * rstd;
-    slope[i] = -scale[i] * rstd * (sums[channels + own + i] / count);
-    constant[i] = -scale[i] * (sums[own + i] / count) - slope[i] * moments.mean[own + i];
+    const float scale = normalised.scale[i], count = static_cast<float>(pixels);
+    slope[i] = -scale * apply.rstd[own + i] * (sums[channels + own + i] / count);
+    constant[i] = -scale * (sums[own + i] / count) - slope[i] * apply.mean[own + i];
   }
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
     const Vector<T> in = Load(x, at), d = Load(dy, at);
-    const Vector<T> mask = y == nullptr ? Vector<T>() : Load(y, at);
     Vector<T> out;
     for (int i = 0; i < V; ++i) {
-      const float g = y != nullptr && mask[i] <= 0 ? 0 : d[i];
-      out.Set(i, fmaf(scale[i], g, fmaf(slope[i], in[i], constant[i])));
+      const float g = kMasked ? Masked<T>(d[i], normalised(i, in[i])) : d[i];
+      out.Set(i, fmaf(normalised.scale[i], g, fmaf(slope[i], in[i], constant[i])));
     }
     Store(dx, at, out);
   });
@@ -252,13 +298,13 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    AddToShortcutKernel(const T* y, const T* dy, size_t pixels, int vectors, Shortcut shortcut, T* dx) {
+    AddToShortcutKernel(const T* dy, size_t pixels, int vectors, Shortcut shortcut, T* dx) {
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
     size_t to = 0;
     if (!FromShortcut<T>(shortcut, at, &to)) return;
-    const Vector<T> d = Load(dy, at), mask = Load(y, at);
+    const Vector<T> d = Load(dy, at);
     Vector<T> out = Load(dx, to);
-    for (int i = 0; i < kVector<T>; ++i) out.Set(i, out[i] + (mask[i] <= 0 ? 0 : d[i]));
+    for (int i = 0; i < kVector<T>; ++i) out.Set(i, out[i] + d[i]);
     Store(dx, to, out);
   });
 }
@@ -296,15 +342,18 @@ cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int 
   });
 }
 
-cudaError_t BatchNormGrads(Element element, const void* x, const void* y, const void* dy, size_t pixels, int channels,
-                           const BatchMoments& moments, bool accumulate, float* weight_grad, float* bias_grad,
-                           float* sums, const ColumnScratch& scratch, cudaStream_t stream) {
+cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
+                           int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
+                           float* bias_grad, float* sums, const ColumnScratch& scratch, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const Columns columns = ColumnsOf<T>(channels);
-    GradsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), pixels, columns, moments,
-        accumulate, weight_grad, bias_grad, sums, scratch);
+    const auto kernel = mask == ReluMask::kOwn     ? GradsKernel<T, ReluMask::kOwn>
+                        : mask == ReluMask::kStore ? GradsKernel<T, ReluMask::kStore>
+                                                   : GradsKernel<T, ReluMask::kNone>;
+    kernel<<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(static_cast<const T*>(x), static_cast<const T*>(y),
+                                                                 static_cast<T*>(dy), pixels, columns, apply,
+                                                                 accumulate, weight_grad, bias_grad, sums, scratch);
   });
 }
 
@@ -319,26 +368,26 @@ cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int 
   });
 }
 
-cudaError_t BatchNormBackward(Element element, const void* x, const void* y, const void* dy, size_t pixels,
-                              int channels, const BatchMoments& moments, const float* weight, const float* sums,
-                              void* dx, cudaStream_t stream) {
+cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
+                              int channels, const BatchNormApply& apply, const float* sums, void* dx,
+                              cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int vectors = channels / kVector<T>;
-    BackwardKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const T*>(y), static_cast<const T*>(dy), pixels, vectors, moments, weight,
-        sums, static_cast<T*>(dx));
+    const auto kernel = mask == ReluMask::kOwn ? BackwardKernel<T, true> : BackwardKernel<T, false>;
+    kernel<<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), static_cast<const T*>(dy), pixels, vectors, apply, sums, static_cast<T*>(dx));
   });
 }
 
-cudaError_t AddToShortcut(Element element, const void* y, const void* dy, int rows, const Shortcut& shortcut, void* dx,
+cudaError_t AddToShortcut(Element element, const void* dy, int rows, const Shortcut& shortcut, void* dx,
                           cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int vectors = shortcut.out.channels / kVector<T>;
     const size_t pixels = static_cast<size_t>(rows) * static_cast<size_t>(shortcut.out.height * shortcut.out.width);
     AddToShortcutKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
-        static_cast<const T*>(y), static_cast<const T*>(dy), pixels, vectors, shortcut, static_cast<T*>(dx));
+        static_cast<const T*>(dy), pixels, vectors, shortcut, static_cast<T*>(dx));
   });
 }
 

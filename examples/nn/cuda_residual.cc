@@ -42,12 +42,12 @@ class GpuBasicBlock final : public CompositeLayer {
                 GradReadyFn grad_ready) override {
     auto* const d1 = static_cast<float*>(session_->Temporary(kBlockTemporary));
     auto* const d2 = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
-    bn2_.BackwardFrom(output(2), y, dy, d1, rows, accumulate, Ready(3, grad_ready));
+    bn2_.Backward(ReluMask::kStore, output(2), y, dy, d1, rows, accumulate, Ready(3, grad_ready));
     conv2_.Backward(output(1), nullptr, d1, d2, rows, accumulate, Ready(2, grad_ready));
     bn1_.Backward(output(0), output(1), d2, d1, rows, accumulate, Ready(1, grad_ready));
     conv1_.Backward(x, nullptr, d1, dx, rows, accumulate, Ready(0, grad_ready));
     if (dx == nullptr) return;
-    Launched(AddToShortcut(session_->element, y, dy, rows, ShortcutFrom(nullptr), dx, session_->stream));
+    Launched(AddToShortcut(session_->element, dy, rows, ShortcutFrom(nullptr), dx, session_->stream));
   }
 
  private:
@@ -117,10 +117,12 @@ class GpuBottleneck final : public CompositeLayer {
     auto* const a = static_cast<float*>(session_->Temporary(kBlockTemporary));
     auto* const b = static_cast<float*>(session_->Temporary(kBlockTemporary + 1));
     if (projection_ != nullptr) {
-      projection_->bn.BackwardFrom(projection_->Output(), y, dy, a, rows, accumulate, Ready(7, grad_ready));
+      projection_->bn.Backward(ReluMask::kStore, projection_->Output(), y, dy, a, rows, accumulate,
+                               Ready(7, grad_ready));
       projection_->conv.Backward(x, nullptr, a, dx, rows, accumulate, Ready(6, grad_ready));
     }
-    bn3_.BackwardFrom(output(4), y, dy, a, rows, accumulate, Ready(5, grad_ready));
+    bn3_.Backward(projection_ != nullptr ? ReluMask::kNone : ReluMask::kStore, output(4), y, dy, a, rows, accumulate,
+                  Ready(5, grad_ready));
     conv3_.Backward(output(3), nullptr, a, b, rows, accumulate, Ready(4, grad_ready));
     bn2_.Backward(output(2), output(3), b, b, rows, accumulate, Ready(3, grad_ready));
     conv2_.Backward(output(1), nullptr, b, a, rows, accumulate, Ready(2, grad_ready));
@@ -131,7 +133,7 @@ class GpuBottleneck final : public CompositeLayer {
     if (projection_ != nullptr) {
       Launched(Add(session_->element, b, static_cast<size_t>(rows) * session_->Elements(in_), dx, session_->stream));
     } else {
-      Launched(AddToShortcut(session_->element, y, dy, rows, {nullptr, in_, out_, 1}, dx, session_->stream));
+      Launched(AddToShortcut(session_->element, dy, rows, {nullptr, in_, out_, 1}, dx, session_->stream));
     }
   }
 

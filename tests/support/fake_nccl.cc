@@ -51,7 +51,7 @@ struct Planned {
 
 // What ranks bring to one collective call.
 struct Meeting {
-  int arrived = 0, left = 0;
+  int arrived = 0, grouped = 0, left = 0;
   std::vector<std::vector<char>> in;
 };
 
@@ -165,11 +165,13 @@ bool Await(std::unique_lock<std::mutex>& lock, Comm comm, bool stuck, Ready read
   return !comm->aborted;
 }
 
-// A collective call: everybody's input, then `finish` with all of them. `in_bytes` may be 0.
+// A collective call: everybody's input, then `finish` with all of them. `in_bytes` may be 0. As NCCL does, it waits for
+// ever where some ranks make the call in a group and others do not.
 Result Collective(const char* function, Comm comm, void* stream, const void* in, size_t in_bytes, void* out,
                   std::function<void(const std::vector<std::vector<char>>&)> finish) {
   const Call call = Enter(function, comm->rank, comm);
   if (call.failed) return call.result;
+  const bool grouped = group.depth > 0;
   const Result added = Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
@@ -179,8 +181,13 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
     const char* const bytes = static_cast<const char*>(in);
     meeting.in[static_cast<size_t>(comm->rank)].assign(bytes, bytes + in_bytes);
     ++meeting.arrived;
+    meeting.grouped += grouped ? 1 : 0;
     state->changed.notify_all();
-    if (!Await(lock, comm, false, [&] { return meeting.arrived == comm->size; })) return;
+    if (!Await(lock, comm, false, [&] {
+          return meeting.arrived == comm->size && (meeting.grouped == 0 || meeting.grouped == comm->size);
+        })) {
+      return;
+    }
     finish(meeting.in);
     if (call.corrupt) ++*static_cast<char*>(out);
     if (++meeting.left == comm->size) state->meetings.erase(key);

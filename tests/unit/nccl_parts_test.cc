@@ -94,8 +94,9 @@ TEST_CASE("a rank that sees one GPU alone takes it, whatever its local rank is",
 }
 
 TEST_CASE("one rank gets or gives the whole, whichever it is") {
+  const int version = GENERATE(22803, 22809);  // of which the first cannot sum several registered ranges in one group
   for (const int size : {1, 3}) {
-    Job job(size);
+    Job job(size, version);
     job.Run([](Rank& rank, ProcessGroup& group) {
       constexpr size_t kPart = 10;
       const size_t n = static_cast<size_t>(rank.size), me = static_cast<size_t>(rank.rank);

@@ -188,9 +188,10 @@ absl::Status NcclMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffer
   using Op = ReducePlan::Op;
   const nccl::DataType type = nccl::ToNccl(plan.type);
   const bool one_call = from.size() == 1 && to.size() == 1;
-  // One by one where NCCL would make one kernel of them that sums in part only.
-  const bool group =
-      !one_call && (goal.scatter || communicator_->setup().features.groups_of_sums || !AnyRegistered(to));
+  // One by one where NCCL would make one kernel of them that sums in part only, as of all-reduces. All ranks must group
+  // alike, or NCCL hangs; `to` is alike on all ranks of an all-reduce.
+  const bool all_reduce = !goal.scatter && goal.root < 0;
+  const bool group = !one_call && (!all_reduce || communicator_->setup().features.groups_of_sums || !AnyRegistered(to));
   const auto enqueue = [&](const nccl::Api& api, nccl::Comm comm) {
     int op = plan.op == Op::kAvg       ? nccl::kAvg
              : plan.op == Op::kMin     ? nccl::kMin

@@ -77,6 +77,10 @@ class DDP_EXPORT CommHook {
   // makes collective calls itself, let the ranks agree first that none has failed.
   virtual absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets);
 
+  // OK if steps with this hook can be captured into a CUDA graph: Start and Finish do nothing but submit work to
+  // streams, the same in every step. Otherwise FailedPrecondition with the reason.
+  virtual absl::Status CanCapture() const { return absl::OkStatus(); }
+
   // Called when the model continues in another group (DistributedDataParallel::Rebind). The last step may have ended in
   // the middle, or only on some ranks. Discard all state of earlier steps, because it may differ between ranks. Prepare
   // follows. A hook that contains another hook calls its Reset too.

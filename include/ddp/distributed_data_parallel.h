@@ -151,7 +151,7 @@ struct BucketTimes {
 };
 
 struct DdpStatistics {
-  int64_t steps = 0;                      // reduced steps so far
+  int64_t steps = 0;                      // reduced steps so far, with the replays of CUDA graphs that have ended
   int64_t plans = 0;                      // how often buckets were planned: once, and once more for every change
   std::vector<BucketTimes> buckets = {};  // those of the last reduced step, in launch order
   // In the last reduced step: the communication that the backward pass did not hide. This is the time in
@@ -288,6 +288,11 @@ class DDP_EXPORT DistributedDataParallel {
   // which lives as long as the model. The next call overwrites it. On a GPU the factor is rounded to float32. With
   // kNoStream the host waits.
   virtual absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order = 2, Stream stream = {}) = 0;
+
+  // OK if steps of this model can be captured into a CUDA graph (docs/guide.md). Otherwise FailedPrecondition with what
+  // stands against it, the same on all ranks: FinishBackward and BeginForward return it if they are captured. Any
+  // thread.
+  virtual absl::Status CanCapture() const = 0;
 
   // Copies the values of rank `root`, frozen ones included, and its buffers to all ranks. Collective, between steps.
   // Call it when values have been written after Create; values that the library owns can only be written then.

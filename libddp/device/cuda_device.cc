@@ -49,6 +49,18 @@ absl::Status ToStatus(cudaError_t error, absl::string_view call) {
   }
 }
 
+// While it lives, calls of this thread that would break a capture in CUDA's global mode, another thread's too, do not.
+class RelaxedCaptures {
+ public:
+  RelaxedCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCaptures(const RelaxedCaptures&) = delete;
+  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaDeviceRuntime final : public DeviceRuntime {
  public:
   absl::Status Check(Device device) override {
@@ -122,6 +134,7 @@ class CudaDeviceRuntime final : public DeviceRuntime {
       return s;
     }
     cudaStream_t stream = nullptr;
+    const RelaxedCaptures relaxed;
     if (absl::Status s = ToStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
                                   "cudaStreamCreateWithPriority");
         !s.ok()) {
@@ -145,15 +158,16 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status Record(void* event, void* stream) override {
     return ToStatus(cudaEventRecord(AsEvent(event), AsStream(stream)), "cudaEventRecord");
   }
+  absl::Status RecordEachReplay(void* event, void* stream) override {
+    return ToStatus(cudaEventRecordWithFlags(AsEvent(event), AsStream(stream), cudaEventRecordExternal),
+                    "cudaEventRecordWithFlags");
+  }
   absl::Status WaitEvent(void* stream, void* event) override {
     return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0), "cudaStreamWaitEvent");
   }
   absl::StatusOr<bool> Finished(void* event) override {
-    // A capture in CUDA's global mode, another thread's too, would be broken by the question.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&mode);
+    const RelaxedCaptures relaxed;
     const cudaError_t error = cudaEventQuery(AsEvent(event));
-    cudaThreadExchangeStreamCaptureMode(&mode);
     if (error == cudaErrorNotReady) {
       cudaGetLastError();
       return false;
@@ -253,8 +267,9 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return ToStatus(error, "a kernel of libddp");
   }
 
-  absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override {
-    return ToStatus(cuda::LaunchCommit(failed, found_inf, skip_step, AsStream(stream)), "the commit kernel");
+  absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
+                      void* stream) override {
+    return ToStatus(cuda::LaunchCommit(failed, found_inf, skip_step, count, AsStream(stream)), "the commit kernel");
   }
 
   absl::Status Increment(uint32_t* counter, void* stream) override {

@@ -110,8 +110,10 @@ __global__ void __launch_bounds__(kThreads)
   if (nonfinite != nullptr && __syncthreads_or(bad) != 0 && threadIdx.x == 0) *nonfinite = 1;
 }
 
-__global__ void CommitKernel(const volatile uint32_t* failed, const volatile uint32_t* found_inf, uint32_t* skip_step) {
+__global__ void CommitKernel(const volatile uint32_t* failed, const volatile uint32_t* found_inf, uint32_t* skip_step,
+                             volatile uint32_t* count) {
   *skip_step = (failed != nullptr && *failed != 0) || (found_inf != nullptr && *found_inf != 0) ? 1 : 0;
+  if (count != nullptr) *count = *count + 1;
 }
 
 __global__ void IncrementKernel(volatile uint32_t* counter) { *counter = *counter + 1; }
@@ -196,8 +198,9 @@ cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite
   }
 }
 
-cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream) {
-  CommitKernel<<<1, 1, 0, stream>>>(failed, found_inf, skip_step);
+cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
+                         cudaStream_t stream) {
+  CommitKernel<<<1, 1, 0, stream>>>(failed, found_inf, skip_step, count);
   return cudaGetLastError();
 }
 

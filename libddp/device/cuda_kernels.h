@@ -31,7 +31,8 @@ cudaError_t LaunchTransform(Type in, Type out, double scale, uint32_t* nonfinite
                             const Piece* pieces, size_t count, cudaStream_t stream);
 
 // See ddp::DeviceRuntime::Commit.
-cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, cudaStream_t stream);
+cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
+                         cudaStream_t stream);
 
 // See ddp::DeviceRuntime::Increment.
 cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream);

@@ -82,6 +82,8 @@ class DeviceRuntime {
   virtual void DestroyEvent(void* event) = 0;
 
   virtual absl::Status Record(void* event, void* stream) = 0;
+  // On a stream that captures: every replay of the graph records the event, which is then like any other.
+  virtual absl::Status RecordEachReplay(void* event, void* stream) = 0;
   virtual absl::Status WaitEvent(void* stream, void* event) = 0;  // the stream waits, the host does not
   // True also if it was never recorded. May be asked while any thread captures.
   virtual absl::StatusOr<bool> Finished(void* event) = 0;
@@ -106,9 +108,10 @@ class DeviceRuntime {
   virtual absl::Status Zero(void* data, size_t bytes, void* stream) = 0;
   // One launch for every kRangesPerLaunch pieces.
   virtual absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) = 0;
-  // *skip_step = 1 if *failed or *found_inf is not 0, else 0. Pointers may be null, but for skip_step. See
-  // docs/decisions/17-failure-after-return.md.
-  virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) = 0;
+  // *skip_step = 1 if *failed or *found_inf is not 0, else 0. Adds 1 to *count (pinned memory). Pointers may be null,
+  // but for skip_step. See docs/decisions/17-failure-after-return.md.
+  virtual absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
+                              void* stream) = 0;
   // Adds 1 to *counter, which the host may read meanwhile (pinned memory).
   virtual absl::Status Increment(uint32_t* counter, void* stream) = 0;
   // *result = the part of a norm (norm_rule.h) that the pieces' `in` hold, in float64, in an order that depends on the

@@ -22,6 +22,7 @@ class NoDevices final : public DeviceRuntime {
   absl::StatusOr<void*> CreateEvent(bool) override { return NotBuilt(); }
   void DestroyEvent(void*) override {}
   absl::Status Record(void*, void*) override { return NotBuilt(); }
+  absl::Status RecordEachReplay(void*, void*) override { return NotBuilt(); }
   absl::Status WaitEvent(void*, void*) override { return NotBuilt(); }
   absl::StatusOr<bool> Finished(void*) override { return NotBuilt(); }
   absl::StatusOr<double> ElapsedUs(void*, void*) override { return NotBuilt(); }
@@ -35,7 +36,7 @@ class NoDevices final : public DeviceRuntime {
   absl::Status Copy(void*, const void*, size_t, void*) override { return NotBuilt(); }
   absl::Status Zero(void*, size_t, void*) override { return NotBuilt(); }
   absl::Status Run(const Transform&, absl::Span<const TransformPiece>, void*) override { return NotBuilt(); }
-  absl::Status Commit(const uint32_t*, const uint32_t*, uint32_t*, void*) override { return NotBuilt(); }
+  absl::Status Commit(const uint32_t*, const uint32_t*, uint32_t*, uint32_t*, void*) override { return NotBuilt(); }
   absl::Status Increment(uint32_t*, void*) override { return NotBuilt(); }
   absl::Status NormPart(DType, NormKind, absl::Span<const TransformPiece>, double*, void*) override {
     return NotBuilt();

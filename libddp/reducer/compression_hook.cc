@@ -31,6 +31,7 @@ class CompressionHook final : public CommHook {
   }
   int rounds() const override { return inner_ == nullptr ? 1 : inner_->rounds(); }
 
+  absl::Status CanCapture() const override { return inner_ == nullptr ? absl::OkStatus() : inner_->CanCapture(); }
   absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) override {
     if (wire_ != DType::kFloat16 && wire_ != DType::kBFloat16) {
       return absl::InvalidArgumentError(

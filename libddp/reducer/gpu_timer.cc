@@ -7,17 +7,30 @@ namespace ddp {
 
 void GpuTimer::Begin(int64_t step, int64_t begin_ns, std::shared_ptr<const BucketNames> names, Stream stream) {
   if (state_ != State::kIdle) return;
-  const DeviceGuard guard(Devices(), stream.device);
-  if (!guard.status().ok() || Devices().Capturing(stream.native).value_or(true)) return;
-  if (stream_.get() == nullptr) {
-    absl::StatusOr<OwnedStream> made = MakeStream(Devices());
-    if (!made.ok()) return;
-    stream_ = *std::move(made);
-  }
+  if (!Prepare(stream)) return;
   step_ = {step, begin_ns, 0, {}, std::move(names)};
-  device_ = stream.device;
   state_ = State::kMeasuring;
   Mark(kBegin, stream);
+}
+
+void GpuTimer::BeginCaptured(std::shared_ptr<const BucketNames> names, Stream stream) {
+  if (!Prepare(stream)) return;
+  captured_ = true;
+  step_.names = std::move(names);
+  state_ = State::kMeasuring;
+  Mark(kBegin, stream);
+}
+
+bool GpuTimer::Prepare(Stream stream) {
+  const DeviceGuard guard(Devices(), stream.device);
+  if (!guard.status().ok()) return false;
+  if (stream_.get() == nullptr) {
+    absl::StatusOr<OwnedStream> made = MakeStream(Devices());
+    if (!made.ok()) return false;
+    stream_ = *std::move(made);
+  }
+  device_ = stream.device;
+  return true;
 }
 
 void GpuTimer::Mark(size_t event, Stream stream) {
@@ -28,23 +41,42 @@ void GpuTimer::Mark(size_t event, Stream stream) {
     if (!made.ok()) return Drop();
     events_.push_back(*std::move(made));
   }
-  if (!Devices().Record(events_[event].get(), stream.native).ok()) Drop();
+  void* const made = events_[event].get();
+  const absl::Status recorded =
+      captured_ ? Devices().RecordEachReplay(made, stream.native) : Devices().Record(made, stream.native);
+  if (!recorded.ok()) Drop();
 }
 
 void GpuTimer::Launched(size_t b, Stream behind) { Mark(kBuckets + 2 * b, behind); }
 
-void GpuTimer::Done(size_t b, const BucketTimes& times, Work work) {
-  if (state_ != State::kMeasuring) return;
+absl::Status GpuTimer::Done(size_t b, const BucketTimes& times, Work work) {
+  if (state_ != State::kMeasuring) return absl::OkStatus();
   step_.buckets.resize(std::max(step_.buckets.size(), b + 1));
   step_.buckets[b] = times;
   const Stream own{device_, stream_.get()};
-  if (!work.BlockStream(own).ok()) return Drop();
+  if (absl::Status s = work.BlockStream(own); !s.ok()) {
+    Drop();
+    return captured_ ? s : absl::OkStatus();
+  }
+  joined_ = captured_;
   Mark(kBuckets + 2 * b + 1, own);
+  return absl::OkStatus();
 }
 
-void GpuTimer::EndWait(Stream stream) {
+absl::Status GpuTimer::EndWait(Stream stream) {
   Mark(kWaitEnd, stream);
   if (state_ == State::kMeasuring) state_ = State::kEnded;
+  return joined_ ? JoinCapture(stream) : absl::OkStatus();
+}
+
+// A capture ends with one stream only.
+absl::Status GpuTimer::JoinCapture(Stream stream) {
+  const DeviceGuard guard(Devices(), device_);
+  absl::StatusOr<OwnedEvent> made = MakeEvent(Devices());
+  if (!made.ok()) return made.status();
+  join_ = *std::move(made);
+  if (absl::Status s = Devices().Record(join_.get(), stream_.get()); !s.ok()) return s;
+  return Devices().WaitEvent(stream.native, join_.get());
 }
 
 std::optional<MeasuredStep> GpuTimer::Read() {
@@ -55,6 +87,17 @@ std::optional<MeasuredStep> GpuTimer::Read() {
   state_ = State::kIdle;
   if (!step.ok()) return std::nullopt;
   return *std::move(step);
+}
+
+std::optional<MeasuredStep> GpuTimer::ReadReplay() {
+  if (state_ != State::kEnded) return std::nullopt;
+  const DeviceGuard guard(Devices(), device_);
+  const absl::StatusOr<MeasuredStep> step = TryRead();
+  if (!step.ok() || step->exposed_ns < 0) return std::nullopt;
+  for (const BucketTimes& times : step->buckets) {
+    if (times.launched_ns < 0 || times.done_ns < 0) return std::nullopt;
+  }
+  return *step;
 }
 
 // Unavailable: not yet.

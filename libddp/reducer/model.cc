@@ -75,6 +75,7 @@ absl::Status Model::PrepareGpu() {
   if (!word.ok()) return word.status();
   absl::StatusOr<std::shared_ptr<void>> numbers = AllocateOn(device_, sizeof(ClipNumbers));
   if (!numbers.ok()) return numbers.status();
+  if (absl::Status s = graph_steps_.Create(device_); !s.ok()) return s;
   skip_step_ = *std::move(word);
   clip_ = std::static_pointer_cast<ClipNumbers>(*std::move(numbers));
   return absl::OkStatus();
@@ -182,12 +183,13 @@ Model::~Model() {
       Log().error(
           "rank {}: a DistributedDataParallel was destroyed in the middle of step {}; call FinishBackward after every "
           "backward pass, also after the last one",
-          group_->rank(), statistics_.steps() + 1);
+          group_->rank(), StepsSoFar() + 1);
     }
     group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
     Abandon();
   }
   if (streams_.on_gpu()) {
+    graph_steps_.Forsake();
     LeaveGpu();
   } else {
     FinishReplicaCheck().IgnoreError();  // it logs what it has found
@@ -305,9 +307,9 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
   if (absl::Status s = memory_->Register(group, all_); !s.ok()) return s;
   // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
-  int64_t steps = statistics_.steps();
+  int64_t steps = StepsSoFar();
   if (absl::Status s = ddp::BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;
-  statistics_.SetSteps(steps);
+  statistics_.SetSteps(steps - graph_steps_.replays());
   last_was_reduced_ = true;
   if (absl::Status s = PlanAfresh(); !s.ok()) return s;
   Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());

@@ -18,6 +18,7 @@
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/grad_streams.h"
+#include "libddp/reducer/graph_steps.h"
 #include "libddp/reducer/memory.h"
 #include "libddp/reducer/nan_check.h"
 #include "libddp/reducer/reducer.h"
@@ -56,6 +57,7 @@ class Model final : public DistributedDataParallel {
   absl::StatusOr<double> ClipGradNorm(double max_norm, double order, Stream stream) override;
   absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order, Stream stream) override;
   DdpStatistics statistics() override;
+  absl::Status CanCapture() const override;
   absl::Status Rebind(ProcessGroup& group) override;
 
  private:
@@ -112,6 +114,10 @@ class Model final : public DistributedDataParallel {
   void Record(MeasuredStep step);
   MeasuredStep TimesOfStep(int64_t exposed_ns) const;
   void ReadTimer();
+  absl::StatusOr<bool> Capturing(Stream stream) const;
+  absl::Status Capturable() const;
+  // Reduced steps, with the replays that have ended by now. Other ranks may know of another number.
+  int64_t StepsSoFar() const { return statistics_.steps() + graph_steps_.replays(); }
   absl::Status EndReduction();
   void EndStep();
   bool ReplanDue() const;
@@ -180,6 +186,8 @@ class Model final : public DistributedDataParallel {
   bool last_was_reduced_ = true;
   int64_t steps_of_list_ = 0;  // reduced steps with the present list of parameters
   Statistics statistics_;
+  GraphSteps graph_steps_;
+  bool capturing_ = false;  // this step, into a graph
 
   // Unused parameters.
   std::vector<size_t> left_out_;                  // in this step, here; ascending

@@ -103,6 +103,7 @@ class PowerSgdHook final : public CommHook {
   }
   int rounds() const override { return 2; }
 
+  absl::Status CanCapture() const override { return absl::FailedPreconditionError("it computes on the host"); }
   absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) override;
   void Reset() override {
     scratch_ = Scratch();

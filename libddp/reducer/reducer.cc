@@ -187,9 +187,10 @@ absl::Status Reducer::WaitAll(Stream stream) {
     return status_;
   }
   for (size_t b = 0; b < launched(); ++b) {
-    if (!buckets_[b]->works.empty()) timer_.Done(b, buckets_[b]->times, buckets_[b]->works.back());
+    if (step_timer_ == nullptr || buckets_[b]->works.empty()) continue;
+    status_.Update(step_timer_->Done(b, buckets_[b]->times, buckets_[b]->works.back()));
   }
-  timer_.BeginWait(stream);
+  if (step_timer_ != nullptr) step_timer_->BeginWait(stream);
   const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
   status_.Update(capturing.status());
   capturing_ = capturing.value_or(false);
@@ -202,7 +203,7 @@ absl::Status Reducer::WaitAll(Stream stream) {
     status_ = buckets_[launched() - 1]->works.back().BlockStream(stream);
     done_ = launched();
   }
-  timer_.EndWait(stream);
+  if (step_timer_ != nullptr) status_.Update(step_timer_->EndWait(stream));
   return status_;
 }
 
@@ -222,7 +223,8 @@ absl::Status Reducer::Drain() {
 }
 
 void Reducer::End() {
-  timer_.Drop();
+  if (step_timer_ != nullptr) step_timer_->Drop();
+  step_timer_ = &timer_;
   // What was captured has not run, and when it will the Works do not tell.
   if (std::exchange(capturing_, false)) {
     in_flight_.clear();
@@ -275,7 +277,7 @@ void Reducer::Launch(Stream stream) {
     stream = *behind;
     if (bucket.copied) status_ = copy_in_(plan_[launched()], stream);
     if (!status_.ok()) return;
-    timer_.Launched(launched(), stream);
+    if (step_timer_ != nullptr) step_timer_->Launched(launched(), stream);
   }
   // 0 times what is not finite would be NaN.
   if (scale_.local != 0 && inspect_ != nullptr) status_ = inspect_(plan_[launched()], stream);

@@ -94,6 +94,8 @@ class Reducer {
   std::vector<BucketTimes> times() const;
   const std::shared_ptr<const BucketNames>& names() const { return names_; }
   GpuTimer& timer() { return timer_; }
+  // What measures this step instead, which is captured; null: nothing does.
+  void UseTimer(GpuTimer* timer) { step_timer_ = timer; }
 
  private:
   // What one bucket is made of, and how far it is in the step that runs.
@@ -130,7 +132,8 @@ class Reducer {
   GradStreams& streams_;
   const OnBucket copy_in_, inspect_;
   GpuTimer timer_;
-  std::vector<Work> in_flight_;  // on a GPU, of the step before: when they are done, all are
+  GpuTimer* step_timer_ = &timer_;  // of this step
+  std::vector<Work> in_flight_;     // on a GPU, of the step before: when they are done, all are
 
   std::vector<Bucket> plan_;
   std::vector<std::unique_ptr<BucketState>> buckets_;

@@ -18,6 +18,11 @@ absl::Status Model::BeginForward(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (absl::Status s = CheckStreamOf("BeginForward", stream); !s.ok()) return s;
   if (!options_.broadcast_buffers || options_.buffers.empty() || !last_was_reduced_) return absl::OkStatus();
+  const absl::StatusOr<bool> capturing = Capturing(stream);
+  if (!capturing.ok()) return Named("BeginForward", capturing.status());
+  if (*capturing) {
+    if (absl::Status s = Capturable(); !s.ok()) return Named("BeginForward", s);
+  }
   int root = 0;
   if (join_.has_value()) {
     absl::Status s = StartMeeting(StepNote::kForward);
@@ -43,15 +48,28 @@ void Model::BeginStep(Stream stream) {
 
 void Model::BeginReduction(Stream stream) {
   reducer_.Begin(begin_ns_);
-  observing_ = ReplanDue();
+  const absl::StatusOr<bool> capturing = Capturing(stream);
+  misuse_.Update(capturing.status());
+  capturing_ = capturing.value_or(false);
+  observing_ = !capturing_ && ReplanDue();
   order_size_ = 0;
   copied_out_ = 0;
+  if (capturing_) {
+    // All ranks find the same, and nothing of the step has been called.
+    if (absl::Status s = Capturable(); !s.ok()) {
+      agreed_failure_ = misuse_.ok();
+      return misuse_.Update(s);
+    }
+  }
   if (options_.check_nan) nan_check_.Begin();
   misuse_.Update(ZeroIdle(stream));
   if (streams_.on_gpu()) {
-    ReadTimer();
+    if (!capturing_) ReadTimer();
     const int64_t step = statistics_.steps() + 1;
-    if (step < 4 || step % 16 == 0 || ObserverOf(*group_) != nullptr) {
+    if (capturing_) {
+      // Alone there is nothing to wait for: such a graph is spared the events.
+      reducer_.UseTimer(graph_steps_.Begin(group_->size() > 1, reducer_.names(), streams_.Use(stream)));
+    } else if (step < 4 || step % 16 == 0 || ObserverOf(*group_) != nullptr) {
       reducer_.timer().Begin(step, begin_ns_, reducer_.names(), streams_.Use(stream));
     }
   }
@@ -318,8 +336,11 @@ absl::Status Model::Reduce(Stream stream) {
   if (status.ok()) status = Communicate(stream);
   if (!status.ok()) return status;
   if (streams_.on_gpu()) {
-    statistics_.CountStep();
-    ReadTimer();
+    // What is captured is a step when it is replayed, and a capture may not ask for events.
+    if (!capturing_) {
+      statistics_.CountStep();
+      ReadTimer();
+    }
   } else {
     statistics_.CountStep();
     Record(TimesOfStep(NowNs() - entered));
@@ -346,8 +367,9 @@ absl::Status Model::Communicate(Stream stream) {
 absl::Status Model::FinishOnGpu(Stream stream) {
   const DeviceGuard guard(Devices(), device_);
   if (!guard.status().ok()) return guard.status();
-  absl::Status status = Devices().Commit(group_->failed_word(), options_.nonfinite,
-                                         static_cast<uint32_t*>(skip_step_.get()), stream.native);
+  absl::Status status =
+      Devices().Commit(group_->failed_word(), options_.nonfinite, static_cast<uint32_t*>(skip_step_.get()),
+                       capturing_ ? graph_steps_.counter() : nullptr, stream.native);
   if (!status.ok() || stream.native != streams_.own().native) return status;
   status = reducer_.Abandon();
   return status.ok() ? Synchronize(stream) : status;
@@ -357,6 +379,9 @@ absl::Status Model::FinishOnGpu(Stream stream) {
 void Model::ReadTimer() {
   std::optional<MeasuredStep> step = reducer_.timer().Read();
   if (step.has_value()) Record(*std::move(step));
+  // When a replay began by the host's clock nobody knows, so the observer is not told.
+  step = graph_steps_.Read();
+  if (step.has_value()) statistics_.Record(std::move(step->buckets), step->exposed_ns);
 }
 
 // On the CPU, of the step that ends.
@@ -377,6 +402,7 @@ void Model::Record(MeasuredStep step) {
 
 // What a reduced step leaves to the next ones.
 absl::Status Model::EndReduction() {
+  if (capturing_) return absl::OkStatus();  // the plan stays: all ranks have to make a new one after the same step
   ++steps_of_list_;
   const bool fewer = RecordStaticGraph();
   return observing_ || fewer ? Replan(fewer) : absl::OkStatus();
@@ -419,7 +445,9 @@ void Model::ZeroGrad(Stream stream) {
 DdpStatistics Model::statistics() {
   std::lock_guard<std::mutex> lock(mutex_);
   ReadTimer();
-  return statistics_.Get();
+  DdpStatistics statistics = statistics_.Get();
+  statistics.steps = StepsSoFar();
+  return statistics;
 }
 
 // --- the order of gradients -----------------------------------------------------------------------------------------

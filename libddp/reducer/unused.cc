@@ -48,7 +48,7 @@ absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
   const bool none =
       std::none_of(announced_.get(), announced_.get() + all_.size(), [](const auto& a) { return a != 0; });
   return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", group_->rank(), ": step ", statistics_.steps() + 1, " ended without a gradient for ", Names(missing),
+      "rank ", group_->rank(), ": step ", StepsSoFar() + 1, " ended without a gradient for ", Names(missing),
       none                    ? "; no gradient was announced at all: was FinishBackward called twice?"
       : options_.static_graph ? ", which the first step used; with DdpOptions::static_graph every step uses the same "
                                 "parameters"

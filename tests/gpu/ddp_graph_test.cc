@@ -119,6 +119,55 @@ TEST_CASE("a captured step can be replayed, and others may follow it") {
   }
 }
 
+TEST_CASE("replays are counted as steps, and timed") {
+  RunCase([](Rank& rank) {
+    Training training(rank, {});
+    int number = 0;
+    const auto step = [&](const CapturedGraph* graph) {
+      training.Fill(++number);
+      if (graph != nullptr) graph->Launch(training.stream());
+      if (graph == nullptr) RANK_CHECK_OK(training.Backward());
+      training.Check(number);
+    };
+    while (number < 9) step(nullptr);
+    RANK_CHECK_OK(training.model().CanCapture());
+    const auto capture = [&] { RANK_CHECK_OK(training.Backward(true)); };
+    const CapturedGraph first(training.stream(), capture), second(training.stream(), capture);
+    const int64_t plans = training.model().statistics().plans;
+    for (int replay = 0; replay < 20; ++replay) step(replay % 2 == 0 ? &first : &second);
+    const DdpStatistics statistics = training.model().statistics();
+    RANK_CHECK_EQ(statistics.steps, 29);
+    RANK_CHECK_EQ(statistics.plans, plans);
+    RANK_CHECK_EQ(statistics.buckets.size() > 1, true);
+    for (const BucketTimes& times : statistics.buckets)
+      RANK_CHECK(times.done_ns >= times.launched_ns, "a bucket's times");
+    RANK_CHECK(rank.size() == 1 || statistics.communication_ns > 0, "communication takes time");
+    rank.Meet();
+  });
+}
+
+TEST_CASE("a captured step that needs the host is refused, and others follow it") {
+  for (const bool weighted : {true, false}) {
+    RunCase([&](Rank& rank) {
+      DdpOptions options;
+      options.weighted = weighted;
+      if (!weighted) options.unused = UnusedParameters::kDetect;
+      Training training(rank, options);
+      training.Fill(1);
+      RANK_CHECK_OK(training.Backward());
+      training.Check(1);
+      const CapturedGraph none(training.stream(), [&] {
+        RANK_CHECK_STATUS(training.Backward(), absl::StatusCode::kFailedPrecondition, "cannot be captured",
+                          weighted ? "weighted" : "kDetect");
+      });
+      training.Fill(2);
+      RANK_CHECK_OK(training.Backward());
+      training.Check(2);
+      rank.Meet();
+    });
+  }
+}
+
 TEST_CASE("a captured step is not looked through for NaN, and the next one is") {
   RunCase([](Rank& rank) {
     Training training(rank, {.check_nan = true});

@@ -256,13 +256,13 @@ TEST_CASE("a step is skipped when the group failed or a gradient was not finite"
       *word(failed) = f;
       RANK_CHECK_OK(gpu.runtime().Copy(found_inf.get(), &i, 4, gpu.stream()));
       gpu.Synchronize();
-      RANK_CHECK_OK(gpu.runtime().Commit(word(failed), word(found_inf), word(skip), gpu.stream()));
+      RANK_CHECK_OK(gpu.runtime().Commit(word(failed), word(found_inf), word(skip), nullptr, gpu.stream()));
       CHECK(gpu.Word(skip) == (f | i));
-      RANK_CHECK_OK(gpu.runtime().Commit(word(failed), nullptr, word(skip), gpu.stream()));
+      RANK_CHECK_OK(gpu.runtime().Commit(word(failed), nullptr, word(skip), nullptr, gpu.stream()));
       CHECK(gpu.Word(skip) == f);
     }
   }
-  RANK_CHECK_OK(gpu.runtime().Commit(nullptr, nullptr, word(skip), gpu.stream()));
+  RANK_CHECK_OK(gpu.runtime().Commit(nullptr, nullptr, word(skip), nullptr, gpu.stream()));
   CHECK(gpu.Word(skip) == 0);
 }
 

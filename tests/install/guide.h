@@ -32,7 +32,6 @@ extern size_t i, count, total;
 extern float* values;
 extern double local_loss;
 extern int rank, n;
-extern void* cuda_stream;
 
 // As in mpi.h, which these programs do without.
 using MPI_Comm = struct Communicator*;
@@ -41,6 +40,18 @@ extern MPI_Comm MPI_COMM_WORLD, MPI_COMM_NULL;
 int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* part);
 extern bool simulates;
 
+// As in cuda_runtime_api.h.
+using cudaStream_t = struct CudaStream*;
+using cudaGraph_t = struct CudaGraph*;
+using cudaGraphExec_t = struct CudaGraphExec*;
+inline constexpr int cudaStreamCaptureModeThreadLocal = 1, cudaGraphInstantiateFlagUseNodePriority = 8;
+int cudaStreamBeginCapture(cudaStream_t stream, int mode);
+int cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+int cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned flags);
+int cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+extern cudaStream_t cuda_stream;
+
+absl::Status Step();
 void Forward();
 void Backward(int micro = 0);
 bool NextBatch();

@@ -248,6 +248,13 @@ absl::Status FakeDevices::Record(void* event, void* stream) {
   if (AsEvent(event)->device != current_device) return Complain("Record", "an event of another GPU");
   return AsEvent(event)->Record(AsStream(stream));
 }
+absl::Status FakeDevices::RecordEachReplay(void* event, void* stream) {
+  if (absl::Status s = EnterOn("RecordEachReplay", stream); !s.ok()) return s;
+  if (AsEvent(event)->device != current_device) return Complain("RecordEachReplay", "an event of another GPU");
+  if (!AsStream(stream).capturing()) return Complain("RecordEachReplay", "on a stream that does not capture");
+  Enqueue(stream, [recorded = AsEvent(event)] { recorded->CountReplay(); });
+  return absl::OkStatus();
+}
 absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
   if (absl::Status s = EnterOn("WaitEvent", stream); !s.ok()) return s;
   const absl::Status status = FakeEvent::Wait(AsStream(stream), AsEvent(event));
@@ -259,8 +266,10 @@ absl::StatusOr<bool> FakeDevices::Finished(void* event) {
   if (finished.ok()) return finished;
   return Complain("Finished", std::string(finished.status().message()));
 }
-absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void*) {
+absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void* end) {
   if (absl::Status s = Enter("ElapsedUs", AsEvent(begin)->device); !s.ok()) return s;
+  // Of a replay that has begun and not come to `end` yet.
+  if (AsEvent(begin)->replays() > AsEvent(end)->replays()) return -elapsed_us();
   return elapsed_us();
 }
 absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
@@ -357,9 +366,11 @@ absl::Status FakeDevices::Run(const Transform& transform, absl::Span<const Trans
   return absl::OkStatus();
 }
 
-absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) {
+absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step,
+                                 uint32_t* count, void* stream) {
   absl::Status status = EnterOn("Commit", stream);
-  for (const uint32_t* word : {failed, found_inf, static_cast<const uint32_t*>(skip_step)}) {
+  for (const uint32_t* word :
+       {failed, found_inf, static_cast<const uint32_t*>(skip_step), static_cast<const uint32_t*>(count)}) {
     status.Update(Reach("Commit", word, sizeof(uint32_t)));
   }
   if (!status.ok()) return status;
@@ -370,6 +381,7 @@ absl::Status FakeDevices::Commit(const uint32_t* failed, const uint32_t* found_i
       return word != nullptr && std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load() != 0;
     };
     *skip_step = set(failed) || set(found_inf) ? 1 : 0;
+    if (count != nullptr) std::atomic_ref<uint32_t>(*count).fetch_add(1);
   });
   return absl::OkStatus();
 }

@@ -83,6 +83,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<void*> CreateEvent(bool timed) override;
   void DestroyEvent(void* event) override;
   absl::Status Record(void* event, void* stream) override;
+  absl::Status RecordEachReplay(void* event, void* stream) override;
   absl::Status WaitEvent(void* stream, void* event) override;
   absl::StatusOr<bool> Finished(void* event) override;
   absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
@@ -96,7 +97,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) override;
   absl::Status Zero(void* data, size_t bytes, void* stream) override;
   absl::Status Run(const Transform& transform, absl::Span<const TransformPiece> pieces, void* stream) override;
-  absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, void* stream) override;
+  absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
+                      void* stream) override;
   absl::Status Increment(uint32_t* counter, void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;

@@ -2,6 +2,7 @@
 #ifndef TESTS_SUPPORT_FAKE_STREAMS_H_
 #define TESTS_SUPPORT_FAKE_STREAMS_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -46,8 +47,12 @@ class FakeEvent {
   // Whether the last record has been reached. Asking lets the stream run up to there.
   absl::StatusOr<bool> Finished();
   int device = 0;
+  // How often replays of a graph have recorded it.
+  void CountReplay() { replays_.fetch_add(1); }
+  int replays() const { return replays_.load(); }
 
  private:
+  std::atomic<int> replays_{0};
   std::mutex mutex_;
   std::shared_ptr<FakeStream> stream_;  // of the last record; null: never recorded
   uint64_t position_ = 0;

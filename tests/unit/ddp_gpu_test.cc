@@ -204,11 +204,12 @@ TEST_CASE("a captured step can be replayed, and others may follow it") {
           std::fill_n(grad, 64, 99.0f);
         }
       };
-      for (int step = 1; step < 9; ++step) backward(false), check();
+      for (int step = 1; step < 10; ++step) backward(false), check();
       RANK_CHECK_OK(FakeDevices::BeginCapture(owned.get()));
       backward(false);
       const auto graph = RANK_VALUE(FakeDevices::EndCapture(owned.get()));
-      backward(true);  // the tenth step, whose order the buckets take over
+      RANK_CHECK_EQ(model->statistics().steps, 9);  // until it is replayed
+      backward(true);                               // the tenth step, whose order the buckets take over
       check();
       RANK_CHECK_EQ(model->statistics().plans, 2);
       for (int replay = 0; replay < 3; ++replay) FakeDevices::Launch(graph, owned.get()), check();

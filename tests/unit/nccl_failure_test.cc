@@ -268,8 +268,8 @@ TEST_CASE("a step behind a reduction that fails after the call returned is skipp
       Work work = group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine);
       RANK_CHECK_OK(work.BlockStream(mine));
       const DeviceGuard guard(rank.gpus, rank.device());
-      RANK_CHECK_OK(
-          rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+      RANK_CHECK_OK(rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr,
+                                     stream.get()));
       FakeDevices::Enqueue(stream.get(), [&] {
         for (size_t i = 0; i < 4 && skip.Get(0) == 0; ++i) weight.Set(i, weight.Get(i) - gradient.Get(i));
       });
@@ -406,8 +406,8 @@ TEST_CASE("a graph that is launched when its group has gone skips its step") {
     RANK_CHECK_OK(group->AllReduce(a.Cut(1), a.Cut(1), {}, mine).BlockStream(mine));
     {
       const DeviceGuard guard(rank.gpus, rank.device());
-      RANK_CHECK_OK(
-          rank.gpus.Commit(group->failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+      RANK_CHECK_OK(rank.gpus.Commit(group->failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr,
+                                     stream.get()));
     }
     const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
     FakeDevices::Launch(graph, stream.get());

@@ -329,8 +329,8 @@ TEST_CASE("Abort releases whoever waits, and the device knows it first") {
         RANK_CHECK_OK(work.BlockStream(mine));
         {
           const DeviceGuard guard(rank.gpus, rank.device());
-          RANK_CHECK_OK(
-              rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), stream.get()));
+          RANK_CHECK_OK(rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data),
+                                         nullptr, stream.get()));
         }
         RANK_CHECK(!work.Done());
         waiting = true;

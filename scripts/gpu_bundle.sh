@@ -26,7 +26,7 @@ END
 }
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_probe_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test nccl_timeout_test
-  ddp_probe ddp_doctor ddp_perf p2p_bench device_bench unscale_bench train_mlp train_cnn)
+  ddp_probe ddp_doctor ddp_perf p2p_bench device_bench unscale_bench train_mlp train_cnn capture_step)
 
 # Prints the shared libraries to copy for the programs of folder $1, one per line.
 libraries_of() {

@@ -24,6 +24,9 @@ Parts (each takes less than ten minutes, unless stated otherwise):
   train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
   cnn     train_cnn: speed in TF32 and fp16; losses compared with PyTorch's, if it is installed; with --data accuracy in
           every precision. With --peers it takes five minutes for each number of GPUs
+  graph   the trainers with --cuda-graph: the same losses and parameters as without, bit for bit, on 1 and 2 GPUs
+  graphspeed
+          the trainers with --cuda-graph and without in turn; with --peers also PyTorch's graphs. That takes 20 minutes
   bench   kernels, links, and collectives compared with raw NCCL; with --peers also the peers' programs, alternating
 
 Options:
@@ -42,7 +45,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,staged,ddp,train,cnn,bench
+parts=unit,device,nccl,fault,staged,ddp,train,cnn,graph,graphspeed,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 share=1
 results=()
@@ -307,6 +310,126 @@ cnn_accuracy() {
   done
 }
 
+# graph_run NAME RANKS MODEL ARGUMENT...: trains mlp, or a convolutional network
+graph_run() {
+  local name=$1 n=$2 model=$3
+  shift 3
+  if [[ $model == mlp ]]; then
+    train 90 "$name" "$n" --synthetic --device=cuda "$@"
+  else
+    trainer train_cnn 90 "$name" "$n" --model="$model" --synthetic --device=cuda "$@"
+  fi
+}
+
+# graph_equals NAME RANKS MODEL ARGUMENT...: without and with --cuda-graph the same losses and parameters
+graph_equals() {
+  local name=$1
+  shift
+  graph_run "$name-eager" "$@" --deterministic
+  graph_run "$name-graph" "$@" --deterministic --cuda-graph
+  same_bits "$name-eager" "$name-graph"
+}
+
+# same_bits A B [FIRST]: compares two runs, the second of which replayed its steps, and begins with step FIRST
+same_bits() {
+  step 20 "train-bits-$2" python3 -c '
+import json, sys
+a, b = (json.load(open(f)) for f in sys.argv[1:3])
+wrong = [k for k in ("parameters_sha256", "final_loss", "test_accuracy", "steps", "skipped_steps") if a[k] != b[k]]
+want = a["first_losses"][int(sys.argv[3]):]
+if not want or want != b["first_losses"][:len(want)]: wrong.append("first_losses")
+if not b["cuda_graph"]: wrong.append("the second run has no graph")
+print("differ:", wrong or "nothing", want, b["first_losses"])
+sys.exit(bool(wrong))' "$out/train-$1.json" "$out/train-$2.json" "${3-0}"
+}
+
+part_graph() {
+  if ! has_mpirun || ! command -v python3 >/dev/null; then
+    skip graph "needs mpirun (Open MPI) and python3"
+    return
+  fi
+  local n backend short=(--steps=40 --warmup=10 --batch=64)
+  for n in 1 2; do
+    if ((n > gpus)); then
+      skip "graph-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    step 60 "capture-step-$n" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/capture_step"
+    graph_equals "bits-mlp-$n" "$n" mlp "${short[@]}" --optimizer=adamw --weight-decay=0.01 --schedule=cosine
+    graph_equals "bits-mlp-fp16-$n" "$n" mlp "${short[@]}" --amp=fp16 --accumulate=3 --clip-norm=0.5 --lr-warmup=10
+    graph_equals "bits-lenet-$n" "$n" lenet "${short[@]}" --tf32
+    graph_equals "bits-lenet-fp16-$n" "$n" lenet "${short[@]}" --amp=fp16 --schedule=cosine
+    graph_equals "bits-resnet20-$n" "$n" resnet20 "${short[@]}"
+    graph_equals "bits-resnet20-bf16-$n" "$n" resnet20 "${short[@]}" --amp=bf16 --accumulate=2
+    graph_run "bits-part-$n" "$n" resnet20 --batch=64 --steps=15 --amp=fp16 --deterministic --cuda-graph --save="$out/part-$n.ckpt"
+    graph_run "bits-rest-$n" "$n" resnet20 --batch=64 --steps=40 --amp=fp16 --deterministic --cuda-graph --resume="$out/part-$n.ckpt"
+    graph_run "bits-whole-$n" "$n" resnet20 --batch=64 --steps=40 --amp=fp16 --deterministic
+    same_bits "bits-whole-$n" "bits-rest-$n" 15
+  done
+  if ((gpus >= 2)); then
+    for backend in nccl hierarchical; do
+      graph_equals "bits-lenet-$backend" 2 lenet "${short[@]}" --backend="$backend"
+      graph_equals "bits-mlp-$backend" 2 mlp "${short[@]}" --backend="$backend" --amp=fp16
+    done
+  fi
+}
+
+part_graphspeed() {
+  if ! has_mpirun || ! command -v python3 >/dev/null; then
+    skip graphspeed "needs mpirun (Open MPI) and python3"
+    return
+  fi
+  local n
+  for n in 1 2 4; do
+    ((n > gpus)) || graph_speed "$n"
+  done
+}
+
+# Ours without and with a graph in turn, and PyTorch's: it captures no step of its DistributedDataParallel.
+graph_speed() {
+  local n=$1 round model precision steps
+  for round in 1 2; do
+    for model in mlp lenet resnet20 resnet50; do
+      for precision in --tf32 --amp=fp16; do
+        [[ $model != resnet50 || $precision == --amp=fp16 ]] || continue
+        steps=2000
+        [[ $model != resnet20 ]] || steps=600
+        [[ $model != resnet50 ]] || steps=120
+        local name="graph-$model-${precision##*[-=]}-$n-$round"
+        local ours=(--batch=128 --steps="$steps" --warmup=$((steps / 4)) "$precision")
+        graph_run "$name-eager" "$n" "$model" "${ours[@]}"
+        graph_run "$name" "$n" "$model" "${ours[@]}" --cuda-graph
+        ((n == 1)) || continue
+        local theirs=(--no-ddp --cuda-graph --model "$model" --channels-last)
+        [[ $precision == --tf32 ]] && theirs+=(--tf32) || theirs+=(--amp fp16)
+        [[ $model != mlp ]] || theirs=("${theirs[@]/--channels-last/}")
+        # shellcheck disable=SC2068 # an empty word goes
+        peer_train "$name" 1 ${theirs[@]}
+        # shellcheck disable=SC2068
+        peer_train "$name-compile" 1 ${theirs[@]} --compile
+      done
+    done
+  done
+  graph_table "$n"
+}
+
+# Milliseconds a step, the median of each run.
+graph_table() {
+  step 20 "graph-table-$1" python3 -c '
+import glob, json, re, sys
+rows = {}
+for path in sorted(glob.glob(sys.argv[1] + "/train-graph-*-" + sys.argv[2] + "-[0-9]*.json")):
+    model, precision, _, _, eager = re.search(r"train-graph-(\w+)-(\w+)-(\d)-(\d)(-eager)?\.json", path).groups()
+    run = json.load(open(path))
+    rows.setdefault((model, precision), {}).setdefault("eager" if eager else "graph", []).append(run)
+print(f"{sys.argv[2]} GPU(s), us a step (every run): without a graph | with | samples/s without | with")
+for key, runs in rows.items():
+    us = lambda kind: " ".join("%.1f" % (1e3 * run["step_ms"]["median"]) for run in runs.get(kind, []))
+    rate = lambda kind: " ".join("%.0f" % run["samples_per_second"] for run in runs.get(kind, []))
+    print(*key, "|", us("eager"), "|", us("graph"), "|", rate("eager"), "|", rate("graph"))' "$out" "$1"
+  cat "$out/graph-table-$1.log"
+}
+
 part_bench() {
   local n
   step 120 bench-device "$here/bin/device_bench" --json "$out/bench-device.json"
@@ -424,7 +547,7 @@ main() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
   fi
   local part
-  for part in unit device nccl fault staged ddp train cnn bench; do
+  for part in unit device nccl fault staged ddp train cnn graph graphspeed bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -30,8 +30,12 @@ class CpuDevice final : public Device {
   void Upload(const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
   void Download(const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
   void Wait() override {}
-  void Mark(int) override {}
+  void UploadTo(int, const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void Release(int) override {}
   void Await(int) override {}
+  std::unique_ptr<Graph> Capture(absl::FunctionRef<bool()>) override {
+    throw DeviceError("a CPU has no graphs; give --device=cuda, or leave out --cuda-graph");
+  }
 
   std::unique_ptr<Layer> MakeLinear(int inputs, int outputs, Activation activation, int max_batch, Layer*) override {
     return std::make_unique<Linear>(inputs, outputs, activation, max_batch);
@@ -45,9 +49,9 @@ class CpuDevice final : public Device {
   }
 
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const LossOptions& options, double* loss) override {
+                    const LossOptions& options, const LossRing& loss) override {
     const size_t n = static_cast<size_t>(rows), count = n * static_cast<size_t>(classes);
-    *loss = SoftmaxCrossEntropy({logits, count}, {labels, n}, {dlogits, count}, options);
+    loss.Next() = SoftmaxCrossEntropy({logits, count}, {labels, n}, {dlogits, count}, options);
   }
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
     const size_t n = static_cast<size_t>(rows);

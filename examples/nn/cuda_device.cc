@@ -18,16 +18,38 @@ namespace {
 
 using cuda::Check;
 
+// Its kernels keep the priority of the stream that they were captured on: the library's reductions come first.
+class CudaGraph final : public Graph {
+ public:
+  CudaGraph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
+    Check(cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority), "cudaGraphInstantiate");
+  }
+  ~CudaGraph() override { cudaGraphExecDestroy(executable_); }
+  void Launch() override { Check(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  const cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(cudaStream_t stream, const CudaOptions& options)
       : stream_(stream), options_(options), context_(stream, options.activations, options.tf32) {
-    for (cudaEvent_t& mark : marks_) Check(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming), "cudaEventCreate");
+    for (cudaEvent_t* const event : {arrived_, arrived_ + 1, released_, released_ + 1}) {
+      Check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    Check(cudaStreamCreateWithFlags(&uploads_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~CudaDevice() override {
+    cudaStreamSynchronize(uploads_);
     cudaStreamSynchronize(stream_);
     convolutions_.reset();
-    for (const cudaEvent_t mark : marks_) cudaEventDestroy(mark);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      cudaEventDestroy(arrived_[slot]);
+      cudaEventDestroy(released_[slot]);
+    }
+    cudaStreamDestroy(uploads_);
     cudaStreamDestroy(stream_);
   }
 
@@ -49,8 +71,35 @@ class CudaDevice final : public Device {
     Wait();
   }
   void Wait() override { Check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-  void Mark(int mark) override { Check(cudaEventRecord(marks_[mark], stream_), "cudaEventRecord"); }
-  void Await(int mark) override { Check(cudaEventSynchronize(marks_[mark]), "cudaEventSynchronize"); }
+
+  void UploadTo(int slot, const void* from, void* to, size_t bytes) override {
+    Check(cudaStreamWaitEvent(uploads_, released_[slot], 0), "cudaStreamWaitEvent");
+    Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, uploads_), "cudaMemcpyAsync");
+    Check(cudaEventRecord(arrived_[slot], uploads_), "cudaEventRecord");
+    Check(cudaStreamWaitEvent(stream_, arrived_[slot], 0), "cudaStreamWaitEvent");
+  }
+  void Release(int slot) override { Check(cudaEventRecord(released_[slot], stream_), "cudaEventRecord"); }
+  void Await(int slot) override { Check(cudaEventSynchronize(arrived_[slot]), "cudaEventSynchronize"); }
+
+  // Other threads of the process may go on with whatever they do.
+  std::unique_ptr<Graph> Capture(absl::FunctionRef<bool()> submit) override {
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      const bool complete = submit();
+      const cudaError_t error = cudaStreamEndCapture(stream_, &graph);
+      if (complete) Check(error, "cudaStreamEndCapture");
+      std::unique_ptr<Graph> executable = complete ? std::make_unique<CudaGraph>(graph, stream_) : nullptr;
+      cudaGetLastError();
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      return executable;
+    } catch (...) {
+      if (graph == nullptr) cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      throw;
+    }
+  }
 
   std::unique_ptr<Layer> MakeLinear(int inputs, int outputs, Activation activation, int max_batch,
                                     Layer* below) override {
@@ -71,7 +120,7 @@ class CudaDevice final : public Device {
   }
 
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const LossOptions& options, double* loss) override {
+                    const LossOptions& options, const LossRing& loss) override {
     Check(cuda::CrossEntropy(options_.activations, logits, labels, rows, classes, options, dlogits, loss, stream_),
           "a kernel");
   }
@@ -113,7 +162,8 @@ class CudaDevice final : public Device {
   const CudaOptions options_;
   cuda::MatmulContext context_;
   std::unique_ptr<cudnn::Context> convolutions_;  // from the first model that has some
-  cudaEvent_t marks_[kMarks] = {};
+  cudaStream_t uploads_ = nullptr;
+  cudaEvent_t arrived_[kSlots] = {}, released_[kSlots] = {};
 };
 
 }  // namespace

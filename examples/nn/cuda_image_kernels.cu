@@ -226,10 +226,14 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+__global__ void CountKernel(uint64_t* counter) { ++*counter; }
+
 template <class T>
-__global__ void __launch_bounds__(kThreads) DropoutKernel(const T* x, size_t count, DropoutChoice choice, T* y) {
+__global__ void __launch_bounds__(kThreads)
+    DropoutKernel(const T* x, size_t count, DropoutChoice choice, uint64_t seed, const uint64_t* pass, T* y) {
   const size_t i = ThreadIndex();
   if (i >= count) return;
+  choice.stream = DropoutChoice::StreamOf(seed, *pass);
   y[i] = FromFloat<T>(ToFloat(x[i]) * choice.Factor(i));  // a NaN stays, as in PyTorch
 }
 
@@ -337,12 +341,17 @@ cudaError_t Add(Element element, const void* x, size_t count, void* y, cudaStrea
   });
 }
 
-cudaError_t Dropout(Element element, const void* x, size_t count, const DropoutChoice& choice, void* y,
-                    cudaStream_t stream) {
+cudaError_t Count(uint64_t* counter, cudaStream_t stream) {
+  CountKernel<<<1, 1, 0, stream>>>(counter);
+  return cudaGetLastError();
+}
+
+cudaError_t Dropout(Element element, const void* x, size_t count, double p, uint64_t seed, const uint64_t* pass,
+                    void* y, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    DropoutKernel<T>
-        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), count, choice, static_cast<T*>(y));
+    DropoutKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(
+        static_cast<const T*>(x), count, DropoutChoice(p, seed, 0), seed, pass, static_cast<T*>(y));
   });
 }
 

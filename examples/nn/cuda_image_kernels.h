@@ -71,9 +71,12 @@ struct Shortcut {
 cudaError_t AddToShortcut(Element element, const void* dy, int rows, const Shortcut& shortcut, void* dx,
                           cudaStream_t stream);
 
-// See nn::Dropout.
-cudaError_t Dropout(Element element, const void* x, size_t count, const DropoutChoice& choice, void* y,
-                    cudaStream_t stream);
+// ++*counter.
+cudaError_t Count(uint64_t* counter, cudaStream_t stream);
+
+// See nn::Dropout. *pass, in the GPU's memory, tells the forward passes apart.
+cudaError_t Dropout(Element element, const void* x, size_t count, double p, uint64_t seed, const uint64_t* pass,
+                    void* y, cudaStream_t stream);
 
 // Sums over all pixels, one per channel. Their order depends only on the shapes.
 //

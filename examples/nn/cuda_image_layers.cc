@@ -77,14 +77,18 @@ class GpuFlatten final : public Unlearned {
 class GpuDropout final : public Unlearned {
  public:
   GpuDropout(const SessionPtr& session, int size, double p, uint64_t seed)
-      : Unlearned(session, static_cast<size_t>(size), static_cast<size_t>(size)), size_(size), p_(p), seed_(seed) {
+      : Unlearned(session, static_cast<size_t>(size), static_cast<size_t>(size)),
+        size_(size),
+        p_(p),
+        seed_(seed),
+        passes_(AllocateBytes<uint64_t>(sizeof(uint64_t), session->stream)) {
     NN_CHECK(size > 0 && p >= 0 && p < 1);
   }
 
   void SetTraining(bool training) override { training_ = training; }
   void Forward(const float* x, float* y, int rows) override {
     if (training_) {
-      ++passes_;
+      Launched(cuda::Count(passes_.get(), session_->stream));
       Apply(x, y, rows);
       return;
     }
@@ -98,14 +102,13 @@ class GpuDropout final : public Unlearned {
  private:
   size_t Count(int rows) const { return static_cast<size_t>(rows) * static_cast<size_t>(size_); }
   void Apply(const float* from, float* to, int rows) const {
-    Launched(
-        cuda::Dropout(session_->element, from, Count(rows), DropoutChoice(p_, seed_, passes_), to, session_->stream));
+    Launched(cuda::Dropout(session_->element, from, Count(rows), p_, seed_, passes_.get(), to, session_->stream));
   }
 
   const int size_;
   const double p_;
   const uint64_t seed_;
-  uint64_t passes_ = 0;
+  const std::shared_ptr<uint64_t> passes_;  // counted where a replayed graph counts on
   bool training_ = true;
 };
 

@@ -25,8 +25,9 @@ __device__ double Below(T logit, float largest) {
 
 // A warp for a row, all rows in one block: so the loss is summed in one order, without a second launch.
 template <class T>
-__global__ void __launch_bounds__(1024) CrossEntropyKernel(const T* logits, const int32_t* labels, int rows,
-                                                           int classes, LossOptions options, T* dlogits, double* loss) {
+__global__ void __launch_bounds__(1024)
+    CrossEntropyKernel(const T* logits, const int32_t* labels, int rows, int classes, LossOptions options, T* dlogits,
+                       LossRing loss) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const float smoothing = options.label_smoothing, spread = smoothing / static_cast<float>(classes);
   const float loss_scale = options.loss_scale == nullptr ? 1 : *options.loss_scale;
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(1024) CrossEntropyKernel(const T* logits, cons
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int w = 1; w < warps; ++w) total += totals[w];
-  *loss = total / rows;
+  loss.Next() = total / rows;
 }
 
 template <class T>
@@ -181,6 +182,7 @@ template <bool kMomentum>
 __global__ void __launch_bounds__(kThreads) SgdKernel(SgdCoefficients c, size_t count, const float* grad, float* value,
                                                       float* m, OptimizerState* state, StepWords words) {
   if (Skipped(words)) return;
+  c.lr = state->rates.sgd_lr;
   c.grad_scale = GradScale(c.grad_scale, words);
   const size_t i = ThreadIndex();
   if (i == 0) ++state->steps;
@@ -200,17 +202,20 @@ __global__ void __launch_bounds__(kThreads) SgdKernel(SgdCoefficients c, size_t 
   for (size_t k = i * 4; k < count; ++k) SgdOne<kMomentum>(c, grad[k], value[k], kMomentum ? m[k] : none);
 }
 
-__global__ void AdamStepKernel(AdamRates rates, OptimizerState* state, StepWords words) {
+__global__ void SetRatesKernel(OptimizerRates rates, OptimizerState* state) { state->rates = rates; }
+
+__global__ void AdamStepKernel(AdamBetas betas, OptimizerState* state, StepWords words) {
   if (Skipped(words)) return;
   const double t = ++state->steps;
-  state->step_size = static_cast<float>(rates.lr / (1 - pow(rates.beta1, t)));
-  state->rsqrt_correction = static_cast<float>(1 / sqrt(1 - pow(rates.beta2, t)));
+  state->step_size = static_cast<float>(state->rates.lr / (1 - pow(betas.beta1, t)));
+  state->rsqrt_correction = static_cast<float>(1 / sqrt(1 - pow(betas.beta2, t)));
 }
 
 __global__ void __launch_bounds__(kThreads)
     AdamKernel(AdamCoefficients c, size_t count, const float* grad, float* value, float* m, float* v,
                const OptimizerState* state, StepWords words) {
   if (Skipped(words)) return;
+  c.keep = state->rates.keep;
   c.grad_scale = GradScale(c.grad_scale, words);
   const size_t i = ThreadIndex();
   if (i >= count) return;
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t CrossEntropy(Element element, const void* logits, const int32_t* labels, int rows, int classes,
-                         const LossOptions& options, void* dlogits, double* loss, cudaStream_t stream) {
+                         const LossOptions& options, void* dlogits, const LossRing& loss, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     CrossEntropyKernel<T><<<1, 1024, 0, stream>>>(static_cast<const T*>(logits), labels, rows, classes, options,
@@ -291,9 +296,14 @@ cudaError_t Sgd(const SgdCoefficients& coefficients, size_t count, const float* 
   return cudaGetLastError();
 }
 
-cudaError_t Adam(const AdamRates& rates, const AdamCoefficients& coefficients, size_t count, const float* grad,
+cudaError_t SetRates(const OptimizerRates& rates, OptimizerState* state, cudaStream_t stream) {
+  SetRatesKernel<<<1, 1, 0, stream>>>(rates, state);
+  return cudaGetLastError();
+}
+
+cudaError_t Adam(const AdamBetas& betas, const AdamCoefficients& coefficients, size_t count, const float* grad,
                  float* value, float* m, float* v, OptimizerState* state, const StepWords& words, cudaStream_t stream) {
-  AdamStepKernel<<<1, 1, 0, stream>>>(rates, state, words);
+  AdamStepKernel<<<1, 1, 0, stream>>>(betas, state, words);
   AdamKernel<<<Blocks(count, kThreads), kThreads, 0, stream>>>(coefficients, count, grad, value, m, v, state, words);
   return cudaGetLastError();
 }

@@ -28,6 +28,10 @@ class GpuOptimizer : public Optimizer {
   }
 
  protected:
+  void SendRates(double lr, float keep) {
+    Check(SetRates({.lr = lr, .sgd_lr = static_cast<float>(lr), .keep = keep}, state_.get(), stream_), "a kernel");
+  }
+
   // What a step on these gradients finds; submits what computes it.
   StepWords WordsFor(absl::Span<const float> grad) {
     if (clip_norm_ == 0) return words_;
@@ -47,11 +51,13 @@ class GpuSgd final : public GpuOptimizer {
   GpuSgd(size_t count, const SgdOptions& options, cudaStream_t stream)
       : GpuOptimizer(count, stream),
         options_(options),
-        momentum_(options.momentum == 0 ? nullptr : AllocateFloats(count, stream)) {}
+        momentum_(options.momentum == 0 ? nullptr : AllocateFloats(count, stream)) {
+    SendRates(options.lr, 1);
+  }
 
   void Step(absl::Span<float> value, absl::Span<const float> grad) override {
     NN_CHECK(value.size() == count_ && grad.size() == count_);
-    const SgdCoefficients coefficients{.lr = static_cast<float>(options_.lr),
+    const SgdCoefficients coefficients{.lr = 0,  // the GPU's own
                                        .momentum = static_cast<float>(options_.momentum),
                                        .weight_decay = static_cast<float>(options_.weight_decay),
                                        .grad_scale = grad_scale_};
@@ -63,7 +69,11 @@ class GpuSgd final : public GpuOptimizer {
     return {{"momentum", {momentum_.get(), count_}}};
   }
   double lr() const override { return options_.lr; }
-  void set_lr(double lr) override { options_.lr = lr; }
+  void set_lr(double lr) override {
+    if (lr == options_.lr) return;
+    options_.lr = lr;
+    SendRates(lr, 1);
+  }
 
  private:
   SgdOptions options_;
@@ -76,21 +86,27 @@ class GpuAdam final : public GpuOptimizer {
       : GpuOptimizer(count, stream),
         options_(options),
         mean_(AllocateFloats(count, stream)),
-        square_(AllocateFloats(count, stream)) {}
+        square_(AllocateFloats(count, stream)) {
+    SendRates(options_.lr, ConstantCoefficients(options_, 1).keep);
+  }
 
   void Step(absl::Span<float> value, absl::Span<const float> grad) override {
     NN_CHECK(value.size() == count_ && grad.size() == count_);
-    // The others depend on the number of the step, which is counted on the GPU.
+    // The others depend on the number of the step, which is counted on the GPU, and on the rate, which is set there.
     const AdamCoefficients coefficients = ConstantCoefficients(options_, grad_scale_);
-    Check(Adam({options_.lr, options_.beta1, options_.beta2}, coefficients, count_, grad.data(), value.data(),
-               mean_.get(), square_.get(), state_.get(), WordsFor(grad), stream_),
+    Check(Adam({options_.beta1, options_.beta2}, coefficients, count_, grad.data(), value.data(), mean_.get(),
+               square_.get(), state_.get(), WordsFor(grad), stream_),
           "a kernel");
   }
   std::vector<NamedState> state() override {
     return {{"exp_avg", {mean_.get(), count_}}, {"exp_avg_sq", {square_.get(), count_}}};
   }
   double lr() const override { return options_.lr; }
-  void set_lr(double lr) override { options_.lr = lr; }
+  void set_lr(double lr) override {
+    if (lr == options_.lr) return;
+    options_.lr = lr;
+    SendRates(lr, ConstantCoefficients(options_, 1).keep);
+  }
 
  private:
   AdamOptions options_;

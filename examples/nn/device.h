@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "examples/nn/element.h"
 #include "examples/nn/image_layers.h"
 #include "examples/nn/layer.h"
@@ -21,6 +22,13 @@ namespace nn {
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// Work that was captured once, and can be submitted to its device again and again.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void Launch() = 0;
 };
 
 // Creates the parts of a model for one device, and memory for them. The interfaces of these parts are the same on all
@@ -44,17 +52,26 @@ class Device {
   virtual std::shared_ptr<float> Allocate(size_t count) = 0;
   // Allocates zeroed memory on the host, which a GPU can read and write while the host continues.
   virtual std::shared_ptr<void> AllocateHost(size_t bytes) = 0;
-  // Copies from the host to the device. Asynchronous if `from` is from AllocateHost: do not change it before a Wait, or
-  // before an Await of a later Mark.
+  // Copies from the host to the device. Asynchronous if `from` is from AllocateHost: do not change it before a Wait.
   virtual void Upload(const void* from, void* to, size_t bytes) = 0;
   // Waits, then copies from the device to the host.
   virtual void Download(const void* from, void* to, size_t bytes) = 0;
   // Waits until all work submitted so far is done.
   virtual void Wait() = 0;
-  // Await(mark) waits for the work that had been submitted at the last Mark(mark); 0 <= mark < kMarks.
-  static constexpr int kMarks = 2;
-  virtual void Mark(int mark) = 0;
-  virtual void Await(int mark) = 0;
+
+  // Uploads to the kSlots pieces of memory that a program uses in turn, while the device computes on another slot:
+  // UploadTo copies as soon as the work that had been submitted at the last Release(slot) is done, and work that is
+  // submitted later waits for the copy. Await(slot) waits on the host for the last copy: only then change `from`, which
+  // is from AllocateHost.
+  static constexpr int kSlots = 2;
+  virtual void UploadTo(int slot, const void* from, void* to, size_t bytes) = 0;
+  virtual void Release(int slot) = 0;
+  virtual void Await(int slot) = 0;
+
+  // Returns as a graph what `submit` submits to the stream, and to streams that it makes wait for it; nothing of it
+  // runs. `submit` must not wait or allocate: whatever it calls has to have run before, with the same sizes. Null if
+  // `submit` returns false. Only for GPUs.
+  virtual std::unique_ptr<Graph> Capture(absl::FunctionRef<bool()> submit) = 0;
 
   // Creates a fully connected layer. `below`: the layer of the same device whose output is this layer's input; null if
   // the input is the model's input, which is float32.
@@ -69,7 +86,7 @@ class Device {
   // Like the functions of loss.h, for a model's outputs. They write their results to memory from AllocateHost: the loss
   // is stored, the count is added.
   virtual void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                            const LossOptions& options, double* loss) = 0;
+                            const LossOptions& options, const LossRing& loss) = 0;
   virtual void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) = 0;
 
   // Measures the floating-point operations per second of a large matrix product, with the threads and the type that

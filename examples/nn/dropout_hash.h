@@ -19,9 +19,11 @@ NN_HOST_DEVICE inline uint64_t Mix(uint64_t z) {
 // The choice of one forward pass.
 struct DropoutChoice {
   DropoutChoice(double p, uint64_t seed, uint64_t pass)
-      : stream(Mix(seed ^ Mix(pass))),
+      : stream(StreamOf(seed, pass)),
         limit(static_cast<uint64_t>(p * 0x1p32)),
         scale(static_cast<float>(1 / (1 - p))) {}
+
+  NN_HOST_DEVICE static uint64_t StreamOf(uint64_t seed, uint64_t pass) { return Mix(seed ^ Mix(pass)); }
 
   // Returns the factor of element i.
   NN_HOST_DEVICE float Factor(uint64_t i) const { return Mix(stream + i) >> 32 < limit ? 0.0f : scale; }

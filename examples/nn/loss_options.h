@@ -2,7 +2,25 @@
 #ifndef EXAMPLES_NN_LOSS_OPTIONS_H_
 #define EXAMPLES_NN_LOSS_OPTIONS_H_
 
+#include <cstdint>
+
+#include "examples/nn/host_device.h"
+
 namespace nn {
+
+// Where losses go: the n-th, from 0, to losses[n % size]. `calls` counts them where they are computed, so that a GPU
+// which replays a graph goes on to the next place. From one address: always there.
+struct LossRing {
+  LossRing(double* loss) : losses(loss) {}  // NOLINT(google-explicit-constructor)
+  LossRing(double* losses_, uint64_t* calls_, uint64_t size_) : losses(losses_), calls(calls_), size(size_) {}
+
+  // By one thread.
+  NN_HOST_DEVICE double& Next() const { return calls == nullptr ? *losses : losses[(*calls)++ % size]; }
+
+  double* losses;
+  uint64_t* calls = nullptr;  // on the device that computes
+  uint64_t size = 1;
+};
 
 struct LossOptions {
   // The part of the target (0 to 1) that is taken from the label and spread evenly over all classes. (Szegedy et al.,

@@ -43,6 +43,7 @@ struct TrainFlags {
   int loader_threads = 1;
   std::string device = "cpu";
   bool tf32 = false;
+  bool cuda_graph = false;
   std::string backend = "auto";
   bool fresh_probe = false;
   std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it

@@ -23,6 +23,10 @@ class GatherHook final : public ddp::CommHook {
     return absl::OkStatus();
   }
 
+  absl::Status CanCapture() const override {
+    return absl::FailedPreconditionError("it is made for comparisons without graphs; leave out --reduce=gather");
+  }
+
   ddp::Work Start(ddp::ProcessGroup& group, const ddp::GradBucket& bucket, int round) override {
     const bool last = round == ranks_ - 1, is_root = group.rank() == 0;
     if (is_root && round > 0) {

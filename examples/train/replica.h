@@ -68,6 +68,9 @@ class Replica {
   // Waits until the gradients are averages over all ranks. On a GPU only the stream waits.
   absl::Status FinishBackward() { return ddp_ == nullptr ? absl::OkStatus() : ddp_->FinishBackward(stream_); }
 
+  // Whether a step can be captured into a CUDA graph.
+  absl::Status CanCapture() const { return ddp_ == nullptr ? absl::OkStatus() : ddp_->CanCapture(); }
+
   // See DistributedDataParallel::skip_step. Null with SyncMode::kNone.
   const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
 

@@ -122,6 +122,7 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"backend", summary.backend},
       {"device", summary.device},
       {"tf32", summary.tf32},
+      {"cuda_graph", summary.cuda_graph},
       {"threads", summary.threads},
       {"batch", summary.batch},
       {"accumulate", summary.accumulate},

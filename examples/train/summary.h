@@ -20,6 +20,7 @@ struct Summary {
   std::string backend;
   std::string device = "cpu";
   bool tf32 = false;
+  bool cuda_graph = false;  // steps were replayed
   int threads = 1;
   int batch = 0;
   int accumulate = 1;

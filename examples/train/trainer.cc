@@ -59,9 +59,14 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
                row_bytes = (static_cast<size_t>(data.features()) + 1) * sizeof(float);
   evaluation_ = device_.AllocateHost(rows * row_bytes);
   const size_t micro_batches = static_cast<size_t>(flags.accumulate);
-  if (!device_.is_host()) uploaded_ = device_.Allocate(rows * micro_batches * row_bytes / sizeof(float));
-  losses_memory_ = device_.AllocateHost(static_cast<size_t>(kLossSteps) * micro_batches * sizeof(double));
+  if (!device_.is_host()) {
+    for (auto& batch : uploaded_) batch = device_.Allocate(rows * micro_batches * row_bytes / sizeof(float));
+  }
+  const size_t losses = static_cast<size_t>(kLossSteps) * micro_batches;
+  losses_memory_ = device_.AllocateHost(losses * sizeof(double));
   losses_ = static_cast<double*>(losses_memory_.get());
+  loss_calls_ = device_.Allocate(sizeof(uint64_t) / sizeof(float));
+  loss_ring_ = {losses_, reinterpret_cast<uint64_t*>(loss_calls_.get()), losses};
   hits_memory_ = device_.AllocateHost(sizeof(int64_t));
 }
 
@@ -124,7 +129,7 @@ absl::Status Trainer::RunEpoch() {
   while (progress_.epoch == epoch && progress_.step < last_step_) {
     if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
     // What was uploaded from the batch that is given back now has to have arrived.
-    if (started_ > 0) device_.Await(static_cast<int>((started_ - 1) % nn::Device::kMarks));
+    if (started_ > 0) device_.Await(Slot());
     const absl::StatusOr<Batch> batch = loader_.Next();
     if (!batch.ok()) return batch.status();
     if (absl::Status status = Step(*batch); !status.ok()) return status;
@@ -149,39 +154,81 @@ void Trainer::Watch(Clock::time_point now) {
   if (energy_ != nullptr && energy_->Tick(now, period) && flags_.monitor) console_.Monitor(now, energy_->Line());
 }
 
-// Micro-batch after micro-batch; only the last one's backward pass is reduced.
 absl::Status Trainer::Step(const Batch& given) {
-  const Batch batch = device_.is_host() ? given : Upload(given);
   ++started_;
+  const Batch batch = device_.is_host() ? given : Upload(given, Slot());
+  optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
+  const bool replayed = uses_graphs_ && started_ > kEagerSteps;
+  absl::Status status = replayed ? Replay(batch) : Compute(batch, /*captured=*/false);
+  if (!device_.is_host()) device_.Release(Slot());
+  return status;
+}
+
+// Micro-batch after micro-batch; only the last one's backward pass is reduced. While a step is captured the ranks share
+// no news: they do so in every replay.
+absl::Status Trainer::Compute(const Batch& batch, bool captured) {
   for (int micro = 0; micro < flags_.accumulate; ++micro) {
     if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
     if (absl::Status status = Forward(batch, micro); !status.ok()) return status;
-    if (micro + 1 == flags_.accumulate) {
-      // A GPU has done the steps before the one that it uploaded for last.
-      TakeLosses(device_.is_host() ? started_ : started_ - 2);
-      news_ = News();
-      if (notice_.has_value()) {
-        if (absl::Status status = notice_->Begin(news_); !status.ok()) return status;
-      }
+    if (micro + 1 == flags_.accumulate && !captured) {
+      if (absl::Status status = BeginNews(); !status.ok()) return status;
     }
-    if (absl::Status status = Backward(micro); !status.ok()) return status;
+    if (absl::Status status = Backward(micro, captured); !status.ok()) return status;
   }
+  if (!captured) {
+    if (absl::Status status = EndNews(); !status.ok()) return status;
+  }
+  return Update();
+}
+
+// The same as a graph, one for each piece of memory for batches. Everything in it has run before.
+absl::Status Trainer::Replay(const Batch& batch) {
+  std::unique_ptr<nn::Graph>& graph = graphs_[Slot()];
+  if (graph == nullptr) {
+    absl::Status status;
+    graph = device_.Capture([&] {
+      status = Compute(batch, /*captured=*/true);
+      return status.ok();
+    });
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = BeginNews(); !status.ok()) return status;
+  {
+    const ddp::TraceScope scope(group_, "replay");
+    graph->Launch();
+  }
+  exposed_times_.Add(ExposedOnGpu());
+  return EndNews();
+}
+
+std::string Trainer::WhyNoGraphs() const {
+  if (device_.is_host()) return "steps run on the CPU; give --device=cuda";
+  const absl::Status status = replica_->CanCapture();
+  return std::string(status.message());
+}
+
+// A GPU has done the steps before the two that it may still have uploaded for.
+absl::Status Trainer::BeginNews() {
+  TakeLosses(device_.is_host() ? started_ : started_ - 3);
+  news_ = News();
+  return notice_.has_value() ? notice_->Begin(news_) : absl::OkStatus();
+}
+
+absl::Status Trainer::EndNews() {
   if (notice_.has_value()) {
     const absl::StatusOr<int32_t> news = notice_->End();
     if (!news.ok()) return news.status();
     news_ = *news;
   }
-  if (news_ >= kNonFiniteLoss) return LossNotFinite(news_ - kNonFiniteLoss);
-  return Update();
+  return news_ >= kNonFiniteLoss ? LossNotFinite(news_ - kNonFiniteLoss) : absl::OkStatus();
 }
 
-// A batch as the GPU has it.
-Batch Trainer::Upload(const Batch& batch) {
+// A batch as the GPU has it. Release(slot) is to follow what reads it.
+Batch Trainer::Upload(const Batch& batch, int slot) {
+  float* const to = uploaded_[slot].get();
   const size_t floats = batch.labels.size() * static_cast<size_t>(data_.features());
-  device_.Upload(batch.pixels, uploaded_.get(), (floats + batch.labels.size()) * sizeof(float));
-  device_.Mark(static_cast<int>(started_ % nn::Device::kMarks));
-  const auto* const labels = reinterpret_cast<const int32_t*>(uploaded_.get() + floats);
-  return {uploaded_.get(), {labels, batch.labels.size()}};
+  device_.UploadTo(slot, batch.pixels, to, (floats + batch.labels.size()) * sizeof(float));
+  return {to, {reinterpret_cast<const int32_t*>(to + floats), batch.labels.size()}};
 }
 
 // One micro-batch, and its mean loss.
@@ -193,12 +240,11 @@ absl::Status Trainer::Forward(const Batch& batch, int micro) {
   const float* pixels = batch.pixels + first * static_cast<size_t>(data_.features());
   const absl::Span<const float> logits = model_.Forward(pixels, flags_.batch);
   const absl::Span<float> output_grad = model_.output_grad();
-  double* const loss = losses_ + (started_ - 1) % kLossSteps * flags_.accumulate + micro;
   device_.CrossEntropy(logits.data(), batch.labels.data() + first, flags_.batch, data_.classes, output_grad.data(),
                        {.label_smoothing = static_cast<float>(flags_.label_smoothing),
                         .grad_scale = 1.0f / static_cast<float>(flags_.accumulate),
                         .loss_scale = scaler_ == nullptr ? nullptr : scaler_->scale_data()},
-                       loss);
+                       loss_ring_);
   return absl::OkStatus();
 }
 
@@ -223,7 +269,7 @@ int32_t Trainer::News() const {
   return writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
 }
 
-absl::Status Trainer::Backward(int micro) {
+absl::Status Trainer::Backward(int micro, bool captured) {
   const bool last = micro + 1 == flags_.accumulate;
   {
     const ddp::TraceScope scope(group_, "backward");
@@ -231,7 +277,7 @@ absl::Status Trainer::Backward(int micro) {
   }
   const Clock::time_point before = Clock::now();
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last) exposed_times_.Add(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
+  if (last && !captured) exposed_times_.Add(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
   return absl::OkStatus();
 }
 
@@ -243,7 +289,6 @@ int64_t Trainer::ExposedOnGpu() {
 
 absl::Status Trainer::Update() {
   const ddp::TraceScope scope(group_, "optimizer");
-  optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
   if (scaler_ != nullptr) return UpdateScaled();
   optimizer_->Step(replica_->values(), replica_->grads());
   return absl::OkStatus();
@@ -305,10 +350,11 @@ absl::Status Trainer::Evaluate() {
       return status;
     }
     Batch share{pixels, {labels, samples.size()}};
-    if (!device_.is_host()) share = Upload(share);
+    if (!device_.is_host()) share = Upload(share, 0);
     const int rows = static_cast<int>(samples.size());
     const absl::Span<const float> logits = model_.Forward(share.pixels, rows);
     device_.CountHits(logits.data(), share.labels.data(), rows, data_.classes, hits);
+    device_.Release(0);
   }
   device_.Wait();
   sums[2] = static_cast<double>(*hits);
@@ -343,6 +389,7 @@ absl::Status Trainer::Summarize() {
   summary_.backend = std::string(group_.backend());
   summary_.device = device_.name();
   summary_.tf32 = flags_.tf32;
+  summary_.cuda_graph = uses_graphs_ && started_ > kEagerSteps;
   summary_.threads = flags_.threads;
   summary_.batch = flags_.batch;
   summary_.accumulate = flags_.accumulate;
@@ -390,6 +437,8 @@ std::string Trainer::Plan() const {
       progress_.step, last_step_, flags_.seed);
   if (flags_.no_ddp) absl::StrAppend(&plan, "; without DistributedDataParallel");
   if (flags_.reduce != "overlap") absl::StrAppend(&plan, "; --reduce=", flags_.reduce);
+  if (uses_graphs_) absl::StrAppend(&plan, "; steps in CUDA graphs");
+  if (flags_.cuda_graph && !uses_graphs_) absl::StrAppend(&plan, "; without a CUDA graph: ", WhyNoGraphs());
   return plan;
 }
 

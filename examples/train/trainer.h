@@ -84,11 +84,19 @@ class Trainer {
   bool Finished() const;
   absl::Status RunEpoch();
   absl::Status Step(const Batch& given);
-  Batch Upload(const Batch& batch);
+  absl::Status Compute(const Batch& batch, bool captured);
+  absl::Status Replay(const Batch& batch);
+  // What stands against --cuda-graph; empty: nothing.
+  std::string WhyNoGraphs() const;
+  absl::Status BeginNews();
+  absl::Status EndNews();
+  // Of the step that was started last: its batch's memory on a GPU.
+  int Slot() const { return static_cast<int>((started_ - 1) % nn::Device::kSlots); }
+  Batch Upload(const Batch& batch, int slot);
   absl::Status Forward(const Batch& batch, int micro);
   void TakeLosses(int64_t end);
   int32_t News() const;
-  absl::Status Backward(int micro);
+  absl::Status Backward(int micro, bool captured);
   int64_t ExposedOnGpu();
   absl::Status Update();
   absl::Status UpdateScaled();
@@ -129,9 +137,14 @@ class Trainer {
   int32_t news_ = 0;                          // the number shared in the last step
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
 
-  // The memory of one evaluation batch, laid out as in Batch; and on a GPU, the memory for an uploaded batch.
+  // The memory of one evaluation batch, laid out as in Batch; and on a GPU, the memory for uploaded batches, and the
+  // steps on each of them, after the first kEagerSteps of this run: those choose and load kernels, connect ranks, and
+  // teach the library the order of gradients.
   std::shared_ptr<void> evaluation_;
-  std::shared_ptr<float> uploaded_;
+  std::shared_ptr<float> uploaded_[nn::Device::kSlots];
+  static constexpr int64_t kEagerSteps = 3;
+  bool uses_graphs_ = false;
+  std::unique_ptr<nn::Graph> graphs_[nn::Device::kSlots];
   // On a GPU: host copies of the state that rank 0 reads and writes. The key is the address on the GPU.
   std::map<float*, std::vector<float>> mirrors_;
 
@@ -140,6 +153,8 @@ class Trainer {
   static constexpr int64_t kLossSteps = 4;
   std::shared_ptr<void> losses_memory_, hits_memory_;
   double* losses_ = nullptr;
+  std::shared_ptr<float> loss_calls_;  // counted by the device
+  nn::LossRing loss_ring_{nullptr};
   int64_t started_ = 0;           // steps started in this run
   int64_t taken_ = 0;             // steps of this run whose losses are in loss_sum_
   double last_loss_ = 0;          // the last loss added

@@ -52,6 +52,7 @@ absl::Status Trainer::Start() {
   absl::StatusOr<std::unique_ptr<Replica>> replica = Replica::Create(model_, group_, OptionsFor(flags_));
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
+  uses_graphs_ = flags_.cuda_graph && WhyNoGraphs().empty();
   optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
   optimizer_->set_clip_norm(flags_.clip_norm);
   optimizer_->set_words({.skip_step = replica_->skip_step()});

@@ -76,7 +76,7 @@ class BusyDevice final : public ddp::testing::ForwardingDevice {
     return std::make_unique<HookedLayer>(nn::Cpu().MakeLinear(inputs, outputs, activation, max_batch, below), hook_);
   }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const nn::LossOptions& options, double* loss) override {
+                    const nn::LossOptions& options, const nn::LossRing& loss) override {
     busy_ = true;
     nn::Cpu().CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
     hook_("loss");

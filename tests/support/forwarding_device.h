@@ -17,8 +17,10 @@ class ForwardingDevice : public nn::Device {
   void Upload(const void* from, void* to, size_t bytes) override { nn::Cpu().Upload(from, to, bytes); }
   void Download(const void* from, void* to, size_t bytes) override { nn::Cpu().Download(from, to, bytes); }
   void Wait() override {}
-  void Mark(int) override {}
+  void UploadTo(int, const void* from, void* to, size_t bytes) override { Upload(from, to, bytes); }
+  void Release(int) override {}
   void Await(int) override {}
+  std::unique_ptr<nn::Graph> Capture(absl::FunctionRef<bool()> submit) override { return nn::Cpu().Capture(submit); }
   std::unique_ptr<nn::Layer> MakeLinear(int inputs, int outputs, nn::Activation activation, int max_batch,
                                         nn::Layer* below) override {
     return nn::Cpu().MakeLinear(inputs, outputs, activation, max_batch, below);
@@ -33,7 +35,7 @@ class ForwardingDevice : public nn::Device {
     return nn::Cpu().MakeAdam(count, options);
   }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const nn::LossOptions& options, double* loss) override {
+                    const nn::LossOptions& options, const nn::LossRing& loss) override {
     nn::Cpu().CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
   }
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {

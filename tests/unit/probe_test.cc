@@ -279,6 +279,7 @@ TEST_CASE("P2P is blamed only where NCCL works without it") {
 
   const ProbeReport neither = Judge(hung, hung, false);
   CHECK(neither.verdict == ProbeVerdict::kInconclusive);
+  CHECK(neither.how == "hung, and without P2P on rank 0 all-reduce of 4 B hung");
   CHECK_FALSE(absl::StrContains(Describe(neither), "ACS"));
   CHECK(Judge(hung, {}, false).verdict == ProbeVerdict::kInconclusive);  // nothing to compare with
   CHECK(Judge(hung, {}, true).verdict == ProbeVerdict::kBroken);         // P2P was not used

@@ -163,6 +163,11 @@ ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const Pro
   report.failed_rank = failed;
   report.failed_step = StepName(r.step);
   report.how = HowItFailed(r);
+  if (const int again = FirstFailure(without_p2p); again >= 0) {
+    const ProbeResult& second = without_p2p[static_cast<size_t>(again)];
+    absl::StrAppend(&report.how, ", and without P2P on rank ", again, " ", StepName(second.step), " ",
+                    HowItFailed(second));
+  }
   const nccl::CauseAndRemedy known = Diagnose(r, report.verdict);
   report.cause = known.cause;
   report.remedy = known.remedy;

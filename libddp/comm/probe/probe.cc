@@ -182,6 +182,7 @@ class Prober {
       if (asked != nccl::kSuccess) error = asked;
       if (error != nccl::kSuccess && error != nccl::kInProgress) return FailCall("an operation on the GPU", error);
       if (Expired()) return Hang();
+      absl::SleepFor(absl::Microseconds(20));
     }
   }
   bool AwaitAll() { return Good(runtime_.Record(end_.get(), stream_.get())) && Await(end_.get()); }

@@ -73,7 +73,7 @@ int Main(int argc, char** argv) {
   options.timing = flags["--timing"] != 0;
   options.exchange_id = [rank = options.rank](nccl::UniqueId* id) { return ExchangeId(rank, id); };
   options.progress = [](const ProbeResult& result) { Say(EncodeProbeResult(result)); };
-  const ProbeRun run = RunProbe(*CudaDevices(), nccl::Load(), options);
+  const ProbeRun run = RunProbe(Devices(), nccl::Load(), options);
   Say(EncodeProbeResult(run.result));
   while (!Hear().empty()) {
   }

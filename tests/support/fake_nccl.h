@@ -1,5 +1,5 @@
-// An NCCL that is none: it does what NCCL does on FakeDevices' streams, between ranks that are threads, and what a test
-// tells it to instead: fail, hang, move wrong data.
+// An NCCL that is none: it does what NCCL does on FakeDevices' streams, between ranks that are threads or processes,
+// and what a test tells it to instead: fail, hang, move wrong data.
 #ifndef TESTS_SUPPORT_FAKE_NCCL_H_
 #define TESTS_SUPPORT_FAKE_NCCL_H_
 
@@ -16,6 +16,8 @@ namespace ddp::testing {
 class FakeNccl {
  public:
   explicit FakeNccl(int version = 22809);
+  // Between processes, which meet in a folder.
+  FakeNccl(int version, const std::string& folder);
   ~FakeNccl();
 
   nccl::Api api() const;

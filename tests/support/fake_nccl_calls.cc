@@ -1,87 +1,27 @@
-#include "tests/support/fake_nccl.h"
+// NCCL's functions, as FakeNccl does them on simulated GPUs.
+#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
+#include <functional>
+#include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "libddp/device/cpu_reduce.h"
 #include "tests/support/fake_devices.h"
+#include "tests/support/fake_nccl_state.h"
 
-namespace ddp::nccl {
-
-struct WindowOpaque {};
-
-// One rank's communicator.
-struct CommOpaque {
-  std::string world;
-  int rank = 0;
-  int size = 1;
-  int device = 0;
-  bool aborted = false;
-  bool blocking = true;
-  bool hanging = false;  // in the start of one that does not block
-  uint64_t collectives = 0;
-  Result async_error = kSuccess;
-};
-
-}  // namespace ddp::nccl
-
-namespace ddp::testing {
+namespace ddp::testing::fake_nccl {
 namespace {
 
 using nccl::Comm;
 using nccl::CommOpaque;
 using nccl::Result;
+using Pieces = std::vector<FakeBoard::Piece>;
 
 constexpr int kFirstPremultiplied = 100;
-
-struct Planned {
-  FakeNccl::Mishap mishap;
-  Result result;
-  int skip;
-};
-
-// What ranks bring to one collective call.
-struct Meeting {
-  int arrived = 0, grouped = 0, left = 0;
-  std::vector<std::vector<char>> in;
-};
-
-// What one rank has sent to another.
-struct Letter {
-  std::vector<char> bytes;
-  bool registered = false;
-};
-
-struct State {
-  FakeNccl* owner = nullptr;
-  int version = 0;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool ending = false;
-  uint64_t ids = 0;
-  std::map<std::string, int> joined;
-  std::map<std::pair<std::string, uint64_t>, Meeting> meetings;
-  std::map<std::pair<std::string, std::pair<int, int>>, std::deque<Letter>> mail;
-  std::map<const char*, size_t> registered;  // bytes
-  std::map<std::pair<std::string, int>, Planned> plans;
-  std::map<std::string, int> calls;
-  std::map<int, double> factors;
-  std::map<int, int> last_op;
-  std::vector<std::unique_ptr<CommOpaque>> comms;
-  int next_op = kFirstPremultiplied;
-  int memory = 0, windows = 0, live = 0;
-  nccl::WindowOpaque window;
-};
-State* state = nullptr;
 
 // What one group call enqueues, on one stream.
 struct GroupCalls {
@@ -91,7 +31,6 @@ struct GroupCalls {
   std::vector<std::function<void()>> sends, others;
 };
 thread_local GroupCalls group;
-thread_local double last_cost = 0;
 
 DType FromNccl(nccl::DataType type) {
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt64,
@@ -99,46 +38,6 @@ DType FromNccl(nccl::DataType type) {
     if (nccl::ToNccl(dtype) == type) return dtype;
   }
   return DType::kUInt8;
-}
-
-struct Call {
-  bool failed = false, stuck = false, corrupt = false;
-  Result result = nccl::kSuccess;
-};
-
-// Counts the call, and does what is planned for it.
-Call Enter(const char* function, int rank, Comm comm) {
-  State* const mine = state;  // who hangs may wake up in another test
-  Call call;
-  call.result = mine->owner->fail(function, FakeDevices::ThreadDevice());
-  call.failed = call.result != nccl::kSuccess;
-  std::unique_lock<std::mutex> lock(mine->mutex);
-  ++state->calls[function];
-  if (call.failed) return call;
-  const auto plan = state->plans.find({function, rank});
-  if (plan == state->plans.end() || plan->second.skip-- > 0) return call;
-  const Planned planned = plan->second;
-  state->plans.erase(plan);
-  call.result = planned.result;
-  switch (planned.mishap) {
-    case FakeNccl::Mishap::kFail:
-      call.failed = true;
-      break;
-    case FakeNccl::Mishap::kHang:
-      mine->changed.wait(lock, [&] { return mine->ending || (comm != nullptr && comm->aborted); });
-      call.failed = true;
-      break;
-    case FakeNccl::Mishap::kSlow:
-      mine->changed.wait_for(lock, std::chrono::seconds(1), [&] { return mine->ending; });
-      break;
-    case FakeNccl::Mishap::kStuck:
-      call.stuck = true;
-      break;
-    case FakeNccl::Mishap::kCorrupt:
-      call.corrupt = true;
-      break;
-  }
-  return call;
 }
 
 Result Flush() {
@@ -161,43 +60,44 @@ Result Add(void* stream, bool send, std::function<void()> what) {
 // Waits, in a stream, for `ready`; false if the communicator is aborted first.
 template <typename Ready>
 bool Await(std::unique_lock<std::mutex>& lock, Comm comm, bool stuck, Ready ready) {
-  state->changed.wait(lock, [&] { return comm->aborted || (!stuck && ready()); });
+  state->Wait(lock, [&] { return comm->aborted || (!stuck && ready()); });
   return !comm->aborted;
 }
 
 // A collective call: everybody's input, then `finish` with all of them. `in_bytes` may be 0. As NCCL does, it waits for
 // ever where some ranks make the call in a group and others do not.
 Result Collective(const char* function, Comm comm, void* stream, const void* in, size_t in_bytes, void* out,
-                  std::function<void(const std::vector<std::vector<char>>&)> finish) {
+                  std::function<void(const Pieces&)> finish) {
   const Call call = Enter(function, comm->rank, comm);
   if (call.failed) return call.result;
-  const bool grouped = group.depth > 0;
+  const char* const grouped = group.depth > 0 ? ".group." : ".";
   const Result added = Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
-    const std::pair<std::string, uint64_t> key{comm->world, comm->collectives++};
-    Meeting& meeting = state->meetings[key];
-    meeting.in.resize(static_cast<size_t>(comm->size));
-    const char* const bytes = static_cast<const char*>(in);
-    meeting.in[static_cast<size_t>(comm->rank)].assign(bytes, bytes + in_bytes);
-    ++meeting.arrived;
-    meeting.grouped += grouped ? 1 : 0;
+    const auto key = [comm, grouped, number = comm->collectives++](int rank) {
+      return absl::StrCat(comm->world, ".", number, grouped, rank);
+    };
+    state->board->Put(key(comm->rank), in, in_bytes, comm->size);
     state->changed.notify_all();
+    Pieces all;
     if (!Await(lock, comm, false, [&] {
-          return meeting.arrived == comm->size && (meeting.grouped == 0 || meeting.grouped == comm->size);
+          for (std::optional<FakeBoard::Piece> piece; static_cast<int>(all.size()) < comm->size;) {
+            if (piece = state->board->Find(key(static_cast<int>(all.size()))); !piece.has_value()) return false;
+            all.push_back(*piece);
+          }
+          return true;
         })) {
       return;
     }
-    finish(meeting.in);
+    finish(all);
     if (call.corrupt) ++*static_cast<char*>(out);
-    if (++meeting.left == comm->size) state->meetings.erase(key);
+    for (int r = 0; r < comm->size; ++r) state->board->Take(key(r));
   });
   return added == nccl::kSuccess && !comm->blocking ? nccl::kInProgress : added;
 }
 
 // The reduction of [begin, begin + count) of everybody's input.
-void Reduce(const std::vector<std::vector<char>>& in, size_t begin, size_t count, nccl::DataType type, int op,
-            void* out) {
+void Reduce(const Pieces& in, size_t begin, size_t count, nccl::DataType type, int op, void* out) {
   const DType dtype = FromNccl(type);
   CpuReduceSpec spec{.in = dtype, .out = dtype, .average_over = static_cast<int>(in.size())};
   spec.op = op == nccl::kAvg    ? ReduceOp::kAvg
@@ -207,9 +107,9 @@ void Reduce(const std::vector<std::vector<char>>& in, size_t begin, size_t count
                                 : ReduceOp::kSum;
   if (op >= kFirstPremultiplied) spec.prescale = state->factors.at(op);
   std::vector<const void*> from;
-  for (const std::vector<char>& bytes : in) {
-    from.push_back(bytes.data() + begin * SizeOf(dtype));
-    count = std::min(count, bytes.size() / SizeOf(dtype) - begin);  // ranks may disagree
+  for (const FakeBoard::Piece& piece : in) {
+    from.push_back(piece.data + begin * SizeOf(dtype));
+    count = std::min(count, piece.bytes / SizeOf(dtype) - begin);  // ranks may disagree
   }
   CpuReduce::Create(spec).value()(from.data(), static_cast<int>(from.size()), &out, 1, count);
 }
@@ -265,8 +165,8 @@ Result ReduceScatter(const void* in, void* out, size_t count, nccl::DataType typ
 Result Broadcast(const void* in, void* out, size_t count, nccl::DataType type, int root, Comm comm, void* stream) {
   return Collective("Broadcast", comm, stream, in, comm->rank == root ? Bytes(count, type) : 0, out,
                     [=](const auto& all) {
-                      const std::vector<char>& from = all[static_cast<size_t>(root)];
-                      std::memcpy(out, from.data(), std::min(from.size(), Bytes(count, type)));
+                      const FakeBoard::Piece& from = all[static_cast<size_t>(root)];
+                      std::memcpy(out, from.data, std::min(from.bytes, Bytes(count, type)));
                     });
 }
 Result AllGather(const void* in, void* out, size_t count, nccl::DataType type, Comm comm, void* stream) {
@@ -274,11 +174,17 @@ Result AllGather(const void* in, void* out, size_t count, nccl::DataType type, C
   return Collective("AllGather", comm, stream, in, Bytes(count, type), out, [=](const auto& all) {
     if (wrong) return;
     for (size_t r = 0; r < all.size(); ++r) {
-      std::memcpy(static_cast<char*>(out) + r * Bytes(count, type), all[r].data(), all[r].size());
+      std::memcpy(static_cast<char*>(out) + r * Bytes(count, type), all[r].data, all[r].bytes);
     }
   });
 }
 
+// Of a message between two ranks of a communicator.
+std::string MessageKey(Comm comm, int from, int to, uint64_t number) {
+  return absl::StrCat(comm->world, ".", from, "to", to, ".", number);
+}
+
+// A message tells, in front, whether the memory that it comes from is registered.
 Result Send(const void* in, size_t count, nccl::DataType type, int peer, Comm comm, void* stream) {
   const Call call = Enter("Send", comm->rank, comm);
   if (call.failed) return call.result;
@@ -286,8 +192,9 @@ Result Send(const void* in, size_t count, nccl::DataType type, int peer, Comm co
   return Add(stream, true, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
-    const char* const bytes = static_cast<const char*>(in);
-    state->mail[{comm->world, {comm->rank, peer}}].push_back({{bytes, bytes + Bytes(count, type)}, registered});
+    std::string message(1, registered ? 'r' : 'p');
+    message.append(static_cast<const char*>(in), Bytes(count, type));
+    state->board->Put(MessageKey(comm, comm->rank, peer, comm->sent[peer]++), message.data(), message.size(), 1);
     state->changed.notify_all();
   });
 }
@@ -297,17 +204,19 @@ Result Recv(void* out, size_t count, nccl::DataType type, int peer, Comm comm, v
   const bool registered = Registered(out);
   return Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
-    auto& mail = state->mail[{comm->world, {peer, comm->rank}}];
+    const std::string key = MessageKey(comm, peer, comm->rank, comm->received[peer]++);
+    std::optional<FakeBoard::Piece> message;
     // As NCCL does, it waits for ever for a message of another size than was sent, and where only one of the two sides
     // is registered. A message to itself is a copy.
     if (!Await(lock, comm, call.stuck, [&] {
-          return !mail.empty() && mail.front().bytes.size() == Bytes(count, type) &&
-                 (peer == comm->rank || mail.front().registered == registered);
+          message = state->board->Find(key);
+          return message.has_value() && message->bytes == Bytes(count, type) + 1 &&
+                 (peer == comm->rank || (message->data[0] == 'r') == registered);
         })) {
       return;
     }
-    std::memcpy(out, mail.front().bytes.data(), Bytes(count, type));
-    mail.pop_front();
+    std::memcpy(out, message->data + 1, Bytes(count, type));
+    state->board->Take(key);
   });
 }
 
@@ -332,32 +241,40 @@ Result GetUniqueId(nccl::UniqueId* id) {
   const Call call = Enter("GetUniqueId", 0, nullptr);
   if (call.failed) return call.result;
   const std::lock_guard<std::mutex> lock(state->mutex);
-  std::snprintf(id->internal, sizeof id->internal, "world %d", static_cast<int>(++state->ids));
+  std::snprintf(id->internal, sizeof id->internal, "world-%d-%d", static_cast<int>(getpid()),
+                static_cast<int>(++state->worlds));
   return nccl::kSuccess;
 }
 
+// Whether all ranks have come.
+bool Connected(State& mine, Comm comm) {
+  for (int r = 0; r < comm->size && !comm->connected; ++r) {
+    if (!mine.board->Find(absl::StrCat(comm->world, ".join.", r)).has_value()) return false;
+  }
+  return comm->connected = true;
+}
+
 Result CommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
-  const bool blocking = config->blocking != 0;
   State* const mine = state;
   const Call call = Enter("CommInitRankConfig", rank, nullptr);
   if (call.failed) return call.result;
+  auto made = std::make_unique<CommOpaque>();
+  made->world = id.internal;
+  made->rank = rank;
+  made->size = ranks;
+  made->device = FakeDevices::ThreadDevice();
+  made->blocking = config->blocking != 0;
+  made->hanging = call.stuck;
   std::unique_lock<std::mutex> lock(mine->mutex);
-  if (!call.stuck) ++mine->joined[id.internal];
+  if (!call.stuck) mine->board->Put(absl::StrCat(made->world, ".join.", rank), "", 0, ranks);
   mine->changed.notify_all();
-  if (blocking) {
-    mine->changed.wait(lock, [&] { return mine->ending || mine->joined[id.internal] == ranks; });
+  if (made->blocking) {
+    mine->Wait(lock, [&] { return mine->ending || Connected(*mine, made.get()); });
     if (mine->ending) return nccl::kRemoteError;
   }
-  mine->comms.push_back(std::make_unique<CommOpaque>());
-  *comm = mine->comms.back().get();
-  (*comm)->world = id.internal;
-  (*comm)->rank = rank;
-  (*comm)->size = ranks;
-  (*comm)->device = FakeDevices::ThreadDevice();
-  (*comm)->blocking = blocking;
-  (*comm)->hanging = call.stuck;
+  *comm = mine->comms.emplace_back(std::move(made)).get();
   ++mine->live;
-  return blocking ? nccl::kSuccess : nccl::kInProgress;
+  return (*comm)->blocking ? nccl::kSuccess : nccl::kInProgress;
 }
 Result CommCount(Comm comm, int* ranks) {
   *ranks = comm->size;
@@ -388,8 +305,7 @@ Result CommAbort(Comm comm) {
 Result CommGetAsyncError(Comm comm, Result* error) {
   const std::lock_guard<std::mutex> lock(state->mutex);
   *error = comm->async_error;
-  const bool connected = !comm->hanging && state->joined[comm->world] == comm->size;
-  if (*error == nccl::kSuccess && !connected) *error = nccl::kInProgress;
+  if (*error == nccl::kSuccess && (comm->hanging || !Connected(*state, comm))) *error = nccl::kInProgress;
   return nccl::kSuccess;
 }
 const char* GetErrorString(Result result) {
@@ -412,7 +328,7 @@ Result RedOpCreatePreMulSum(int* op, void* scalar, nccl::DataType type, nccl::Sc
     factor = static_cast<double>(narrow);
   }
   const std::lock_guard<std::mutex> lock(state->mutex);
-  *op = state->next_op++;
+  *op = kFirstPremultiplied + state->ops++;
   state->factors[*op] = factor;
   return nccl::kSuccess;
 }
@@ -454,29 +370,9 @@ Result CommWindowDeregister(Comm, nccl::Window) {
   return nccl::kSuccess;
 }
 
-int Read(int State::*number) {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->*number;
-}
-
 }  // namespace
 
-FakeNccl::FakeNccl(int version) {
-  // Never freed, and reachable: threads that hung in a call look at theirs once more.
-  static auto* const all = new std::vector<std::unique_ptr<State>>;
-  state = all->emplace_back(std::make_unique<State>()).get();
-  state->owner = this;
-  state->version = version;
-}
-
-FakeNccl::~FakeNccl() {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  state->ending = true;
-  for (const auto& comm : state->comms) comm->aborted = true;
-  state->changed.notify_all();
-}
-
-nccl::Api FakeNccl::api() const {
+nccl::Api Functions(int version) {
   nccl::Api api;
   api.GetVersion = GetVersion;
   api.GetUniqueId = GetUniqueId;
@@ -500,7 +396,7 @@ nccl::Api FakeNccl::api() const {
   api.GroupEnd = GroupEnd;
   api.RedOpCreatePreMulSum = RedOpCreatePreMulSum;
   api.RedOpDestroy = RedOpDestroy;
-  if (state->version >= 21900) {
+  if (version >= 21900) {
     api.MemAlloc = MemAlloc;
     api.MemFree = MemFree;
   }
@@ -509,30 +405,4 @@ nccl::Api FakeNccl::api() const {
   return api;
 }
 
-void FakeNccl::Plan(const std::string& function, int rank, Mishap mishap, nccl::Result result, int skip) {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  state->plans[{function, rank}] = {mishap, result, skip};
-}
-
-void FakeNccl::SetAsyncError(int rank, nccl::Result error) {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  for (const auto& comm : state->comms) {
-    if (comm->rank == rank) comm->async_error = error;
-  }
-}
-
-double FakeNccl::LastCost() { return last_cost; }
-
-int FakeNccl::Calls(const std::string& function) const {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->calls[function];
-}
-int FakeNccl::live_memory() const { return Read(&State::memory); }
-int FakeNccl::live_windows() const { return Read(&State::windows); }
-int FakeNccl::live_comms() const { return Read(&State::live); }
-int FakeNccl::last_op(int rank) const {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  return state->last_op.at(rank);
-}
-
-}  // namespace ddp::testing
+}  // namespace ddp::testing::fake_nccl

@@ -1,11 +1,16 @@
-// What a test tells the helpers that fake_probe.cc is, and learns of them.
+// What a test tells the helpers that fake_probe.cc is, and learns of them; and a job that has such helpers.
 #ifndef TESTS_SUPPORT_FAKE_PROBE_H_
 #define TESTS_SUPPORT_FAKE_PROBE_H_
 
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "libddp/comm/probe/probe_nccl.h"
+#include "tests/support/nccl_job.h"
 #include "tests/support/temporary_folder.h"
 
 namespace ddp::testing {
@@ -38,6 +43,43 @@ class FakeHelpers {
   const std::string log_;
 };
 
+namespace simulated {
+
+// A job whose ranks check NCCL by such helpers. `Options` are those of what is tested.
+template <typename Options>
+class ProbeScenario {
+ public:
+  explicit ProbeScenario(int size) : job(size) {}
+  ProbeScenario(const ProbeScenario&) = delete;
+  ProbeScenario& operator=(const ProbeScenario&) = delete;
+
+  // Microseconds of every operation on GPUs of this process. Helpers that pass say 10.
+  void OperationsTake(double us) {
+    job.gpus.elapsed_us = [us] { return us; };
+  }
+
+  Job job;
+  FakeHelpers helpers;
+  TemporaryFolder folder;
+  std::string helper = DDP_FAKE_PROBE, cache;
+  int rank_without_helper = -1;
+  bool fresh = false;
+  absl::Duration limit = absl::Seconds(20);
+  std::function<void(Options&, int rank)> change;
+
+ protected:
+  void SetProbe(ProbeNcclOptions& options, int rank) const {
+    options.limit = limit;
+    options.helper = rank == rank_without_helper ? "/no/such/program" : helper;
+    options.cache = cache.empty() ? "" : absl::StrCat(cache, "/", rank);
+    options.fresh = fresh;
+  }
+  void Change(Options& options, int rank) const {
+    if (change) change(options, rank);
+  }
+};
+
+}  // namespace simulated
 }  // namespace ddp::testing
 
 #endif  // TESTS_SUPPORT_FAKE_PROBE_H_

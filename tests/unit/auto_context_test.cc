@@ -1,5 +1,5 @@
-// Contexts on simulated GPUs whose backend is left to the library, or named: with a libnccl.so that is none, and
-// helpers that do as they are told.
+// Contexts on simulated GPUs whose backend is left to the library, or named: with a libnccl.so that has a simulated one
+// behind it, and helpers that do as they are told.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/context.h"
 #include "tests/support/fake_probe.h"
+#include "tests/support/faulty_nccl.h"
 #include "tests/support/logged.h"
 #include "tests/support/nccl_job.h"
 #include "tests/support/temporary_folder.h"
@@ -36,9 +37,9 @@ class Variable {
 class World {
  public:
   explicit World(int size) : job_(size), devices_(job_.gpus) {
-    void* const library = dlopen(DDP_FAKE_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(DDP_FAULTY_NCCL, RTLD_NOW | RTLD_LOCAL);
     REQUIRE(library != nullptr);
-    *static_cast<nccl::Api*>(dlsym(library, "fake_nccl_api")) = job_.nccl.api();
+    static_cast<nccl::Behind*>(dlsym(library, "faulty_nccl_behind"))->api = job_.nccl.api();
   }
 
   using Body = std::function<void(Context&)>;
@@ -93,7 +94,7 @@ class World {
   const ScopedDevices devices_;
   FakeHelpers helpers_;
   TemporaryFolder folder_;
-  const Variable library_{"DDP_NCCL_LIBRARY", DDP_FAKE_NCCL_LIBRARY};
+  const Variable library_{"DDP_NCCL_LIBRARY", DDP_FAULTY_NCCL};
   const Variable helper_{"DDP_PROBE", DDP_FAKE_PROBE};
   const Variable cache_{"DDP_PROBE_CACHE", folder_.path()};
 };

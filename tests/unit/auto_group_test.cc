@@ -25,17 +25,10 @@ namespace {
 using Mishap = FakeNccl::Mishap;
 namespace fs = std::filesystem;
 
-class Scenario {
+class Scenario : public ProbeScenario<AutoGroupOptions> {
  public:
-  explicit Scenario(int size) : job(size) { HierarchicalTakes(11); }
+  explicit Scenario(int size) : ProbeScenario(size) { OperationsTake(11); }
   ~Scenario() { unsetenv("NCCL_P2P_DISABLE"); }
-  Scenario(const Scenario&) = delete;
-  Scenario& operator=(const Scenario&) = delete;
-
-  // Microseconds of every operation on GPUs of this process. Helpers that pass say 10.
-  void HierarchicalTakes(double us) {
-    job.gpus.elapsed_us = [us] { return us; };
-  }
 
   using Results = std::vector<absl::StatusOr<BackendChoice>>;
   // Makes the group, and sums up in it if there is one. By rank.
@@ -44,12 +37,9 @@ class Scenario {
     job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
       AutoGroupOptions options;
       static_cast<NcclGroupOptions&>(options) = rank.Options();
-      options.probe.limit = limit;
-      options.probe.helper = rank.rank == rank_without_helper ? "/no/such/program" : helper;
-      options.probe.cache = cache.empty() ? "" : absl::StrCat(cache, "/", rank.rank);
-      options.probe.fresh = fresh;
+      SetProbe(options.probe, rank.rank);
       options.nccl_started = false;  // by another test
-      if (change) change(options, rank.rank);
+      Change(options, rank.rank);
       absl::StatusOr<AutoGroup> made = CreateAutoGroup(std::move(control), options);
       results[static_cast<size_t>(rank.rank)] = made.ok() ? absl::StatusOr<BackendChoice>(made->choice) : made.status();
       if (made.ok()) Sum(rank, *made->group);
@@ -81,15 +71,6 @@ class Scenario {
     RANK_CHECK_OK(group.AllReduce(x.whole(), x.whole(), ddp::Sum(), kNoStream).Wait());
     RANK_CHECK_EQ(x.Get(999), rank.size * (rank.size + 1) / 2.0);
   }
-
-  Job job;
-  FakeHelpers helpers;
-  TemporaryFolder folder;
-  std::string helper = DDP_FAKE_PROBE, cache;
-  int rank_without_helper = -1;
-  bool fresh = false;
-  absl::Duration limit = absl::Seconds(20);
-  std::function<void(AutoGroupOptions&, int)> change;
 };
 
 TEST_CASE("what the helpers find decides, on all ranks alike") {
@@ -117,7 +98,7 @@ TEST_CASE("what the helpers find decides, on all ranks alike") {
       if (size == 4 && c.failed_rank >= 0 && &c != std::end(cases) - 1) continue;
       CAPTURE(size, c.configured, c.without_p2p);
       Scenario scenario(size);
-      scenario.HierarchicalTakes(c.hierarchical_us);
+      scenario.OperationsTake(c.hierarchical_us);
       FakeHelpers::Tell(c.configured, c.without_p2p);
       if (std::string(c.configured) == "slow") {  // is a warning, and no failure
         Logged log;
@@ -229,7 +210,7 @@ TEST_CASE("what comes after NCCL is tried out before it is used") {
     }
     Scenario without_p2p(2);
     c.plant(without_p2p);
-    without_p2p.HierarchicalTakes(9);
+    without_p2p.OperationsTake(9);
     FakeHelpers::Tell("1=error,pass", "pass");
     CHECK(without_p2p.Start().without_p2p);
   }
@@ -315,7 +296,7 @@ TEST_CASE("a choice is remembered with its comparison, if all ranks remember the
     return !choice.from_cache;
   };
   CHECK(looks_again("nccl"));
-  scenario.HierarchicalTakes(9);  // nobody measures again
+  scenario.OperationsTake(9);  // nobody measures again
   CHECK_FALSE(looks_again("nccl"));
   scenario.fresh = true;
   CHECK(looks_again("hierarchical"));

@@ -22,12 +22,9 @@ namespace {
 using Mishap = FakeNccl::Mishap;
 namespace fs = std::filesystem;
 
-class Scenario {
+class Scenario : public ProbeScenario<ProbeNcclOptions> {
  public:
-  explicit Scenario(int size) : job(size) {
-    job.gpus.elapsed_us = [] { return 9.0; };
-    helper = DDP_FAKE_PROBE;
-  }
+  explicit Scenario(int size) : ProbeScenario(size) { OperationsTake(9); }
 
   static void Tell(const char* configured, const char* without_p2p) { FakeHelpers::Tell(configured, without_p2p); }
   // The report, which has to be the same on all ranks.
@@ -36,13 +33,10 @@ class Scenario {
     job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
       ProbeNcclOptions options;
       options.device = rank.device();
-      options.helper = rank.rank == rank_without_helper ? "/no/such/program" : helper;
-      options.limit = limit;
-      options.cache = cache.empty() ? "" : absl::StrCat(cache, "/", rank.rank);
-      options.fresh = fresh;
+      SetProbe(options, rank.rank);
       options.runtime = &rank.gpus;
       options.api = rank.nccl.api();
-      if (change) change(options, rank.rank);
+      Change(options, rank.rank);
       reports[static_cast<size_t>(rank.rank)] = RANK_VALUE(ProbeNccl(*control, options));
       RANK_CHECK_OK(control->Barrier().Wait());
     });
@@ -50,15 +44,6 @@ class Scenario {
     return reports[0];
   }
   int Helpers() const { return helpers.Count(); }
-
-  Job job;
-  FakeHelpers helpers;
-  TemporaryFolder folder;
-  std::string helper, cache;
-  int rank_without_helper = -1;
-  bool fresh = false;
-  absl::Duration limit = absl::Seconds(20);
-  std::function<void(ProbeNcclOptions&, int)> change;
 };
 
 TEST_CASE("helpers that pass, fail, hang, crash: all ranks agree on what follows") {

@@ -27,6 +27,8 @@ END
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_probe_test gpu_fault_test gpu_ddp_test gpu_nn_test nccl_policy_test nccl_group_test nccl_failure_test nccl_timeout_test
   ddp_probe ddp_doctor ddp_perf p2p_bench device_bench unscale_bench train_mlp train_cnn capture_step)
+# In NCCL's place: they misbehave as they are told.
+readonly faulty=(faulty_nccl lacking_nccl)
 
 # Prints the shared libraries to copy for the programs of folder $1, one per line.
 libraries_of() {
@@ -71,7 +73,7 @@ main() {
   # shellcheck disable=SC2016 # $ORIGIN is the loader's
   cmake -B "$build" -S "$repo" --log-level=WARNING "${cmake_flags[@]}" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
-  cmake --build "$build" --parallel "$(build_jobs)" --target "${programs[@]}"
+  cmake --build "$build" --parallel "$(build_jobs)" --target "${programs[@]}" "${faulty[@]}"
 
   rm -rf -- "$folder"
   mkdir -p -- "$folder/bin" "$folder/lib"
@@ -79,11 +81,15 @@ main() {
   for program in "${programs[@]}"; do
     strip -o "$folder/bin/$program" "$build/bin/$program"
   done
+  for program in "${faulty[@]}"; do
+    strip --strip-unneeded -o "$folder/bin/lib$program.so" "$build/bin/lib$program.so"
+  done
   libraries_of "$folder/bin" | while read -r library; do
     cp -L -- "$library" "$folder/lib/"
   done
   find "$folder/bin" "$folder/lib" -size +1M -exec xz -T0 -1 {} +
-  cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" "$folder/"
+  cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
+    "$repo/tests/fault/auto_fault.sh" "$folder/"
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib
   mib=$(du -sm -- "$folder" | cut -f1)

@@ -20,6 +20,8 @@ Parts (each takes less than ten minutes, unless stated otherwise):
   fault   ranks that are killed at each stage (2 GPUs)
   staged  the hierarchical backend on GPUs: tests and killed ranks on 2 and 4 GPUs (two ranks share a single one), the
           choice of auto, and its speed in turn with NCCL's without P2P. Six minutes for each number of GPUs
+  auto    train_mlp with --backend=auto where NCCL has a planted fault (2 and 4 GPUs): the backend that is chosen, what is
+          said about the fault, and the result of the training
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
   train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
   cnn     train_cnn: speed in TF32 and fp16; losses compared with PyTorch's, if it is installed; with --data accuracy in
@@ -45,7 +47,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,staged,ddp,train,cnn,graph,graphspeed,bench
+parts=unit,device,nccl,fault,staged,auto,ddp,train,cnn,graph,graphspeed,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 share=1
 results=()
@@ -180,6 +182,21 @@ staged_speed() {
         NCCL_P2P_DISABLE=1 trainer train_cnn 60 "staged-${model%:*}-$n-$backend-$round" "$n" --model="${model%:*}" \
           "${speed[@]}" --steps="${model#*:}" --backend="$backend"
       done
+    done
+  done
+}
+
+# A library in NCCL's place hands its calls on to NCCL, and misbehaves as it is told.
+part_auto() {
+  local n fault
+  for n in 2 4; do
+    if ((n > gpus)); then
+      skip "auto-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    for fault in reference $(bash "$here/auto_fault.sh" list); do
+      FAULTY_NCCL_BEHIND=${DDP_NCCL_LIBRARY-libnccl.so.2} step 150 "auto-$n-$fault" bash "$here/auto_fault.sh" "$fault" "$n" \
+        "$here/bin" "$out/auto-reference-$n.json"
     done
   done
 }
@@ -547,7 +564,7 @@ main() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
   fi
   local part
-  for part in unit device nccl fault staged ddp train cnn graph graphspeed bench; do
+  for part in unit device nccl fault staged auto ddp train cnn graph graphspeed bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -22,7 +22,7 @@ function(ddp_slots out busy)
 endfunction()
 
 set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
-                         "DDP_LOG_LEVEL=error")
+                         "DDP_LOG_LEVEL=error" "DDP_STAGED_LIMITS=fixed")
 # Under sanitizers everything takes several times longer.
 if(DDP_SANITIZE)
   set(DDP_TEST_TIMEOUT 400)

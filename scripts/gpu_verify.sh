@@ -154,7 +154,11 @@ part_staged() {
     ((n > gpus)) || step 150 "staged-$n-threads" "$here/bin/gpu_nccl_test" "~[nccl]"
     staged_test "$n" gpu_nccl_test "~[nccl]"
     staged_test "$n" gpu_ddp_test "~[nccl]"
-    unset DDP_TEST_BACKEND
+    # Everything by the copy engines.
+    export DDP_STAGED_LIMITS=copies=0,chunk=64K
+    staged_test "$n" gpu_nccl_test "~[nccl]"
+    staged_test "$n" gpu_ddp_test "~[nccl]"
+    unset DDP_TEST_BACKEND DDP_STAGED_LIMITS
     ((n > gpus)) || staged_test "$n" gpu_probe_test
     ((n > gpus)) || staged_speed "$n"
   done
@@ -165,7 +169,8 @@ part_staged() {
 staged_test() {
   local n=$1 program=$2
   shift 2
-  step 150 "staged-$n-$program" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/$program" "$@"
+  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}" mpirun -n "$n" --bind-to none --oversubscribe \
+    --timeout 140 "$here/bin/$program" "$@"
 }
 
 # The hierarchical backend and NCCL without P2P, in turn: all-reduces, and the steps of models.

@@ -71,6 +71,7 @@ constexpr EnvInfo kTable[] = {
     {Env::kNcclIbDisable, "NCCL_IB_DISABLE", ""},
     {Env::kNcclDebug, "NCCL_DEBUG", ""},
     {Env::kNcclMultiRankGpu, "NCCL_MULTI_RANK_GPU_ENABLE", ""},
+    {Env::kStagedLimits, "DDP_STAGED_LIMITS", "measure"},
 };
 
 }  // namespace

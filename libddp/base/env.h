@@ -72,6 +72,7 @@ enum class Env {
   kNcclIbDisable,          // NCCL_IB_DISABLE
   kNcclDebug,              // NCCL_DEBUG
   kNcclMultiRankGpu,       // NCCL_MULTI_RANK_GPU_ENABLE
+  kStagedLimits,           // DDP_STAGED_LIMITS
 };
 
 struct EnvInfo {

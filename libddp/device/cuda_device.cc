@@ -303,6 +303,9 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override {
     return ToStatus(cuda::LaunchExchange(exchange, AsStream(stream)), "the kernel for messages through host memory");
   }
+  absl::Status RunStaged(const staged::Turn& turn, void* stream) override {
+    return ToStatus(cuda::LaunchTurn(turn, AsStream(stream)), "the kernel that takes turns at host memory");
+  }
   absl::StatusOr<int> StagedBlocks() override {
     int blocks = 0;
     if (absl::Status s = ToStatus(cuda::StagedBlocks(&blocks), "loading the kernels that go through host memory");

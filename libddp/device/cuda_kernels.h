@@ -10,6 +10,7 @@
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 #include "libddp/device/staged_protocol.h"
+#include "libddp/device/staged_turn.h"
 
 namespace ddp::cuda {
 
@@ -53,6 +54,7 @@ cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cud
 // See ddp::DeviceRuntime::RunStaged. cudaErrorInvalidValue if the types do not convert.
 cudaError_t LaunchCollective(const staged::Collective& collective, cudaStream_t stream);
 cudaError_t LaunchExchange(const staged::Exchange& exchange, cudaStream_t stream);
+cudaError_t LaunchTurn(const staged::Turn& turn, cudaStream_t stream);
 // How many of their thread blocks the current device can run at once. Loads the kernels.
 cudaError_t StagedBlocks(int* blocks);
 

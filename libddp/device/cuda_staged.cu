@@ -147,6 +147,13 @@ class Block {
     StoreRelease(&counter->value, value);
   }
 
+  __device__ void Fail() {
+    if (threadIdx.x != 0) return;
+    *const_cast<volatile uint32_t*>(at_.failed) = 1;
+    *reinterpret_cast<volatile uint32_t*>(at_.ring) = 1;
+    __threadfence_system();
+  }
+
   __device__ uint64_t Load(const uint64_t* from) { return *from; }
   __device__ void Store(uint64_t* to, uint64_t value) {
     __syncthreads();  // all have loaded it
@@ -375,6 +382,11 @@ __global__ void __launch_bounds__(kThreads, 2) ExchangeKernel(const __grid_const
   staged::RunExchange(block, e, static_cast<int>(blockIdx.x));
 }
 
+__global__ void __launch_bounds__(kThreads, 2) TurnKernel(const __grid_constant__ staged::Turn t) {
+  Block<uint8_t, uint8_t> block(t.at, nullptr);
+  staged::RunTurn(block, t);
+}
+
 template <typename In, typename Out>
 cudaError_t Launch(const staged::Collective& c, cudaStream_t stream) {
   CollectiveKernel<In, Out><<<static_cast<unsigned>(staged::BlocksOf(c)), kThreads, 0, stream>>>(c);
@@ -429,10 +441,16 @@ cudaError_t LaunchExchange(const staged::Exchange& e, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t LaunchTurn(const staged::Turn& t, cudaStream_t stream) {
+  TurnKernel<<<1, 32, 0, stream>>>(t);
+  return cudaGetLastError();
+}
+
 cudaError_t StagedBlocks(int* blocks) {
   // To ask about a kernel also loads it: one that is loaded while another waits for a peer may have to wait for that.
   const void* const kernels[] = {
       Address(ExchangeKernel),
+      Address(TurnKernel),
       Address(CollectiveKernel<double, double>),
       Address(CollectiveKernel<float, float>),
       Address(CollectiveKernel<float, __half>),

@@ -19,9 +19,10 @@
 #include "libddp/device/scale_rule.h"
 
 namespace ddp {
-namespace staged {  // staged_protocol.h
+namespace staged {  // staged_protocol.h, staged_turn.h
 struct Collective;
 struct Exchange;
+struct Turn;
 }  // namespace staged
 
 // One contiguous piece of work of a kernel: `count` elements from `in` to `out`, which are the same memory, or do not
@@ -128,6 +129,7 @@ class DeviceRuntime {
   // once.
   virtual absl::Status RunStaged(const staged::Collective& collective, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::Exchange& exchange, void* stream) = 0;
+  virtual absl::Status RunStaged(const staged::Turn& turn, void* stream) = 0;
   // How many of these thread blocks the current device can run at once.
   virtual absl::StatusOr<int> StagedBlocks() = 0;
   // UpdateScale where the numbers are.

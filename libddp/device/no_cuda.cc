@@ -45,6 +45,7 @@ class NoDevices final : public DeviceRuntime {
   absl::Status Hash(absl::Span<const TransformPiece>, uint64_t*, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Collective&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Exchange&, void*) override { return NotBuilt(); }
+  absl::Status RunStaged(const staged::Turn&, void*) override { return NotBuilt(); }
   absl::StatusOr<int> StagedBlocks() override { return NotBuilt(); }
   absl::Status UpdateScale(const ScaleRule&, ScalerNumbers*, void*) override { return NotBuilt(); }
 };

@@ -119,6 +119,7 @@ enum class Move : uint8_t {
   kAllReduce,         // in two phases: each rank reduces a part of each tile
   kAllReduceOnce,     // in one: each rank reduces everything
   kAllReducePackets,  // the same, by packets; a channel has one tile
+  kAllReduceFetched,  // this rank's reduction of a chunk that copies have fetched; waits for nobody (staged_turn.h)
   kReduceScatter,
   kReduce,  // to `root`
   kAllGather,
@@ -137,6 +138,14 @@ struct Arithmetic {
   uint32_t* nonfinite = nullptr;  // null: not asked for
 };
 
+// Elements of an all-reduce for which copies have fetched what the other ranks contribute: these contributions, in rank
+// order, are `stride` bytes apart in the GPU's memory.
+struct Chunk {
+  uint64_t begin, count;
+  const char* fetched;
+  uint64_t stride;
+};
+
 struct Collective {
   Place at;
   Move move;
@@ -147,6 +156,7 @@ struct Collective {
   uint64_t part_elements;              // of one part in one tile, at most
   uint64_t count;                      // elements of the whole array
   uint64_t part_begin[kMaxRanks + 1];  // of the ranks' parts of the whole; by element. Not for all-reduces
+  Chunk chunk;                         // of kAllReduceFetched, which channels share in tiles of part_elements
   int in_size, out_size;               // bytes of an element
   Arithmetic arithmetic;
   RangeTable in, out;
@@ -205,10 +215,11 @@ DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, ui
 //   bool Wait(int n, Fn counter, uint64_t target)  until the n counters that counter(k) names (null: none) are at least
 //                                                  `target`; false if the operation has to be left
 //   void Signal(Counter*, uint64_t)                what the block has written comes before the new value
+//   void Fail()                                    the group has failed: sets its own failed word and the ring's
 //   void Copy(char* to, const char* from, uint64_t bytes, bool from_ring)
 //   void CopyChecked(...)                          the same of a result, which is checked for infinities and NaN
 //   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;
-//                                                  from[at.rank] is the only one that is not in the ring
+//                                                  from[at.rank] is the only one that others do not write
 //   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
 // And each of its threads, thread() of threads(), alone, with `n` elements from `first` on, which fit into a packet:
 //   uint64_t Gather(const RangeTable& in, uint64_t first, uint64_t n)
@@ -285,6 +296,27 @@ DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, 
   return true;
 }
 
+// This thread block's part of a chunk is reduced.
+template <typename Block>
+DDP_HOST_DEVICE void ReduceChunk(Block& block, const Collective& c, int index) {
+  if (!block.Begin()) return;
+  const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
+  const uint64_t first = static_cast<uint64_t>(index) * c.part_elements, left = c.chunk.count - first;
+  const uint64_t end = first + (left < c.part_elements ? left : c.part_elements);
+  for (uint64_t done = first, n = 0; done < end; done += n) {
+    uint64_t in_bytes = (end - done) * in_size, out_bytes = (end - done) * out_size;
+    const char* const own = Locate(c.in, (c.chunk.begin + done) * in_size, &in_bytes);
+    char* const to = Locate(c.out, (c.chunk.begin + done) * out_size, &out_bytes);
+    n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
+    const char* from[kMaxRanks];
+    for (int r = 0; r < c.at.ranks; ++r) {
+      const uint64_t place = static_cast<uint64_t>(r < c.at.rank ? r : r - 1);
+      from[r] = r == c.at.rank ? own : c.chunk.fetched + place * c.chunk.stride + done * in_size;
+    }
+    block.Reduce(from, c.at.ranks, to, nullptr, n);
+  }
+}
+
 // The parts of the result that other ranks have published.
 template <typename Block>
 DDP_HOST_DEVICE bool FetchTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
@@ -349,6 +381,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
   if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
+  if (c.move == Move::kAllReduceFetched) return ReduceChunk(block, c, index);
   if (!block.Begin()) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;

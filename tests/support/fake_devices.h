@@ -107,6 +107,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
   absl::Status RunStaged(const staged::Collective& collective, void* stream) override;
   absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override;
+  absl::Status RunStaged(const staged::Turn& turn, void* stream) override;
   absl::StatusOr<int> StagedBlocks() override;
 
  private:

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/staged_protocol.h"
+#include "libddp/device/staged_turn.h"
 #include "tests/support/fake_devices.h"
 
 namespace ddp::testing {
@@ -54,6 +55,10 @@ class HostBlock {
   }
   void Signal(staged::Counter* counter, uint64_t value) {
     std::atomic_ref<uint64_t>(counter->value).store(value, std::memory_order_release);
+  }
+  void Fail() {
+    std::atomic_ref<uint32_t>(*at_.failed).store(1);
+    std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at_.ring)).store(1);
   }
   uint64_t Load(const uint64_t* from) { return *from; }
   void Store(uint64_t* to, uint64_t value) { *to = value; }
@@ -185,12 +190,19 @@ absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* 
   status.Update(ReachTable("RunStaged", collective.in));
   status.Update(ReachTable("RunStaged", collective.out));
   status.Update(Reach("RunStaged", collective.arithmetic.nonfinite, sizeof(uint32_t)));
+  status.Update(Reach("RunStaged", collective.chunk.fetched,
+                      collective.chunk.stride * static_cast<uint64_t>(collective.at.ranks - 1)));
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), c = std::make_shared<staged::Collective>(collective)] {
-    RunBlocks(device, BlocksOf(*c), [&](int index) {
+    const auto run = [&](int index) {
       HostBlock block(c->at, &c->arithmetic);
       staged::RunCollective(block, *c, index);
-    });
+    };
+    if (c->move == staged::Move::kAllReduceFetched) {  // nobody waits
+      for (int index = 0; index < BlocksOf(*c); ++index) run(index);
+    } else {
+      RunBlocks(device, BlocksOf(*c), run);
+    }
   });
   return absl::OkStatus();
 }
@@ -205,6 +217,21 @@ absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stre
     RunBlocks(device, BlocksOf(*e), [&](int index) {
       HostBlock block(e->at, nullptr);
       staged::RunExchange(block, *e, index);
+    });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
+  absl::Status status = EnterOn("RunStaged", stream);
+  status.Update(ReachPlace("RunStaged", turn.at));
+  status.Update(Reach("RunStaged", turn.counters, staged::TurnCounterBytes(turn.at.ranks)));
+  status.Update(Reach("RunStaged", turn.counts, staged::kTurnCounts * sizeof(uint64_t)));
+  if (!status.ok()) return status;
+  Enqueue(stream, [this, device = ThreadDevice(), turn] {
+    RunBlocks(device, 1, [&](int) {
+      HostBlock block(turn.at, nullptr);
+      staged::RunTurn(block, turn);
     });
   });
   return absl::OkStatus();

@@ -32,6 +32,11 @@ inline bool Staged() {
   const char* const backend = std::getenv("DDP_TEST_BACKEND");
   return backend != nullptr && std::string(backend) == "hierarchical";
 }
+// Nothing is measured, unless a test is about that.
+inline std::string StagedLimitsOfTest() {
+  const char* const limits = std::getenv("DDP_STAGED_LIMITS");
+  return limits == nullptr ? "fixed" : limits;
+}
 inline absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGpuGroup(std::unique_ptr<ProcessGroup> control,
                                                                     const NcclGroupOptions& options,
                                                                     bool staged = Staged()) {
@@ -47,6 +52,7 @@ struct Rank {
   ProgressThread progress;
   absl::Duration timeout = absl::Seconds(60);
   std::string host = "host 0";
+  std::string staged_limits = {};
 
   Device device() const { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
   OwnedStream MakeStream() const {
@@ -60,6 +66,7 @@ struct Rank {
     options.progress = &progress;
     options.runtime = &gpus;
     options.host = host;
+    options.staged_limits = staged_limits;
     options.api = nccl.api();
     return options;
   }
@@ -89,7 +96,8 @@ struct Job {
   FakeNccl nccl;
   bool staged = Staged();
   absl::Duration timeout = absl::Seconds(60);
-  int hosts = 1;  // of as many ranks each; their GPUs have equal names
+  int hosts = 1;                                     // of as many ranks each; their GPUs have equal names
+  std::string staged_limits = StagedLimitsOfTest();  // see DeviceGroupOptions
 
   // Runs `body` on threads that are ranks; control is the CPU's group. Whoever fails says so at once.
   void RunOver(const std::function<void(Rank&, std::unique_ptr<ProcessGroup>)>& body) {
@@ -107,7 +115,8 @@ struct Job {
                     .nccl = nccl,
                     .progress = {},
                     .timeout = timeout,
-                    .host = "host " + std::to_string(r / on_host)};
+                    .host = "host " + std::to_string(r / on_host),
+                    .staged_limits = staged_limits};
           const std::unique_ptr<Rendezvous> meeting = CreateStoreRendezvous(store, r, size, "test");
           body(rank, size == 1
                          ? CreateLocalGroup(nullptr, timeout)

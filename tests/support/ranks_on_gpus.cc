@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "libddp/base/env.h"
 #include "libddp/comm/staged/staged_group.h"
 #include "tests/support/fake_devices.h"
 #include "tests/support/forwarding_group.h"
@@ -67,6 +68,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> OnGpu(Context& context) {
   options.timeout = context.world().timeout();
   options.progress = progress.get();
   options.runtime = &Gpus();
+  options.staged_limits = ReadEnv(Env::kStagedLimits).value_or("fixed");
   absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateStagedGroup(*std::move(control), options);
   if (!group.ok()) return group.status();
   return std::make_unique<GpuView>(*std::move(group), options.device, std::move(progress));

@@ -20,7 +20,10 @@ using staged::Move;
 constexpr absl::StatusCode kAborted = absl::StatusCode::kAborted;
 
 struct StagedJob : Job {
-  explicit StagedJob(int ranks) : Job(ranks) { staged = true; }
+  explicit StagedJob(int ranks, const std::string& limits = "fixed") : Job(ranks) {
+    staged = true;
+    staged_limits = limits;
+  }
 };
 
 // --- the plan -------------------------------------------------------------------------------------------------------
@@ -52,7 +55,9 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             c.out_size = size == 2 ? 4 : size;
             for (int r = 0; r <= ranks; ++r) c.part_begin[r] = each * static_cast<uint64_t>(r);
             const uint64_t bytes = c.count * static_cast<uint64_t>(size);
-            if (move == Move::kAllReducePackets && AllReduceMove(ranks, blocks, bytes) != move) continue;
+            if (move == Move::kAllReducePackets &&
+                AllReduceMove(StagedLimits::For(ranks), ranks, blocks, bytes) != move)
+              continue;
             PlanTiles(blocks, &c);
             INFO("move " << static_cast<int>(move) << ", " << ranks << " ranks, " << size << " bytes, " << each
                          << " each, " << blocks << " blocks");
@@ -131,9 +136,13 @@ void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size_t coun
              std::string(Name(out)), ", ", count, " elements in ", pieces, " pieces");
 }
 
+// Everything by the copy engines, in chunks so small that each lane's slots are used again and again.
+constexpr char kCopies[] = "copies=0,chunk=4K";
+
 TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
-  for (const int size : {2, 3, 4}) {
-    StagedJob job(size);
+  for (const auto& [size, limits] : {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(4, "fixed"),
+                                     std::pair(2, kCopies), std::pair(3, kCopies)}) {
+    StagedJob job(size, limits);
     job.Run([](Rank& rank, ProcessGroup& group) {
       for (const DType in : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
         for (const DType out : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -263,8 +272,9 @@ TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
 
 // So large that every ring goes round several times.
 TEST_CASE("large arrays go round the rings, in every operation") {
-  for (const int size : {2, 3}) {
-    StagedJob job(size);
+  for (const auto& [size, limits] : {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(2, "copies=1M,chunk=64K"),
+                                     std::pair(3, "copies=1M,chunk=256K")}) {
+    StagedJob job(size, limits);
     job.gpus.staged_blocks = [](int) { return 16; };
     job.Run([](Rank& rank, ProcessGroup& group) {
       const size_t n = static_cast<size_t>(rank.size), part = 700'001, me = static_cast<size_t>(rank.rank);
@@ -314,8 +324,9 @@ TEST_CASE("large arrays go round the rings, in every operation") {
 // --- failures -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("Abort releases whoever waits, and the device knows it first") {
-  for (const int aborter : {0, 1}) {
-    StagedJob job(2);
+  for (const auto& [aborter, limits] :
+       {std::pair(0, "fixed"), std::pair(1, "fixed"), std::pair(0, kCopies), std::pair(1, kCopies)}) {
+    StagedJob job(2, limits);
     std::atomic<bool> waiting{false};
     std::atomic<int> met{0};
     job.Run([&](Rank& rank, ProcessGroup& group) {
@@ -349,7 +360,8 @@ TEST_CASE("Abort releases whoever waits, and the device knows it first") {
 }
 
 TEST_CASE("a group that is destroyed in the middle of an operation ends it") {
-  StagedJob job(2);
+  const bool copies = GENERATE(false, true);
+  StagedJob job(2, copies ? kCopies : "fixed");
   Work work;
   std::shared_ptr<void> memory;
   job.Run([&](Rank& rank, ProcessGroup& group) {
@@ -365,7 +377,8 @@ TEST_CASE("a group that is destroyed in the middle of an operation ends it") {
 }
 
 TEST_CASE("a rank that is gone is named, and its peers' GPUs come free") {
-  StagedJob job(3);
+  const bool copies = GENERATE(false, true);
+  StagedJob job(3, copies ? kCopies : "fixed");
   job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
     Array a(rank, *group, DType::kFloat32, 1 << 18, false);

@@ -28,7 +28,8 @@ struct DeviceGroupOptions {
   ContextObserver* observer = nullptr;             // outlives the group; may be null
   ProgressThread* progress = nullptr;
   DeviceRuntime* runtime = &Devices();
-  std::string host = HostId();  // equal on the ranks of one host
+  std::string host = HostId();     // equal on the ranks of one host
+  std::string staged_limits = {};  // as DDP_STAGED_LIMITS, whose place it takes; empty: that variable
 };
 
 // What a backend brings to its groups.

@@ -5,7 +5,6 @@
 
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/range_list.h"
-#include "libddp/comm/staged/staged_plan.h"
 #include "libddp/device/buffer_ops.h"
 
 namespace ddp {
@@ -14,10 +13,10 @@ namespace {
 using Kind = OperationKey::Kind;
 using staged::Move;
 
-Move MoveOf(const CheckedCall& call, int ranks, int blocks) {
+Move MoveOf(const CheckedCall& call, const StagedLimits& limits, int ranks, int blocks) {
   switch (call.key.kind) {
     case Kind::kAllReduce:
-      return AllReduceMove(ranks, blocks, call.count * SizeOf(call.key.in));
+      return AllReduceMove(limits, ranks, blocks, call.count * SizeOf(call.key.in));
     case Kind::kReduceScatter:
       return Move::kReduceScatter;
     case Kind::kReduce:
@@ -86,7 +85,9 @@ class StagedMoves::Side {
 
 // What is still to run would look at the ring.
 StagedMoves::~StagedMoves() {
-  if (engine_.MayStillRun()) KeepForever(ring_);
+  if (!engine_.MayStillRun()) return;
+  KeepForever(ring_);
+  KeepForever(copies_);
 }
 
 absl::Status StagedMoves::Enqueue(const CheckedCall& call, void* stream) {
@@ -131,7 +132,7 @@ absl::Status StagedMoves::Barrier(void* stream) {
 staged::Collective StagedMoves::Prepare(const CheckedCall& call) const {
   staged::Collective c = {};
   c.at = at_;
-  c.move = MoveOf(call, at_.ranks, blocks_);
+  c.move = MoveOf(call, limits_, at_.ranks, blocks_);
   c.root = call.key.root;
   c.in_size = static_cast<int>(SizeOf(call.key.in));
   c.out_size = static_cast<int>(SizeOf(call.key.out));
@@ -158,7 +159,11 @@ absl::Status StagedMoves::Collect(const CheckedCall& call, void* stream) {
   if (receives) {
     if (absl::Status s = out.Fill(false, &c.out); !s.ok()) return s;
   }
-  if (absl::Status s = runtime_.RunStaged(c, stream); !s.ok()) return s;
+  const bool copies = c.move == Move::kAllReduceFetched;
+  const uint64_t size = static_cast<uint64_t>(c.in_size);
+  const absl::Status run =
+      copies ? copies_->AllReduce(c, ChunkOf(limits_, c.count * size) / size, stream) : runtime_.RunStaged(c, stream);
+  if (!run.ok()) return run;
   return out.StoreResult();
 }
 

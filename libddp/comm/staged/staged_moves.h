@@ -1,5 +1,5 @@
 // What the operations of a GPU's group of the hierarchical backend enqueue: one kernel each, which moves the data
-// through host memory.
+// through host memory, or for large all-reduces what StagedCopies does.
 #ifndef LIBDDP_COMM_STAGED_STAGED_MOVES_H_
 #define LIBDDP_COMM_STAGED_STAGED_MOVES_H_
 
@@ -13,6 +13,8 @@
 #include "absl/types/span.h"
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_moves.h"
+#include "libddp/comm/staged/staged_copies.h"
+#include "libddp/comm/staged/staged_plan.h"
 #include "libddp/comm/staged/staging_ring.h"
 #include "libddp/device/staged_protocol.h"
 
@@ -23,14 +25,18 @@ namespace ddp {
 // into ranges and operations. The ranks need not cut theirs alike.
 class StagedMoves final : public DeviceMoves {
  public:
-  // `control` and `engine` outlive this. blocks: see PlanTiles; equal on all ranks.
-  StagedMoves(std::shared_ptr<StagingRing> ring, ProcessGroup& control, const DeviceEngine& engine, int blocks)
+  // `control` and `engine` outlive this. blocks: see PlanTiles; equal on all ranks, as `limits`. copies: null if these
+  // use none.
+  StagedMoves(std::shared_ptr<StagingRing> ring, std::shared_ptr<StagedCopies> copies, ProcessGroup& control,
+              const DeviceEngine& engine, int blocks, const StagedLimits& limits)
       : ring_(std::move(ring)),
+        copies_(std::move(copies)),
         control_(control),
         engine_(engine),
         runtime_(engine.runtime()),
         at_(ring_->PlaceOf(engine.words())),
-        blocks_(blocks) {}
+        blocks_(blocks),
+        limits_(limits) {}
   ~StagedMoves() override;
 
   absl::string_view backend() const override { return "hierarchical"; }
@@ -60,11 +66,13 @@ class StagedMoves final : public DeviceMoves {
   size_t ranks() const { return static_cast<size_t>(at_.ranks); }
 
   std::shared_ptr<StagingRing> ring_;
+  std::shared_ptr<StagedCopies> copies_;
   ProcessGroup& control_;
   const DeviceEngine& engine_;
   DeviceRuntime& runtime_;
   const staged::Place at_;
   const int blocks_;
+  const StagedLimits limits_;
 };
 
 }  // namespace ddp

@@ -1,7 +1,13 @@
 #include "libddp/comm/staged/staged_plan.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "libddp/base/round.h"
 
 namespace ddp {
@@ -32,14 +38,67 @@ void PlanPackets(int blocks, staged::Collective* c) {
 
 }  // namespace
 
-Move AllReduceMove(int ranks, int blocks, uint64_t bytes) {
+StagedLimits StagedLimits::For(int ranks) {
+  StagedLimits limits;
+  limits.packets = kMostInPackets / static_cast<uint64_t>(std::max(ranks - 1, 1));
+  limits.once = ranks == 2 ? kNever : 0;
+  limits.copies = ranks == 2 ? 8 << 20 : kNever;
+  limits.least_chunk = 1 << 20;
+  limits.chunk = 4 << 20;
+  return limits;
+}
+
+absl::Status StagedLimits::Parse(absl::string_view text) {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DDP_STAGED_LIMITS is '", text, "', where ", what,
+                     "; it must be measure, fixed, or like packets=64K,once=0,copies=8M,chunk=4M or copies=never"));
+  };
+  for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    if (part == "fixed" || part == "measure") continue;
+    const std::vector<absl::string_view> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    uint64_t* const limit = sides[0] == "packets"  ? &packets
+                            : sides[0] == "once"   ? &once
+                            : sides[0] == "copies" ? &copies
+                            : sides[0] == "chunk"  ? &chunk
+                                                   : nullptr;
+    if (limit == nullptr || sides.size() != 2) return wrong(absl::StrCat("'", part, "' names no limit"));
+    if (limit != &chunk && sides[1] == "never") {
+      *limit = limit == &copies ? kNever : 0;
+      continue;
+    }
+    absl::string_view digits = sides[1];
+    const int shift = absl::EndsWith(digits, "K") ? 10 : absl::EndsWith(digits, "M") ? 20 : 0;
+    if (shift > 0) digits.remove_suffix(1);
+    uint32_t number = 0;
+    if (!absl::SimpleAtoi(digits, &number)) return wrong(absl::StrCat("'", sides[1], "' is no size"));
+    *limit = static_cast<uint64_t>(number) << shift;
+    if (limit != &chunk) continue;
+    if (chunk < 4096 || chunk % 4096 != 0 || chunk > 1 << 30)
+      return wrong("the chunk is no multiple of 4K up to 1024M");
+    least_chunk = chunk;
+  }
+  return absl::OkStatus();
+}
+
+Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes) {
   const uint64_t fit = static_cast<uint64_t>(MostChannels(blocks)) * staged::kPackets * staged::kPacketBytes;
-  if (bytes <= fit && bytes * static_cast<uint64_t>(ranks - 1) <= kMostInPackets) return Move::kAllReducePackets;
-  return ranks == 2 ? Move::kAllReduceOnce : Move::kAllReduce;
+  if (bytes >= limits.copies && ranks > 1) return Move::kAllReduceFetched;
+  if (bytes <= fit && bytes <= limits.packets) return Move::kAllReducePackets;
+  return bytes <= limits.once ? Move::kAllReduceOnce : Move::kAllReduce;
+}
+
+uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes) {
+  constexpr double kBytesInTheCostOfOne = 256 << 10;
+  uint64_t chunk = limits.least_chunk;
+  const auto square = [](uint64_t n) { return static_cast<double>(n) * static_cast<double>(n); };
+  while (chunk < limits.chunk && square(chunk) < static_cast<double>(bytes) * kBytesInTheCostOfOne) chunk *= 2;
+  return std::min(chunk, limits.chunk);
 }
 
 void PlanTiles(int blocks, staged::Collective* c) {
   if (c->move == Move::kAllReducePackets) return PlanPackets(blocks, c);
+  if (c->move == Move::kAllReduceFetched) return;  // in chunks
   const uint64_t in_size = static_cast<uint64_t>(c->in_size), out_size = static_cast<uint64_t>(c->out_size);
   const uint64_t ranks = static_cast<uint64_t>(c->at.ranks);
   const uint64_t parts = HasParts(c->move) ? ranks : 1;

@@ -1,19 +1,43 @@
-// How an operation through host memory is cut: into tiles, over how many channels, in one phase or two. Pure functions,
-// equal on all ranks for equal arguments.
+// How an operation through host memory is done and cut: by packets, kernels or the copy engines, in one phase or two,
+// into tiles, over how many channels. Pure functions, equal on all ranks for equal arguments.
 #ifndef LIBDDP_COMM_STAGED_STAGED_PLAN_H_
 #define LIBDDP_COMM_STAGED_STAGED_PLAN_H_
 
 #include <cstdint>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp {
+
+// Where one way of an all-reduce gives place to another, in bytes of its input. Equal on all ranks of a group.
+struct StagedLimits {
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  uint64_t packets = 0;      // by packets up to this size
+  uint64_t once = kNever;    // in one phase up to this size, above in two
+  uint64_t copies = kNever;  // by the copy engines from this size on
+  uint64_t least_chunk = 0;  // that the copy engines move at a time: a power of two times the least,
+  uint64_t chunk = 4096;     // but at most this, for which they have memory. Multiples of 4096
+  bool operator==(const StagedLimits&) const = default;
+
+  // What holds for so many ranks where nobody has measured.
+  static StagedLimits For(int ranks);
+  // Changes what `text` names, as DDP_STAGED_LIMITS has it: "packets=64K,once=0,copies=8M,chunk=4M"; all chunks are
+  // then as large. "fixed" and "measure" change nothing. InvalidArgument if it cannot be understood.
+  absl::Status Parse(absl::string_view text);
+};
 
 // The way of an all-reduce of `bytes` of input over `ranks`. In one phase every rank reads everybody's whole input: it
 // is done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: of more than two ranks what is larger is
 // done sooner so. By packets what is small is done soonest: they are twice as many bytes, but there is no other wait.
 // `blocks`: as below.
-staged::Move AllReduceMove(int ranks, int blocks, uint64_t bytes);
+staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes);
+
+// Bytes of a chunk of an all-reduce by the copy engines. Every chunk costs some microseconds, and before the first and
+// after the last one way of the bus is idle: so chunks grow with the array, but less than it.
+uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes);
 
 // Fills in channels, split, tiles and part_elements of `collective`, whose move, ranks, count, part_begin and element
 // sizes are set. `blocks`: thread blocks that each rank can run at once.

@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/log.h"
+#include "libddp/base/memory_room.h"
+#include "libddp/base/numa.h"
 #include "libddp/base/round.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/memory/share_segment.h"
@@ -54,21 +57,54 @@ class RegisteredMemory {
   const std::shared_ptr<void> registered_;
 };
 
+constexpr size_t kPage = 4096;
+
+uint64_t BesideBegin(int ranks) { return RoundUp(staged::RingBytes(ranks), kPage); }
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(ProcessGroup& control, DeviceRuntime& runtime,
-                                                                 Device device) {
+                                                                 Device device, int node, Beside beside) {
   std::vector<int> ranks(static_cast<size_t>(control.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   std::shared_ptr<StagingRing> ring(new StagingRing);
   ring->rank_ = control.rank();
   ring->size_ = control.size();
-  absl::StatusOr<std::shared_ptr<SharedSegment>> memory =
-      ShareSegment(ControlShare(control.rank(), ranks, staged::RingBytes(control.size())), ExchangeOver(control));
+  SegmentShare share = ControlShare(ring->rank_, ranks, 0);
+  share.bytes = BesideBegin(ring->size_) + beside.common + static_cast<uint64_t>(ring->size_) * beside.each;
+  share.ready = CheckRoom({MemoryRoom::For(share.bytes)}, share.bytes);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> memory = ShareSegment(share, ExchangeOver(control));
   if (!memory.ok()) return memory.status();
   ring->memory_ = *std::move(memory);
+  if (absl::Status s = Agree(control, ring->Reserve(node, beside)); !s.ok()) return s;
   if (absl::Status s = Agree(control, ring->Register(runtime, device)); !s.ok()) return s;
   return ring;
+}
+
+// What a rank's GPU writes lies near it, and the rest near rank 0's.
+absl::Status StagingRing::Reserve(int node, Beside beside) {
+  const auto take = [&](size_t begin, size_t end) {
+    if (node >= 0) {
+      const absl::Status near = PreferNode(memory_->data() + begin, end - begin, node);
+      if (!near.ok()) Log().debug("rank {}: {}", rank_, std::string(near.message()));
+    }
+    return memory_->Reserve(begin, end - begin);
+  };
+  const staged::Place place = {rank_, size_, memory_->data(), nullptr, nullptr};
+  const auto slots_of = [&](int rank) {
+    return RoundUp(static_cast<size_t>(SlotOf(place, 0, rank, 0, 0) - memory_->data()), kPage);
+  };
+  const size_t each_begin = BesideBegin(size_) + beside.common;
+  absl::Status status = take(slots_of(rank_), slots_of(rank_ + 1));
+  if (rank_ == 0) {
+    status.Update(take(0, slots_of(0)));
+    status.Update(take(slots_of(size_), each_begin));
+  }
+  if (beside.each > 0) {
+    const size_t mine = each_begin + static_cast<size_t>(rank_) * beside.each;
+    status.Update(take(mine, mine + beside.each));
+  }
+  return status;
 }
 
 absl::Status StagingRing::Register(DeviceRuntime& runtime, Device device) {
@@ -93,6 +129,8 @@ absl::Status StagingRing::Register(DeviceRuntime& runtime, Device device) {
 staged::Place StagingRing::PlaceOf(uint32_t* failed) const {
   return {rank_, size_, static_cast<char*>(registered_.get()), static_cast<uint64_t*>(counts_.get()), failed};
 }
+
+char* StagingRing::beside() const { return static_cast<char*>(registered_.get()) + BesideBegin(size_); }
 
 void StagingRing::Abort() { std::atomic_ref<uint32_t>(*abort_word()).store(1, std::memory_order_seq_cst); }
 bool StagingRing::aborted() const {

@@ -14,17 +14,28 @@
 
 namespace ddp {
 
-// One rank's view of it: shared memory that its GPU reads and writes, and its own counts in the GPU's memory. Only
-// kernels move data here. Thread-safe.
+// One rank's view of it: shared memory that its GPU reads and writes, and its own counts in the GPU's memory. Kernels
+// move data in the ring, copy engines in what is beside it (StagedCopies). Thread-safe.
 class StagingRing {
  public:
+  // Bytes of the same memory that are not the ring's: of all ranks in common, then of each. Multiples of 4096.
+  struct Beside {
+    uint64_t common = 0, each = 0;
+  };
   // Collective over `control`; if a rank fails, all do. ResourceExhausted if there is too little shared memory, or it
   // cannot be registered.
+  // `node`: the NUMA node of this rank's GPU; -1: unknown.
   static absl::StatusOr<std::shared_ptr<StagingRing>> Create(ProcessGroup& control, DeviceRuntime& runtime,
-                                                             Device device);
+                                                             Device device, int node, Beside beside);
+
+  int size() const { return size_; }
+  size_t bytes() const { return memory_->bytes(); }
 
   // For this rank's kernels. `failed`: see staged::Place.
   staged::Place PlaceOf(uint32_t* failed) const;
+
+  // The address that the GPU uses; a multiple of 4096.
+  char* beside() const;
 
   // Tells the kernels of all ranks to leave. What has failed stays so: nothing of it is used again.
   void Abort();
@@ -32,6 +43,7 @@ class StagingRing {
 
  private:
   StagingRing() = default;
+  absl::Status Reserve(int node, Beside beside);
   absl::Status Register(DeviceRuntime& runtime, Device device);
   uint32_t* abort_word() const { return reinterpret_cast<uint32_t*>(memory_->data()); }
 

@@ -1,0 +1,214 @@
+#include "libddp/comm/staged/staged_calibration.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "libddp/base/log.h"
+#include "libddp/comm/base/exchange.h"
+
+namespace ddp {
+namespace {
+
+using staged::Move;
+
+constexpr uint64_t kLargest = 16 << 20;
+constexpr uint64_t kSmall = 1 << 20;
+constexpr int kRepeats = 3, kRepeatsOfSmall = 10;
+
+// One comparison, at one size. Every rank makes the same ones in the same order.
+struct Trial {
+  Move below, above;
+  uint64_t bytes;
+};
+
+std::vector<Trial> TrialsFor(int ranks, const StagedLimits& limits, bool copies) {
+  std::vector<Trial> trials;
+  const Move kernels = limits.once == StagedLimits::kNever ? Move::kAllReduceOnce : Move::kAllReduce;
+  for (const uint64_t bytes : {8 << 10, 16 << 10, 32 << 10, 64 << 10}) {
+    trials.push_back({Move::kAllReducePackets, kernels, bytes});
+  }
+  if (ranks > 2) {
+    for (const uint64_t bytes : {128 << 10, 512 << 10}) {
+      trials.push_back({Move::kAllReduceOnce, Move::kAllReduce, bytes});
+    }
+  }
+  if (copies) {
+    for (const uint64_t bytes : {2 << 20, 4 << 20, 8 << 20, 16 << 20}) {
+      trials.push_back({kernels, Move::kAllReduceFetched, bytes});
+    }
+  }
+  return trials;
+}
+
+// Runs all-reduces of this rank's on a stream of its own.
+class Stopwatch {
+ public:
+  Stopwatch(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring, StagedCopies* copies,
+            int blocks, const StagedLimits& limits)
+      : control_(control),
+        options_(options),
+        runtime_(*options.runtime),
+        ring_(ring),
+        copies_(copies),
+        blocks_(blocks),
+        limits_(limits) {}
+
+  absl::Status Prepare() {
+    absl::StatusOr<std::shared_ptr<void>> words = runtime_.AllocatePinned(sizeof(uint32_t));
+    if (!words.ok()) return words.status();
+    words_ = *std::move(words);
+    absl::StatusOr<std::shared_ptr<void>> data = runtime_.Allocate(options_.device, kLargest);
+    if (!data.ok()) return data.status();
+    data_ = *std::move(data);
+    absl::StatusOr<OwnedStream> stream = MakeStream(runtime_);
+    if (!stream.ok()) return stream.status();
+    stream_ = *std::move(stream);
+    for (OwnedEvent* event : {&begin_, &end_}) {
+      absl::StatusOr<OwnedEvent> made = MakeEvent(runtime_, /*timed=*/true);
+      if (!made.ok()) return made.status();
+      *event = *std::move(made);
+    }
+    return absl::OkStatus();
+  }
+
+  // Microseconds of one; the first is not counted.
+  absl::StatusOr<double> TimeOf(Move move, uint64_t bytes) {
+    const int repeats = bytes < kSmall ? kRepeatsOfSmall : kRepeats;
+    absl::Status status = Enqueue(move, bytes);
+    status.Update(runtime_.Record(begin_.get(), stream_.get()));
+    for (int k = 0; k < repeats; ++k) status.Update(Enqueue(move, bytes));
+    status.Update(runtime_.Record(end_.get(), stream_.get()));
+    status.Update(Await());
+    if (!status.ok()) {
+      ring_.Abort();
+      return status;
+    }
+    absl::StatusOr<double> us = runtime_.ElapsedUs(begin_.get(), end_.get());
+    return us.ok() ? *us / repeats : us;
+  }
+
+ private:
+  absl::Status Enqueue(Move move, uint64_t bytes) {
+    staged::Collective c = {};
+    c.at = ring_.PlaceOf(static_cast<uint32_t*>(words_.get()));
+    c.move = move;
+    c.in_size = c.out_size = sizeof(float);
+    c.count = bytes / sizeof(float);
+    c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kFloat32);
+    c.in = c.out = {{static_cast<char*>(data_.get())}, {bytes}, 1};
+    PlanTiles(blocks_, &c);
+    if (move != Move::kAllReduceFetched) return runtime_.RunStaged(c, stream_.get());
+    return copies_->AllReduce(c, ChunkOf(limits_, bytes) / sizeof(float), stream_.get());
+  }
+
+  absl::Status Await() {
+    const absl::Time until = absl::Now() + options_.timeout;
+    while (true) {
+      absl::StatusOr<bool> finished = runtime_.Finished(end_.get());
+      if (!finished.ok()) return finished.status();
+      if (*finished) return absl::OkStatus();
+      if (absl::Status s = control_.status(); !s.ok()) return s;
+      if (absl::Now() >= until) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("GPU ", options_.device.index, " did not end its first all-reduces through host memory in ",
+                         absl::FormatDuration(options_.timeout), ": does another program keep a GPU busy?"));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+  ProcessGroup& control_;
+  const DeviceGroupOptions& options_;
+  DeviceRuntime& runtime_;
+  StagingRing& ring_;
+  StagedCopies* const copies_;
+  const int blocks_;
+  const StagedLimits limits_;
+  std::shared_ptr<void> words_, data_;
+  OwnedStream stream_;
+  OwnedEvent begin_, end_;
+};
+
+// What one rank has measured.
+struct Timings {
+  std::array<double, 16> below_us = {}, above_us = {};
+};
+
+absl::StatusOr<Timings> Measure(Stopwatch& stopwatch, const std::vector<Trial>& trials) {
+  Timings timings;
+  for (size_t k = 0; k < trials.size(); ++k) {
+    absl::StatusOr<double> below = stopwatch.TimeOf(trials[k].below, trials[k].bytes);
+    if (!below.ok()) return below.status();
+    absl::StatusOr<double> above = stopwatch.TimeOf(trials[k].above, trials[k].bytes);
+    if (!above.ok()) return above.status();
+    timings.below_us[k] = *below;
+    timings.above_us[k] = *above;
+  }
+  return timings;
+}
+
+// The slowest rank's times count.
+void SetLimits(const std::vector<Trial>& trials, const std::vector<Timings>& ranks, StagedLimits* limits) {
+  std::vector<StagedTiming> packets, once, copies;
+  for (size_t k = 0; k < trials.size(); ++k) {
+    StagedTiming timing = {trials[k].bytes, 0, 0};
+    for (const Timings& rank : ranks) {
+      timing.below_us = std::max(timing.below_us, rank.below_us[k]);
+      timing.above_us = std::max(timing.above_us, rank.above_us[k]);
+    }
+    const bool fetched = trials[k].above == Move::kAllReduceFetched;
+    (trials[k].below == Move::kAllReducePackets ? packets : fetched ? copies : once).push_back(timing);
+  }
+  const auto up_to = [](absl::Span<const StagedTiming> timings) {
+    const uint64_t from = FasterFrom(timings);
+    return from == StagedLimits::kNever ? timings.back().bytes : from - 1;
+  };
+  limits->packets = up_to(packets);
+  if (!once.empty()) limits->once = up_to(once);
+  if (!copies.empty()) limits->copies = FasterFrom(copies);
+}
+
+}  // namespace
+
+uint64_t FasterFrom(absl::Span<const StagedTiming> timings) {
+  uint64_t from = StagedLimits::kNever;
+  for (auto timing = timings.rbegin(); timing != timings.rend() && timing->above_us < timing->below_us; ++timing) {
+    from = timing->bytes;
+  }
+  return from;
+}
+
+absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring,
+                             StagedCopies* copies, int blocks, StagedLimits* limits) {
+  const absl::Time begin = absl::Now();
+  const DeviceGuard guard(*options.runtime, options.device);
+  Stopwatch stopwatch(control, options, ring, copies, blocks, *limits);
+  absl::Status ready = guard.status();
+  if (ready.ok()) ready = stopwatch.Prepare();
+  if (absl::Status s = Agree(control, ready); !s.ok()) return s;
+  const std::vector<Trial> trials = TrialsFor(control.size(), *limits, copies != nullptr);
+  absl::StatusOr<Timings> mine = Measure(stopwatch, trials);
+  if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;
+  absl::StatusOr<std::vector<Timings>> all = Exchange(control, *mine);
+  if (!all.ok()) return all.status();
+  SetLimits(trials, *all, limits);
+  for (size_t k = 0; k < trials.size(); ++k) {
+    Log().debug("rank {}: {} bytes through host memory: {:.1f} us by way {}, {:.1f} us by way {}", control.rank(),
+                trials[k].bytes, mine->below_us[k], static_cast<int>(trials[k].below), mine->above_us[k],
+                static_cast<int>(trials[k].above));
+  }
+  Log().info(
+      "rank {}: all-reduces go by packets up to {} bytes{}; measured in {:.0f} ms", control.rank(), limits->packets,
+      limits->copies == StagedLimits::kNever ? std::string(", and none by copy engines")
+                                             : absl::StrCat(", by copy engines from ", limits->copies, " bytes on"),
+      absl::ToDoubleMilliseconds(absl::Now() - begin));
+  return absl::OkStatus();
+}
+
+}  // namespace ddp

@@ -31,6 +31,7 @@ constexpr EnvInfo kTable[] = {
     {Env::kFlightRecorder, "DDP_FLIGHT_RECORDER", ""},
     {Env::kTrace, "DDP_TRACE", ""},
     {Env::kCheckReplicas, "DDP_CHECK_REPLICAS", "0"},
+    {Env::kStagedLimits, "DDP_STAGED_LIMITS", "measure"},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", ""},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", ""},
     {Env::kOmpiLocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", ""},
@@ -71,7 +72,6 @@ constexpr EnvInfo kTable[] = {
     {Env::kNcclIbDisable, "NCCL_IB_DISABLE", ""},
     {Env::kNcclDebug, "NCCL_DEBUG", ""},
     {Env::kNcclMultiRankGpu, "NCCL_MULTI_RANK_GPU_ENABLE", ""},
-    {Env::kStagedLimits, "DDP_STAGED_LIMITS", "measure"},
 };
 
 }  // namespace

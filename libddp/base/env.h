@@ -32,6 +32,7 @@ enum class Env {
   kFlightRecorder,         // DDP_FLIGHT_RECORDER
   kTrace,                  // DDP_TRACE
   kCheckReplicas,          // DDP_CHECK_REPLICAS
+  kStagedLimits,           // DDP_STAGED_LIMITS
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK
@@ -72,7 +73,6 @@ enum class Env {
   kNcclIbDisable,          // NCCL_IB_DISABLE
   kNcclDebug,              // NCCL_DEBUG
   kNcclMultiRankGpu,       // NCCL_MULTI_RANK_GPU_ENABLE
-  kStagedLimits,           // DDP_STAGED_LIMITS
 };
 
 struct EnvInfo {

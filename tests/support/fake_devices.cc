@@ -314,8 +314,10 @@ absl::Status FakeDevices::FreeOnStream(void* data, void* stream) {
 // As CUDA does, with memory of the host's that is not registered the call returns when that has been read or written.
 absl::Status FakeDevices::Copy(void* to, const void* from, size_t bytes, void* stream) {
   if (absl::Status s = EnterOn("Copy", stream); !s.ok()) return s;
-  const bool reaches_to = MemoryMap::Get().DeviceOf(to, bytes) != kNowhere;
-  const bool reaches_from = MemoryMap::Get().DeviceOf(from, bytes) != kNowhere;
+  const auto reaches = [&](const void* data) {
+    return host_memory_is_theirs || MemoryMap::Get().DeviceOf(data, bytes) != kNowhere;
+  };
+  const bool reaches_to = reaches(to), reaches_from = reaches(from);
   if (bytes == 0) return absl::OkStatus();
   if (reaches_to && reaches_from) {
     Enqueue(stream, [=] { std::memcpy(to, from, bytes); });

@@ -24,13 +24,13 @@ TEST_CASE("limits are read as they are meant") {
   CHECK(limits.Parse("fixed").ok());
   CHECK(limits.Parse("measure").ok());
   CHECK(limits == StagedLimits::For(2));
-  REQUIRE(limits.Parse("packets=3,once=64K,copies=2M,chunk=512K").ok());
-  CHECK(limits == StagedLimits{3, 64 << 10, 2 << 20, 512 << 10, 512 << 10});
+  REQUIRE(limits.Parse("packets=3,once=64K,copies=2M,chunk=512K,tile=4K").ok());
+  CHECK(limits == StagedLimits{3, 64 << 10, 2 << 20, 512 << 10, 512 << 10, 4 << 10});
   REQUIRE(limits.Parse("copies=never,packets=never").ok());
   CHECK(limits.copies == StagedLimits::kNever);
   CHECK(limits.packets == 0);
   for (const char* const wrong : {"copy=3", "copies", "copies=", "copies=-1", "copies=1G", "copies=3,chunk=1000",
-                                  "chunk=0", "chunk=2000M", "chunk=never", "4M"}) {
+                                  "chunk=0", "chunk=2000M", "chunk=never", "tile=2K", "tile=65K", "4M"}) {
     const absl::Status status = limits.Parse(wrong);
     INFO(wrong << ": " << status.message());
     CHECK(absl::IsInvalidArgument(status));

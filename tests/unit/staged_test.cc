@@ -272,8 +272,9 @@ TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
 
 // So large that every ring goes round several times.
 TEST_CASE("large arrays go round the rings, in every operation") {
-  for (const auto& [size, limits] : {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(2, "copies=1M,chunk=64K"),
-                                     std::pair(3, "copies=1M,chunk=256K")}) {
+  for (const auto& [size, limits] :
+       {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(2, "copies=1M,chunk=64K"),
+        std::pair(3, "copies=1M,chunk=256K"), std::pair(2, "tile=4K"), std::pair(3, "tile=12K")}) {
     StagedJob job(size, limits);
     job.gpus.staged_blocks = [](int) { return 16; };
     job.Run([](Rank& rank, ProcessGroup& group) {

@@ -102,7 +102,7 @@ class Stopwatch {
     c.count = bytes / sizeof(float);
     c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kFloat32);
     c.in = c.out = {{static_cast<char*>(data_.get())}, {bytes}, 1};
-    PlanTiles(blocks_, &c);
+    PlanTiles(blocks_, &c, limits_.tile);
     if (move != Move::kAllReduceFetched) return runtime_.RunStaged(c, stream_.get());
     return copies_->AllReduce(c, ChunkOf(limits_, bytes) / sizeof(float), stream_.get());
   }

@@ -144,7 +144,7 @@ staged::Collective StagedMoves::Prepare(const CheckedCall& call) const {
   } else {
     for (uint64_t r = 0; r <= n; ++r) c.part_begin[r] = c.count / n * r;
   }
-  PlanTiles(blocks_, &c);
+  PlanTiles(blocks_, &c, limits_.tile);
   return c;
 }
 

@@ -61,9 +61,10 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
                             : sides[0] == "once"   ? &once
                             : sides[0] == "copies" ? &copies
                             : sides[0] == "chunk"  ? &chunk
+                            : sides[0] == "tile"   ? &tile
                                                    : nullptr;
     if (limit == nullptr || sides.size() != 2) return wrong(absl::StrCat("'", part, "' names no limit"));
-    if (limit != &chunk && sides[1] == "never") {
+    if (limit != &chunk && limit != &tile && sides[1] == "never") {
       *limit = limit == &copies ? kNever : 0;
       continue;
     }
@@ -73,6 +74,7 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
     uint32_t number = 0;
     if (!absl::SimpleAtoi(digits, &number)) return wrong(absl::StrCat("'", sides[1], "' is no size"));
     *limit = static_cast<uint64_t>(number) << shift;
+    if (tile < 4096 || tile > staged::kSlotBytes) return wrong("the tile is not between 4K and 64K");
     if (limit != &chunk) continue;
     if (chunk < 4096 || chunk % 4096 != 0 || chunk > 1 << 30)
       return wrong("the chunk is no multiple of 4K up to 1024M");
@@ -96,7 +98,7 @@ uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes) {
   return std::min(chunk, limits.chunk);
 }
 
-void PlanTiles(int blocks, staged::Collective* c) {
+void PlanTiles(int blocks, staged::Collective* c, uint64_t slot) {
   if (c->move == Move::kAllReducePackets) return PlanPackets(blocks, c);
   if (c->move == Move::kAllReduceFetched) return;  // in chunks
   const uint64_t in_size = static_cast<uint64_t>(c->in_size), out_size = static_cast<uint64_t>(c->out_size);
@@ -108,8 +110,8 @@ void PlanTiles(int blocks, staged::Collective* c) {
     longest = 0;
     for (uint64_t r = 0; r < ranks; ++r) longest = std::max(longest, c->part_begin[r + 1] - c->part_begin[r]);
   }
-  uint64_t most = staged::kSlotBytes / out_size;
-  if (UsesInputs(c->move)) most = std::min(most, staged::kSlotBytes / (parts * in_size));
+  uint64_t most = slot / out_size;
+  if (UsesInputs(c->move)) most = std::min(most, slot / (parts * in_size));
   most = most / kAlign * kAlign;
   const uint64_t channels = static_cast<uint64_t>(std::clamp(blocks / 3, 1, staged::kMaxChannels));
   const uint64_t even = RoundUp(CeilDiv(longest, channels), kAlign);

@@ -15,11 +15,12 @@ namespace ddp {
 struct StagedLimits {
   static constexpr uint64_t kNever = UINT64_MAX;
 
-  uint64_t packets = 0;      // by packets up to this size
-  uint64_t once = kNever;    // in one phase up to this size, above in two
-  uint64_t copies = kNever;  // by the copy engines from this size on
-  uint64_t least_chunk = 0;  // that the copy engines move at a time: a power of two times the least,
-  uint64_t chunk = 4096;     // but at most this, for which they have memory. Multiples of 4096
+  uint64_t packets = 0;                // by packets up to this size
+  uint64_t once = kNever;              // in one phase up to this size, above in two
+  uint64_t copies = kNever;            // by the copy engines from this size on
+  uint64_t least_chunk = 0;            // that the copy engines move at a time: a power of two times the least,
+  uint64_t chunk = 4096;               // but at most this, for which they have memory. Multiples of 4096
+  uint64_t tile = staged::kSlotBytes;  // of a slot, that kernels fill at a time
   bool operator==(const StagedLimits&) const = default;
 
   // What holds for so many ranks where nobody has measured.
@@ -40,8 +41,8 @@ staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, ui
 uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes);
 
 // Fills in channels, split, tiles and part_elements of `collective`, whose move, ranks, count, part_begin and element
-// sizes are set. `blocks`: thread blocks that each rank can run at once.
-void PlanTiles(int blocks, staged::Collective* collective);
+// sizes are set. `blocks`: thread blocks that each rank can run at once; `slot`: bytes of a slot that are used.
+void PlanTiles(int blocks, staged::Collective* collective, uint64_t slot = staged::kSlotBytes);
 
 }  // namespace ddp
 

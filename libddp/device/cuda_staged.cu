@@ -142,9 +142,7 @@ class Block {
 
   __device__ void Signal(staged::Counter* counter, uint64_t value) {
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence_system();
-    StoreRelease(&counter->value, value);
+    if (threadIdx.x == 0) StoreRelease(&counter->value, value);
   }
 
   __device__ void Fail() {
@@ -277,8 +275,11 @@ class Block {
 
   // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
   __device__ bool MustLeave() {
-    if (*const_cast<const volatile uint32_t*>(at_.failed) != 0) return true;
-    if (*reinterpret_cast<const volatile uint32_t*>(at_.ring) == 0) return false;
+    // Both lie in host memory: one way there and back for both.
+    const uint32_t failed = *const_cast<const volatile uint32_t*>(at_.failed);
+    const uint32_t aborted = *reinterpret_cast<const volatile uint32_t*>(at_.ring);
+    if (failed != 0) return true;
+    if (aborted == 0) return false;
     *const_cast<volatile uint32_t*>(at_.failed) = 1;
     __threadfence_system();
     return true;

@@ -30,8 +30,9 @@ inline constexpr int kDepth = 4;  // slots of a ring
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr int kPairChannels = 2;  // of a message between two ranks
 inline constexpr size_t kPairSlotBytes = 16 << 10;
-inline constexpr uint64_t kPackets = 512;  // of a channel in one operation
-inline constexpr int kPacketBytes = 8;     // of data
+inline constexpr int kPacketChannels = 64;
+inline constexpr uint64_t kPackets = 2048;  // of a channel in one operation
+inline constexpr int kPacketBytes = 8;      // of data
 inline constexpr size_t kLine = 64;
 
 struct alignas(kLine) Counter {
@@ -90,7 +91,7 @@ DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int c
 }
 // Operations that follow each other use different ones.
 DDP_HOST_DEVICE inline Packet* PacketsOf(const Place& at, int rank, int channel, uint64_t operation) {
-  const size_t index = (static_cast<size_t>(rank) * 2 + operation % 2) * kMaxChannels + static_cast<size_t>(channel);
+  const size_t index = (static_cast<size_t>(rank) * 2 + operation % 2) * kPacketChannels + static_cast<size_t>(channel);
   return reinterpret_cast<Packet*>(PairSlotOf(at, at.ranks, 0, 0, 0)) + index * kPackets;
 }
 DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
@@ -101,7 +102,7 @@ DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
 
 // A rank's own counts: of slots in each stage, and of the operations by packets in each channel.
 inline constexpr int kPairCounts = kMaxRanks * kPairChannels * kPairStages;
-inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kMaxChannels;
+inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kPacketChannels;
 DDP_HOST_DEVICE inline uint64_t* CountOf(const Place& at, Stage stage, int channel) {
   return at.counts + channel * kStages + stage;
 }

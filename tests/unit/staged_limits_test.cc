@@ -55,8 +55,8 @@ TEST_CASE("the way of an all-reduce follows from the limits") {
   }
   // What one channel's packets hold.
   limits.packets = StagedLimits::kNever;
-  CHECK(AllReduceMove(limits, 2, 1, 4096) == Move::kAllReducePackets);
-  CHECK(AllReduceMove(limits, 2, 1, 4097) == Move::kAllReduceOnce);
+  CHECK(AllReduceMove(limits, 2, 1, 16 << 10) == Move::kAllReducePackets);
+  CHECK(AllReduceMove(limits, 2, 1, (16 << 10) + 1) == Move::kAllReduceOnce);
   CHECK(AllReduceMove(StagedLimits::For(4), 4, 48, 256 << 20) == Move::kAllReduce);
 }
 
@@ -107,10 +107,10 @@ StagedLimits Calibrated(int ranks, const std::function<double(int number)>& us) 
 TEST_CASE("what is measured sets the limits, alike on all ranks") {
   // The way for larger arrays, every second time, is faster.
   const StagedLimits early = Calibrated(2, [](int number) { return number % 2 == 0 ? 10.0 : 5.0; });
-  CHECK(early.packets == (8 << 10) - 1);
+  CHECK(early.packets == (16 << 10) - 1);
   CHECK(early.copies == 2 << 20);
   const StagedLimits late = Calibrated(3, [](int number) { return number % 2 == 0 ? 5.0 : 10.0; });
-  CHECK(late.packets == 64 << 10);
+  CHECK(late.packets == 256 << 10);
   CHECK(late.once == 512 << 10);
   CHECK(late.copies == StagedLimits::kNever);
 }

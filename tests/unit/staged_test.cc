@@ -101,10 +101,12 @@ TEST_CASE("the parts of the ring do not overlap") {
         for (int s = 0; s < staged::kStages; ++s) {
           take(CounterOf(at, static_cast<staged::Stage>(s), r, c), sizeof(staged::Counter));
         }
-        for (uint64_t n = 0; n < 2; ++n) take(PacketsOf(at, r, c, n), staged::kPackets * sizeof(staged::Packet));
         for (int ring = 0; ring < 2; ++ring) {
           for (uint64_t n = 0; n < staged::kDepth; ++n) take(SlotOf(at, ring, r, c, n), staged::kSlotBytes);
         }
+      }
+      for (int c = 0; c < staged::kPacketChannels; ++c) {
+        for (uint64_t n = 0; n < 2; ++n) take(PacketsOf(at, r, c, n), staged::kPackets * sizeof(staged::Packet));
       }
       for (int to = 0; to < ranks; ++to) {
         for (int c = 0; c < staged::kPairChannels; ++c) {
@@ -177,7 +179,7 @@ class Pair {
       side.words = gpus_.Allocate(DeviceOf(r), kMost * sizeof(int32_t)).value();
       side.stream = MakeStream(gpus_).value();
       FakeDevices::RunEarly(side.stream.get());
-      for (int c = 0; c < staged::kMaxChannels; ++c) *PacketCountOf(PlaceOf(r), c) = operations_before;
+      for (int c = 0; c < staged::kPacketChannels; ++c) *PacketCountOf(PlaceOf(r), c) = operations_before;
     }
   }
   ~Pair() {
@@ -187,7 +189,7 @@ class Pair {
   // As if operation `number` of long ago had left its packets.
   void LeavePackets(uint64_t number) {
     for (int r = 0; r < kRanks; ++r) {
-      for (int c = 0; c < staged::kMaxChannels; ++c) {
+      for (int c = 0; c < staged::kPacketChannels; ++c) {
         const uint64_t half = (number << 32) | 77;
         std::fill_n(PacketsOf(PlaceOf(0), r, c, number), staged::kPackets, staged::Packet{{half, half}});
       }

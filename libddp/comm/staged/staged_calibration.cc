@@ -27,10 +27,10 @@ struct Trial {
   uint64_t bytes;
 };
 
-std::vector<Trial> TrialsFor(int ranks, const StagedLimits& limits, bool copies) {
+std::vector<Trial> TrialsFor(int ranks, int blocks, const StagedLimits& limits, bool copies) {
   std::vector<Trial> trials;
   const Move kernels = limits.once == StagedLimits::kNever ? Move::kAllReduceOnce : Move::kAllReduce;
-  for (const uint64_t bytes : {8 << 10, 16 << 10, 32 << 10, 64 << 10}) {
+  for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, MostInPackets(blocks)); bytes *= 2) {
     trials.push_back({Move::kAllReducePackets, kernels, bytes});
   }
   if (ranks > 2) {
@@ -192,7 +192,7 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
   absl::Status ready = guard.status();
   if (ready.ok()) ready = stopwatch.Prepare();
   if (absl::Status s = Agree(control, ready); !s.ok()) return s;
-  const std::vector<Trial> trials = TrialsFor(control.size(), *limits, copies != nullptr);
+  const std::vector<Trial> trials = TrialsFor(control.size(), blocks, *limits, copies != nullptr);
   absl::StatusOr<Timings> mine = Measure(stopwatch, trials);
   if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;
   absl::StatusOr<std::vector<Timings>> all = Exchange(control, *mine);

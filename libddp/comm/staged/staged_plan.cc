@@ -20,16 +20,18 @@ constexpr uint64_t kAlign = 16;
 // A thread block copies less than this no faster.
 constexpr uint64_t kLeastBytes = 4 << 10;
 // Of everybody's packets that a rank reads; what is larger is done sooner in slots.
-constexpr uint64_t kMostInPackets = 128 << 10;
+constexpr uint64_t kMostInPackets = 256 << 10;
 // A thread for each packet: with more thread blocks nothing is done sooner.
 constexpr uint64_t kPacketsABlock = 256;
 
-int MostChannels(int blocks) { return std::clamp(blocks, 1, staged::kMaxChannels); }
+uint64_t MostPacketChannels(int blocks) {
+  return static_cast<uint64_t>(std::clamp(blocks, 1, staged::kPacketChannels));
+}
 
 void PlanPackets(int blocks, staged::Collective* c) {
   const uint64_t each = static_cast<uint64_t>(staged::kPacketBytes / c->in_size);
   const uint64_t packets = std::max<uint64_t>(1, CeilDiv(c->count, each));
-  const uint64_t channels = std::min(CeilDiv(packets, kPacketsABlock), static_cast<uint64_t>(MostChannels(blocks)));
+  const uint64_t channels = std::min(CeilDiv(packets, kPacketsABlock), MostPacketChannels(blocks));
   c->part_elements = CeilDiv(packets, channels) * each;
   c->tiles = CeilDiv(packets * each, c->part_elements);
   c->channels = static_cast<int>(c->tiles);
@@ -83,10 +85,11 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
   return absl::OkStatus();
 }
 
+uint64_t MostInPackets(int blocks) { return MostPacketChannels(blocks) * staged::kPackets * staged::kPacketBytes; }
+
 Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes) {
-  const uint64_t fit = static_cast<uint64_t>(MostChannels(blocks)) * staged::kPackets * staged::kPacketBytes;
   if (bytes >= limits.copies && ranks > 1) return Move::kAllReduceFetched;
-  if (bytes <= fit && bytes <= limits.packets) return Move::kAllReducePackets;
+  if (bytes <= std::min(limits.packets, MostInPackets(blocks))) return Move::kAllReducePackets;
   return bytes <= limits.once ? Move::kAllReduceOnce : Move::kAllReduce;
 }
 

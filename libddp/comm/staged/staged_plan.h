@@ -30,6 +30,9 @@ struct StagedLimits {
   absl::Status Parse(absl::string_view text);
 };
 
+// The bytes that thread blocks of this number can send as packets in one operation.
+uint64_t MostInPackets(int blocks);
+
 // The way of an all-reduce of `bytes` of input over `ranks`. In one phase every rank reads everybody's whole input: it
 // is done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: of more than two ranks what is larger is
 // done sooner so. By packets what is small is done soonest: they are twice as many bytes, but there is no other wait.

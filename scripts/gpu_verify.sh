@@ -154,6 +154,9 @@ part_staged() {
     ((n > gpus)) || step 150 "staged-$n-threads" "$here/bin/gpu_nccl_test" "~[nccl]"
     staged_test "$n" gpu_nccl_test "~[nccl]"
     staged_test "$n" gpu_ddp_test "~[nccl]"
+    # As on two hosts: what is captured needs the host.
+    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
+    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test "~[nccl] ~*captured*"
     # Everything by the copy engines.
     export DDP_STAGED_LIMITS=copies=0,chunk=64K
     staged_test "$n" gpu_nccl_test "~[nccl]"
@@ -169,8 +172,8 @@ part_staged() {
 staged_test() {
   local n=$1 program=$2
   shift 2
-  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}" mpirun -n "$n" --bind-to none --oversubscribe \
-    --timeout 140 "$here/bin/$program" "$@"
+  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}${DDP_NODE_SIZE:+-nodes}" mpirun -n "$n" --bind-to none \
+    --oversubscribe --timeout 140 "$here/bin/$program" "$@"
 }
 
 # The hierarchical backend and NCCL without P2P, in turn: all-reduces, and the steps of models.

@@ -82,8 +82,23 @@ EngineOptions HierarchicalGroup::EngineAt(const std::shared_ptr<SharedSegment>& 
           .world_ranks = options.world_ranks};
 }
 
+absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::SplitUnheard(int color, int key) {
+  GroupOptions options = options_;
+  options.observer = nullptr;
+  options.stall_warning = absl::ZeroDuration();
+  return SplitWith(color, key, std::move(options));
+}
+
+absl::Status HierarchicalGroup::CheckBackground() {
+  if (wire() == nullptr || wire()->Usable(/*background=*/true)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the program initialised MPI for fewer threads than MPI_THREAD_MULTIPLE, so that no thread of the library's own "
+      "can use it, which GPUs on several nodes need; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to "
+      "libddp to initialise MPI");
+}
+
 // All ranks of this group take part in the exchanges, so that all learn of any failure.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color, int key) {
+absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::SplitWith(int color, int key, GroupOptions options) {
   struct Wish {
     int32_t color, key;
     uint32_t channel;
@@ -112,7 +127,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
   });
   if (ranks.size() < 2) {
     if (absl::Status s = ShareSegment({.rank = rank()}, ExchangeOver(*this)).status(); !s.ok()) return s;
-    return ranks.empty() ? nullptr : CreateLocalGroup(observer(), timeout(), world_ranks().Part(ranks));
+    if (ranks.empty()) return std::unique_ptr<ProcessGroup>();
+    return CreateLocalGroup(options.observer == nullptr ? nullptr : observer(), timeout(), world_ranks().Part(ranks));
   }
   Members members;
   members.oversubscribed = members_.oversubscribed;
@@ -123,7 +139,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::Split(int color
     members.all.push_back(members_.all[static_cast<size_t>(r)]);
   }
   members.layout = CutIntoNodes(nodes, 0);
-  GroupOptions options = options_;
   options.timeout = timeout();
   options.world_ranks = world_ranks().Part(ranks);
   return MakeGroup(std::move(members), ranks, ExchangeOver(*this), options,

@@ -67,7 +67,12 @@ class HierarchicalGroup : public CheckedGroup {
   std::optional<AllocatedRange> Find(const void* data, size_t bytes) const final {
     return allocations_.Find(data, bytes);
   }
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) final;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) final {
+    return SplitWith(color, key, options_);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) final;
+  const NodeLayout* layout() const final { return &members_.layout; }
+  absl::Status CheckBackground() final;
 
  protected:
   // `allocation_numbers`, `viewed`: see AllocationTable, GroupMemory.
@@ -91,6 +96,8 @@ class HierarchicalGroup : public CheckedGroup {
   AllocationTable allocations_;
 
  private:
+  // `options`: of the new group.
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitWith(int color, int key, GroupOptions options);
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) final {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
     return memory_.Allocate(bytes);

@@ -118,6 +118,12 @@ __global__ void CommitKernel(const volatile uint32_t* failed, const volatile uin
 
 __global__ void IncrementKernel(volatile uint32_t* counter) { *counter = *counter + 1; }
 
+// The kernels behind this one read what the host has written before it counted.
+__global__ void AwaitKernel(const volatile uint32_t* counter, uint32_t target, const volatile uint32_t* failed) {
+  while (static_cast<int32_t>(*counter - target) < 0 && *failed == 0) __nanosleep(100);
+  __threadfence_system();
+}
+
 template <typename In, typename Out, typename Op, int kCapacity>
 cudaError_t LaunchOne(const Op& op, size_t element_factor, uint32_t* nonfinite, const Piece* pieces, int count,
                       cudaStream_t stream) {
@@ -206,6 +212,11 @@ cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint
 
 cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream) {
   IncrementKernel<<<1, 1, 0, stream>>>(counter);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, cudaStream_t stream) {
+  AwaitKernel<<<1, 1, 0, stream>>>(counter, target, failed);
   return cudaGetLastError();
 }
 

@@ -38,6 +38,9 @@ cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint
 // See ddp::DeviceRuntime::Increment.
 cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream);
 
+// See ddp::DeviceRuntime::AwaitCounter.
+cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, cudaStream_t stream);
+
 // See ddp::DeviceRuntime::NormPart. `partials` has room for NormPartials numbers.
 size_t NormPartials(const Piece* pieces, size_t count);
 cudaError_t LaunchNorm(Type type, NormKind kind, const Piece* pieces, size_t count, double* partials, double* result,

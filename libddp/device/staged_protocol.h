@@ -23,7 +23,7 @@
 
 namespace ddp::staged {
 
-inline constexpr int kMaxRanks = 16;   // of one group, on one host
+inline constexpr int kMaxRanks = 16;   // of one group, on one node
 inline constexpr int kMaxRanges = 48;  // on either side of one launch
 inline constexpr int kMaxChannels = 16;
 inline constexpr int kDepth = 4;  // slots of a ring

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kLongestLeaveNs = 600'000'000'000;
 constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
 
-// Backends of one host form every sum in float32; a hook may do anything.
+// These backends form every sum in float32; a hook may do anything.
 bool NeedsFloat32Slots(const ProcessGroup& group, const DdpOptions& options) {
   const bool one_host = group.backend() == "hierarchical" || group.backend() == "local";
   return options.reduce_in_float32 && !(one_host && options.hook == nullptr);

@@ -3,10 +3,13 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -393,6 +396,22 @@ absl::Status FakeDevices::Increment(uint32_t* counter, void* stream) {
   status.Update(Reach("Increment", counter, sizeof(uint32_t)));
   if (!status.ok()) return status;
   Enqueue(stream, [counter] { std::atomic_ref<uint32_t>(*counter).fetch_add(1); });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) {
+  absl::Status status = EnterOn("AwaitCounter", stream);
+  status.Update(Reach("AwaitCounter", counter, sizeof(uint32_t)));
+  status.Update(Reach("AwaitCounter", failed, sizeof(uint32_t)));
+  if (!status.ok()) return status;
+  const auto read = [](const uint32_t* word) {
+    return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
+  };
+  Enqueue(stream, [=] {
+    while (static_cast<int32_t>(read(counter) - target) < 0 && read(failed) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  });
   return absl::OkStatus();
 }
 

@@ -100,6 +100,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
                       void* stream) override;
   absl::Status Increment(uint32_t* counter, void* stream) override;
+  absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
   absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;

@@ -193,13 +193,11 @@ TEST_CASE("what comes after NCCL is tried out before it is used") {
       return call == "RunStaged" && device == 1 ? absl::InternalError("no such kernel") : absl::OkStatus();
     };
   };
-  const auto several_hosts = [](Scenario& scenario) { scenario.job.hosts = 2; };
   struct Case {
     std::function<void(Scenario&)> plant;
     const char* words;
   };
-  for (const Case& c : {Case{no_room, "too few"}, Case{fails_on_rank_1, "no such kernel"},
-                        Case{several_hosts, "are on different hosts"}}) {
+  for (const Case& c : {Case{no_room, "too few"}, Case{fails_on_rank_1, "no such kernel"}}) {
     CAPTURE(c.words);
     Scenario broken(2);
     c.plant(broken);
@@ -214,6 +212,13 @@ TEST_CASE("what comes after NCCL is tried out before it is used") {
     FakeHelpers::Tell("1=error,pass", "pass");
     CHECK(without_p2p.Start().without_p2p);
   }
+}
+
+TEST_CASE("where NCCL fails between hosts, their GPUs go through host memory and the network") {
+  Scenario scenario(2);
+  scenario.job.hosts = 2;
+  FakeHelpers::Tell("1=error,pass", "error");
+  CHECK(scenario.Start().backend == "hierarchical");
 }
 
 TEST_CASE("a trial of a group finds wrong data, and ends on all ranks") {

@@ -416,9 +416,6 @@ TEST_CASE("what one rank lacks for a staged group, all ranks are told") {
   small.gpus.staged_blocks = [](int) { return 40; };
   small.gpus.identity = [](int) { return "fake:0"; };  // all on one
   expect(small, absl::StatusCode::kFailedPrecondition, {"4 ranks of one process share GPU fake:0", "runs 40"});
-  StagedJob apart(2);
-  apart.hosts = 2;
-  expect(apart, absl::StatusCode::kUnimplemented, {"different hosts", "use nccl"});
 }
 
 TEST_CASE("ranks that share a GPU divide it") {

@@ -237,7 +237,7 @@ absl::string_view ChoiceOf(ddp::ProbeVerdict verdict) {
     case ddp::ProbeVerdict::kWorksWithoutP2p:
       return "auto uses nccl without P2P, or hierarchical if that is faster";
     default:
-      return "auto uses hierarchical, if that works and all ranks are on one host";
+      return "auto uses hierarchical, if that works";
   }
 }
 

@@ -4,13 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "ddp/observer.h"
 #include "ddp/process_group.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/base/world_ranks.h"
 
 namespace ddp {
@@ -35,6 +38,15 @@ class InternalGroup : public ProcessGroup {
   virtual Observer* observer() const = 0;
 
   virtual const WorldRanks& world_ranks() const = 0;
+
+  // Which ranks are on one node; null: all.
+  virtual const NodeLayout* layout() const { return nullptr; }
+
+  // Split, but nobody hears of the new group's operations, which are parts of this one's.
+  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) { return Split(color, key); }
+
+  // FailedPrecondition if a thread of the library's own must not wait for the group's operations.
+  virtual absl::Status CheckBackground() { return absl::OkStatus(); }
 };
 
 // The same of any group. One that the program has written knows no allocations and no world, and has no observer.

@@ -11,6 +11,12 @@ int NodeLayout::widest() const {
   return most;
 }
 
+int NodeLayout::narrowest() const {
+  int least = size();
+  for (int n = 0; n < nodes(); ++n) least = std::min(least, width(n));
+  return least;
+}
+
 NodeLayout CutIntoNodes(absl::Span<const std::string> hosts, int node_size) {
   NodeLayout layout;
   std::map<std::string, int> open;  // each host's node that has room for more ranks

@@ -19,6 +19,7 @@ struct NodeLayout {
   int size() const { return static_cast<int>(node.size()); }
   int width(int n) const { return static_cast<int>(ranks[static_cast<size_t>(n)].size()); }
   int widest() const;
+  int narrowest() const;
   int rank(int n, int l) const { return ranks[static_cast<size_t>(n)][static_cast<size_t>(l)]; }
   int node_of(int r) const { return node[static_cast<size_t>(r)]; }
   int local_of(int r) const { return local[static_cast<size_t>(r)]; }

@@ -416,8 +416,7 @@ void DeviceEngine::Look(DeviceWork* oldest) {
   if (options_.transport != nullptr) {
     if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, oldest->sequence));
   }
-  if (absl::Nanoseconds(waited) > oldest->operation.timeout)
-    return Fail(peers_.TimedOut(oldest->operation, oldest->sequence));
+  if (const absl::Status s = peers_.InTime(oldest->operation, oldest->sequence, waited); !s.ok()) return Fail(s);
   peers_.TellStall(oldest->operation, oldest->sequence, waited);
 }
 
@@ -445,7 +444,7 @@ void DeviceEngine::Fail(const absl::Status& error) {
     pthread_setname_np(pthread_self(), "ddp-abort");
     if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
     self->runtime().LeaveCapturesAlone().IgnoreError();
-    self->AbortTransport();
+    self->AbortTransport(why);
     const std::lock_guard<std::mutex> locked(self->mutex_);
     self->released_ = true;
     self->changed_.NotifyAll();
@@ -458,9 +457,9 @@ void DeviceEngine::Fail(const absl::Status& error) {
 }
 
 // What runs may still use the callers' memory, so it is given the time to leave.
-void DeviceEngine::AbortTransport() {
+void DeviceEngine::AbortTransport(const absl::Status& why) {
   if (options_.transport == nullptr) return;
-  options_.transport->Abort();
+  options_.transport->Abort(why);
   DeviceWork* newest = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -40,9 +40,12 @@ class DeviceTransport {
   // An error that the transport noticed by itself. Cheap; never blocks.
   virtual absl::Status Health() = 0;
   // Ends what runs on the stream and what blocks in a call of the transport. Called once, by a thread of its own.
-  virtual void Abort() = 0;
+  // `why`: what the group has failed with.
+  virtual void Abort(const absl::Status& why) = 0;
   // For how long after Abort what has begun may still run, at most.
   virtual absl::Duration LeaveTime() const { return absl::ZeroDuration(); }
+  // Whether Health tells, not much later than a time-out, for whom the operation waits.
+  virtual bool TellsTimeouts() const { return false; }
   // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
   virtual std::string WhyStuck() const { return ""; }
 };
@@ -126,7 +129,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void LookAtGraphs();
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
-  void AbortTransport();
+  void AbortTransport(const absl::Status& why);
   bool AwaitLeaving(const OwnedEvent& event) const;
   absl::Duration leave_time() const {
     return options_.transport == nullptr ? absl::ZeroDuration() : options_.transport->LeaveTime();

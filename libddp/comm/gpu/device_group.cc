@@ -127,11 +127,13 @@ class DeviceGroup final : public CheckedGroup {
                                     .peer = m.peer,
                                     .tag = m.tag,
                                     .timeout = m.timeout};
-    return engine_->Launch(operation, m.after, [&](void* stream) {
+    return Launch(operation, m.after, [&](void* stream) {
       return m.send ? moves_->Send(m.buffers, m.peer, stream) : moves_->Recv(m.buffers, m.peer, stream);
     });
   }
   absl::StatusOr<Allocation> AllocateHere(size_t bytes) override;
+  Work Launch(const DeviceOperation& operation, Stream after,
+              absl::FunctionRef<absl::Status(void* stream)> enqueue) const;
   Work Barrier(const CheckedCall& call);
 
   const OwnerProcess owner_;
@@ -146,20 +148,30 @@ class DeviceGroup final : public CheckedGroup {
   AllocationTable allocations_{0};  // of the GPU's memory
 };
 
+// What cannot be captured is refused before anybody hears of it.
+Work DeviceGroup::Launch(const DeviceOperation& operation, Stream after,
+                         absl::FunctionRef<absl::Status(void* stream)> enqueue) const {
+  if (const absl::Status refusal = moves_->MayBeCaptured(); IsGpu(after.device) && !refusal.ok()) {
+    const DeviceGuard guard(*options_.runtime, options_.device);
+    const absl::StatusOr<bool> capturing = options_.runtime->Capturing(after.native);
+    if (capturing.ok() && *capturing) return NameRank(*this, operation.Describe(), refusal);
+  }
+  return engine_->Launch(operation, after, enqueue);
+}
+
 Work DeviceGroup::StartChecked(const CheckedCall& call) {
   if (call.key.kind == Kind::kBarrier) return Barrier(call);
   const DeviceOperation operation{.key = call.key,
                                   .entry = {call.key.Pack(), call.count, MixHash(moves_->Shape(call), call.parameters)},
                                   .bucket = call.reduce == nullptr ? -1 : call.reduce->bucket,
                                   .timeout = call.timeout};
-  return engine_->Launch(operation, call.after, [&](void* stream) {
-    return call.count > 0 ? moves_->Enqueue(call, stream) : absl::OkStatus();
-  });
+  return Launch(operation, call.after,
+                [&](void* stream) { return call.count > 0 ? moves_->Enqueue(call, stream) : absl::OkStatus(); });
 }
 
 Work DeviceGroup::StartComposed(const CheckedCall& call) {
   const auto launch = [&](const DeviceOperation& operation) {
-    return engine_->Launch(operation, call.after, [&](void* stream) { return moves_->Enqueue(call, stream); });
+    return Launch(operation, call.after, [&](void* stream) { return moves_->Enqueue(call, stream); });
   };
   switch (call.key.kind) {
     case Kind::kReduceScatterV:

@@ -23,6 +23,8 @@ class DeviceMoves {
   // ProcessGroup::backend.
   virtual absl::string_view backend() const = 0;
 
+  // InvalidArgument, with the reason, if operations cannot be captured into a CUDA graph.
+  virtual absl::Status MayBeCaptured() const { return absl::OkStatus(); }
   // A hash of what must be equal on all ranks besides the call's key, count and parameters.
   virtual uint64_t Shape(const CheckedCall& call) const = 0;
   // A collective call that has elements, or an all-to-all with counts; not a barrier, nor a reduce-scatter with counts,

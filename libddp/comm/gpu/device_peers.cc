@@ -65,6 +65,16 @@ void DevicePeers::TellStall(const DeviceOperation& operation, uint64_t sequence,
                        laggards, operation.timeout)));
 }
 
+// Where nothing is missing on this host, the transport may know more, and gets the time to say so.
+absl::Status DevicePeers::InTime(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const {
+  const int64_t timeout_ns = absl::ToInt64Nanoseconds(operation.timeout);
+  if (waited_ns <= timeout_ns) return absl::OkStatus();
+  const bool may_know_more = options_.transport != nullptr && options_.transport->TellsTimeouts() &&
+                             waited_ns / 11 * 10 <= timeout_ns &&
+                             (operation.message != nullptr || options_.board->Missing(sequence).empty());
+  return may_know_more ? absl::OkStatus() : TimedOut(operation, sequence);
+}
+
 absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t sequence) const {
   if (operation.message != nullptr) {
     return absl::DeadlineExceededError(absl::StrCat(

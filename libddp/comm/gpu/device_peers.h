@@ -27,13 +27,15 @@ class DevicePeers {
   // kDeathGraceNs.
   absl::Status Explain(const absl::Status& error, uint64_t sequence) const;
 
-  absl::Status TimedOut(const DeviceOperation& operation, uint64_t sequence) const;
+  // DeadlineExceeded, naming who did not come, if the operation has waited too long.
+  absl::Status InTime(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
   // Of the `begun`th captured sequence of operations.
   absl::Status GraphTimedOut(uint32_t begun, absl::Duration timeout) const;
   // If the operation has waited too long, and nobody else has told.
   void TellStall(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
 
  private:
+  absl::Status TimedOut(const DeviceOperation& operation, uint64_t sequence) const;
   // "did not arrive: rank 1", and these ranks; an empty list if all of this host have come.
   std::string Laggards(const DeviceOperation& operation, uint64_t sequence, std::vector<int>* ranks) const;
 

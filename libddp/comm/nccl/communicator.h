@@ -56,7 +56,8 @@ class NcclCommunicator final : public DeviceTransport {
 
   absl::Status Health() override;
   // Locks out new calls, gives running ones a moment, and aborts: kernels end, blocked calls return.
-  void Abort() override;
+  void Abort(const absl::Status&) override { Abort(); }
+  void Abort();
   std::string WhyStuck() const override;
 
   const NcclSetup& setup() const { return setup_; }

@@ -12,6 +12,11 @@
 #include "libddp/base/numa.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/node_layout.h"
+#include "libddp/comm/gpu/local_moves.h"
+#include "libddp/comm/staged/host_part.h"
+#include "libddp/comm/staged/node_groups.h"
+#include "libddp/comm/staged/node_moves.h"
 #include "libddp/comm/staged/staged_calibration.h"
 #include "libddp/comm/staged/staged_moves.h"
 #include "libddp/comm/staged/staging_ring.h"
@@ -27,11 +32,36 @@ class StagedTransport final : public DeviceTransport {
   explicit StagedTransport(std::shared_ptr<StagingRing> ring) : ring_(std::move(ring)) {}
 
   absl::Status Health() override { return absl::OkStatus(); }
-  void Abort() override { ring_->Abort(); }
+  void Abort(const absl::Status&) override { ring_->Abort(); }
   absl::Duration LeaveTime() const override { return absl::Seconds(1); }
 
  private:
   const std::shared_ptr<StagingRing> ring_;
+};
+
+// A rank that fails tells the group on CPU memory first, and then ends the others, which know less of the cause. What
+// these say counts if the first word does not come.
+constexpr absl::Duration kFirstWord = absl::Milliseconds(30);
+
+// Between nodes the host's thread knows what is wrong.
+class NodesTransport final : public DeviceTransport {
+ public:
+  NodesTransport(std::shared_ptr<StagingRing> ring, std::weak_ptr<NodeGroups> groups, std::shared_ptr<HostPart> host)
+      : ring_(std::move(ring)), groups_(std::move(groups)), host_(std::move(host)) {}
+
+  absl::Status Health() override { return host_->status(kFirstWord); }
+  bool TellsTimeouts() const override { return true; }
+  void Abort(const absl::Status& why) override {
+    if (ring_ != nullptr) ring_->Abort();
+    host_->Leave();
+    if (const std::shared_ptr<NodeGroups> groups = groups_.lock()) groups->Fail(why);
+  }
+  absl::Duration LeaveTime() const override { return absl::Seconds(1); }
+
+ private:
+  const std::shared_ptr<StagingRing> ring_;  // null: this rank is alone on its node
+  const std::weak_ptr<NodeGroups> groups_;   // gone with the group: a Work, which keeps this, may outlive it
+  const std::shared_ptr<HostPart> host_;
 };
 
 // What a rank tells the others of itself.
@@ -74,26 +104,25 @@ struct Terms {
 
 // Ranks of one process that share a GPU divide it: all their kernels have to run at once there. Their copies might wait
 // for each other for ever in one of its queues, so they use none. Those of several processes take turns.
-absl::StatusOr<Terms> AgreeOnTerms(ProcessGroup& control, const Seat& mine) {
-  absl::StatusOr<std::vector<Seat>> seats = Exchange(control, mine);
-  if (!seats.ok()) return seats.status();
-  Terms terms = {mine.blocks, (*seats)[0].limits, (*seats)[0].fixed || control.size() == 1};
-  for (size_t r = 0; r < seats->size(); ++r) {
-    const Seat& seat = (*seats)[r];
+absl::StatusOr<Terms> AgreeOnTerms(const std::vector<Seat>& seats) {
+  if (seats.size() > staged::kMaxRanks) {
+    return absl::UnimplementedError(absl::StrCat("on GPUs the hierarchical backend works with up to ",
+                                                 staged::kMaxRanks, " ranks of a node, not ", seats.size(),
+                                                 "; use nccl"));
+  }
+  Terms terms = {seats[0].blocks, seats[0].limits, seats[0].fixed || seats.size() == 1};
+  for (size_t r = 0; r < seats.size(); ++r) {
+    const Seat& seat = seats[r];
     const auto same = [](const char* a, const char* b) { return absl::string_view(a) == b; };
-    if (!same(seat.host, (*seats)[0].host)) {
-      return absl::UnimplementedError(absl::StrCat(
-          "ranks 0 and ", r, " are on different hosts, and on GPUs the hierarchical backend works on one; use nccl"));
-    }
-    const auto together = std::count_if(seats->begin(), seats->end(), [&](const Seat& other) {
+    const auto together = std::count_if(seats.begin(), seats.end(), [&](const Seat& other) {
       return other.process.SameProcess(seat.process) && same(other.gpu, seat.gpu);
     });
     // Processes that share a GPU take turns on it, which tells nothing.
-    terms.fixed |= std::any_of(seats->begin() + static_cast<ptrdiff_t>(r) + 1, seats->end(),
+    terms.fixed |= std::any_of(seats.begin() + static_cast<ptrdiff_t>(r) + 1, seats.end(),
                                [&](const Seat& other) { return same(other.gpu, seat.gpu); });
     terms.blocks = std::min(terms.blocks, seat.blocks / static_cast<int>(together));
     if (together > 1) terms.limits.copies = StagedLimits::kNever;
-    if (terms.blocks >= staged::kPairStages * staged::kPairChannels * control.size()) continue;
+    if (terms.blocks >= staged::kPairStages * staged::kPairChannels * static_cast<int>(seats.size())) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         together, " ranks of one process share GPU ", absl::string_view(seat.gpu), ", which runs ", seat.blocks,
         " of their thread blocks at once: too few. Start fewer ranks on it, or each in a process of its own"));
@@ -128,38 +157,135 @@ absl::Status MakeMemory(ProcessGroup& control, const DeviceGroupOptions& options
   return made.status();
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<ProcessGroup> control,
-                                                                const DeviceGroupOptions& options) {
-  if (control->size() > staged::kMaxRanks) {
-    return absl::UnimplementedError(absl::StrCat("on GPUs the hierarchical backend works with up to ",
-                                                 staged::kMaxRanks, " ranks, not ", control->size(), "; use nccl"));
+// The nodes of the group on CPU memory, and no node on two hosts.
+NodeLayout LayoutOf(const InternalGroup& control, const std::vector<Seat>& seats) {
+  std::vector<std::string> nodes;
+  for (size_t r = 0; r < seats.size(); ++r) {
+    const int node = control.layout() == nullptr ? 0 : control.layout()->node_of(static_cast<int>(r));
+    nodes.push_back(absl::StrCat(node, " of ", absl::string_view(seats[r].host)));
   }
-  absl::StatusOr<Seat> seat = Sit(control->size(), options);
-  if (absl::Status s = Agree(*control, seat.status()); !s.ok()) return s;
-  absl::StatusOr<Terms> terms = AgreeOnTerms(*control, *seat);
+  return CutIntoNodes(nodes, 0);
+}
+
+// The host's thread of a group of several nodes, and what it works on.
+struct HostMemory {
+  std::shared_ptr<HostPart> host;
+  std::shared_ptr<void> slots;
+};
+
+absl::StatusOr<HostMemory> AllocateHostMemory(const DeviceGroupOptions& options) {
+  const DeviceGuard guard(*options.runtime, options.device);
+  if (!guard.status().ok()) return guard.status();
+  absl::StatusOr<std::shared_ptr<HostPart>> host = HostPart::Create(*options.runtime);
+  if (!host.ok()) return host.status();
+  absl::StatusOr<std::shared_ptr<void>> slots = NodeMoves::AllocateSlots(*options.runtime);
+  if (!slots.ok()) return slots.status();
+  return HostMemory{*std::move(host), *std::move(slots)};
+}
+
+struct NodeRing {
+  std::shared_ptr<StagingRing> ring;
+  Terms terms;
+};
+
+// What the ranks of one node share, where others join them. Collective over `control`, which has the ranks of the
+// seats; if a rank fails, all do. Nothing is measured: the limits are those of all-reduces in the node, of which there
+// are none.
+absl::StatusOr<NodeRing> MakeRing(ProcessGroup& control, const std::vector<Seat>& seats,
+                                  const DeviceGroupOptions& options) {
+  absl::StatusOr<Terms> terms = AgreeOnTerms(seats);
   if (!terms.ok()) return terms.status();
-  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
-  if (!board.ok()) return board.status();
+  terms->limits.copies = StagedLimits::kNever;
+  const int numa_node = NumaNodeOfPci(seats[static_cast<size_t>(control.rank())].gpu);
+  absl::StatusOr<std::shared_ptr<StagingRing>> ring =
+      StagingRing::Create(control, *options.runtime, options.device, numa_node, {});
+  if (!ring.ok()) return ring.status();
+  return NodeRing{*std::move(ring), *terms};
+}
+
+absl::StatusOr<DeviceBackend> OnOneNode(ProcessGroup& control, const std::vector<Seat>& seats,
+                                        const DeviceGroupOptions& options) {
+  absl::StatusOr<Terms> terms = AgreeOnTerms(seats);
+  if (!terms.ok()) return terms.status();
+  const Seat& seat = seats[static_cast<size_t>(control.rank())];
   std::shared_ptr<StagingRing> ring;
   std::shared_ptr<StagedCopies> copies;
-  const int node = NumaNodeOfPci(seat->gpu);
-  if (absl::Status s = MakeMemory(*control, options, node, &terms->limits, &ring, &copies); !s.ok()) return s;
+  const int node = NumaNodeOfPci(seat.gpu);
+  if (absl::Status s = MakeMemory(control, options, node, &terms->limits, &ring, &copies); !s.ok()) return s;
   Log().info("rank {}: hierarchical backend on GPUs, {} ranks, GPU {}, NUMA node {}, {} MiB of host memory",
-             control->rank(), control->size(), seat->gpu, node, ring->bytes() >> 20);
+             control.rank(), control.size(), seat.gpu, node, ring->bytes() >> 20);
   if (!terms->fixed) {
-    const absl::Status s = CalibrateStaged(*control, options, *ring, copies.get(), terms->blocks, &terms->limits);
+    const absl::Status s = CalibrateStaged(control, options, *ring, copies.get(), terms->blocks, &terms->limits);
     if (!s.ok()) return s;
   }
   DeviceBackend backend;
   backend.transport = std::make_shared<StagedTransport>(ring);
-  backend.board = *std::move(board);
   backend.make_moves = [ring, copies, terms = *terms](InternalGroup& group, const DeviceEngine& engine) {
     return std::make_unique<StagedMoves>(ring, copies, group, engine, terms.blocks, terms.limits);
   };
-  backend.split = CreateStagedGroup;
-  return CreateDeviceGroup(std::move(control), options, std::move(backend));
+  return backend;
+}
+
+absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& layout, const std::vector<Seat>& seats,
+                                      const DeviceGroupOptions& options) {
+  absl::StatusOr<std::unique_ptr<NodeGroups>> made = NodeGroups::Create(control, layout);
+  if (!made.ok()) return made.status();
+  const std::shared_ptr<NodeGroups> groups = *std::move(made);
+  NodeRing ring{nullptr, {}};  // a rank that is alone on its node needs none
+  absl::Status status;
+  if (groups->width() > 1) {
+    std::vector<Seat> here;
+    for (const int r : layout.ranks[static_cast<size_t>(groups->node_index())]) {
+      here.push_back(seats[static_cast<size_t>(r)]);
+    }
+    absl::StatusOr<NodeRing> shared = MakeRing(*groups->node, here, options);
+    if (shared.ok()) ring = *std::move(shared);
+    status = shared.status();
+  }
+  absl::StatusOr<HostMemory> memory = HostMemory{};
+  if (status.ok()) {
+    memory = AllocateHostMemory(options);
+    status = memory.status();
+  }
+  if (absl::Status s = Agree(control, status); !s.ok()) return s;
+  Log().info("rank {}: hierarchical backend on GPUs, {} ranks on {} nodes, this is rank {} of node {}, GPU {}",
+             control.rank(), control.size(), layout.nodes(), groups->local(), groups->node_index(),
+             seats[static_cast<size_t>(control.rank())].gpu);
+  DeviceBackend backend;
+  backend.transport = std::make_shared<NodesTransport>(ring.ring, groups, memory->host);
+  backend.make_moves = [groups, ring, memory = *memory](InternalGroup& group, const DeviceEngine& engine) {
+    std::unique_ptr<DeviceMoves> in_node;
+    if (ring.ring == nullptr) {
+      in_node = std::make_unique<LocalMoves>(engine.runtime(), engine.options().device);
+    } else {
+      in_node = std::make_unique<StagedMoves>(ring.ring, nullptr, *groups->node, engine, ring.terms.blocks,
+                                              ring.terms.limits);
+    }
+    return std::make_unique<NodeMoves>(groups, memory.host, memory.slots, std::move(in_node), group, engine);
+  };
+  return backend;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<ProcessGroup> control,
+                                                                const DeviceGroupOptions& options) {
+  auto* const internal = dynamic_cast<InternalGroup*>(control.get());
+  if (internal == nullptr)
+    return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
+  const absl::StatusOr<Seat> seat = Sit(control->size(), options);
+  if (absl::Status s = Agree(*control, seat.status()); !s.ok()) return s;
+  const absl::StatusOr<std::vector<Seat>> seats = Exchange(*control, *seat);
+  if (!seats.ok()) return seats.status();
+  const NodeLayout layout = LayoutOf(*internal, *seats);
+  absl::StatusOr<DeviceBackend> backend =
+      layout.nodes() == 1 ? OnOneNode(*control, *seats, options) : OnNodes(*internal, layout, *seats, options);
+  if (!backend.ok()) return backend.status();
+  absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
+  if (!board.ok()) return board.status();
+  backend->board = *std::move(board);
+  backend->split = CreateStagedGroup;
+  return CreateDeviceGroup(std::move(control), options, *std::move(backend));
 }
 
 }  // namespace ddp

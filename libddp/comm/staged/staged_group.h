@@ -11,9 +11,9 @@
 
 namespace ddp {
 
-// Collective over `control`, as CreateDeviceGroup. Unimplemented if the ranks are not all on one host, or are more than
-// staged::kMaxRanks; FailedPrecondition if a rank has no such GPU, or if one GPU has more ranks of this process than
-// its kernels can run at once; ResourceExhausted as StagingRing::Create.
+// Collective over `control`, as CreateDeviceGroup; the nodes are those of `control`. Unimplemented if a node has more
+// than staged::kMaxRanks ranks; FailedPrecondition if a rank has no such GPU, if one GPU has more ranks of this process
+// than its kernels can run at once, or as NodeGroups::Create; ResourceExhausted as StagingRing::Create.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<ProcessGroup> control,
                                                                 const DeviceGroupOptions& options);
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/host_memory.h"
@@ -88,6 +89,15 @@ absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream, u
     if ((*copy)(&source, 1, &target, 1, n)) *nonfinite = 1;
   });
   return absl::OkStatus();
+}
+
+absl::Status RunBlocks(const blocks::Pass& pass, Device device, Stream stream) {
+  if (!IsGpu(device)) {
+    CpuRunBlocks(pass);
+    return absl::OkStatus();
+  }
+  const DeviceGuard guard(Devices(), device);
+  return guard.status().ok() ? Devices().RunBlocks(pass, stream.native) : guard.status();
 }
 
 absl::Status Zero(Buffers buffers, Stream stream) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/types.h"
+#include "libddp/device/block_rule.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
@@ -28,6 +29,9 @@ inline size_t Elements(Buffers buffers) {
 // there if `to` gets an infinity or a NaN (floating-point types; a GPU must be able to write there). InvalidArgument
 // for types that do not convert. Between a GPU and the CPU the host waits until it has happened.
 absl::Status CopyScaled(Buffers from, Buffers to, double scale, Stream stream, uint32_t* nonfinite = nullptr);
+
+// Arrays in and out of block-scaled 8-bit numbers, in memory of `device`; see block_rule.h.
+absl::Status RunBlocks(const blocks::Pass& pass, Device device, Stream stream);
 
 absl::Status Zero(Buffers buffers, Stream stream);
 

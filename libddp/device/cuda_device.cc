@@ -300,6 +300,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return ToStatus(cuda::LaunchHash(AsPieces(pieces), pieces.size(), results, AsStream(stream)), "the hash kernel");
   }
 
+  absl::Status RunBlocks(const blocks::Pass& pass, void* stream) override {
+    return ToStatus(cuda::LaunchBlocks(pass, AsStream(stream)), "a kernel for 8-bit blocks");
+  }
+
   absl::Status RunStaged(const staged::Collective& collective, void* stream) override {
     return ToStatus(cuda::LaunchCollective(collective, AsStream(stream)), "a kernel that goes through host memory");
   }
@@ -308,6 +312,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   }
   absl::Status RunStaged(const staged::Turn& turn, void* stream) override {
     return ToStatus(cuda::LaunchTurn(turn, AsStream(stream)), "the kernel that takes turns at host memory");
+  }
+  absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) override {
+    return ToStatus(cuda::LaunchBlockReduction(reduction, AsStream(stream)),
+                    "the kernel that reduces 8-bit blocks through host memory");
   }
   absl::StatusOr<int> StagedBlocks() override {
     int blocks = 0;

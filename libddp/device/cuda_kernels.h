@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "libddp/device/block_rule.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
+#include "libddp/device/staged_blocks.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
 
@@ -54,10 +56,17 @@ cudaError_t LaunchHash(const Piece* pieces, size_t count, uint64_t* results, cud
 
 cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream);
 
+// See blocks::Pass.
+cudaError_t LaunchBlocks(const blocks::Pass& pass, cudaStream_t stream);
+
 // See ddp::DeviceRuntime::RunStaged. cudaErrorInvalidValue if the types do not convert.
 cudaError_t LaunchCollective(const staged::Collective& collective, cudaStream_t stream);
 cudaError_t LaunchExchange(const staged::Exchange& exchange, cudaStream_t stream);
 cudaError_t LaunchTurn(const staged::Turn& turn, cudaStream_t stream);
+cudaError_t LaunchBlockReduction(const staged::BlockReduction& reduction, cudaStream_t stream);
+// The kernels of that.
+inline constexpr int kBlockReductionKernels = 6;
+void BlockReductionKernels(const void** kernels);
 // How many of their thread blocks the current device can run at once. Loads the kernels.
 cudaError_t StagedBlocks(int* blocks);
 

@@ -1,35 +1,13 @@
 // The kernels of the staged protocol.
 #include "libddp/device/cuda_convert.h"
 #include "libddp/device/cuda_kernels.h"
+#include "libddp/device/cuda_staged_block.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kUnroll = 8;       // vectors that a thread loads before it uses the first
-constexpr int kPollsALook = 64;  // at a counter, before a look at whether somebody has failed
-
-// Not from a cache: another GPU has written it.
-template <typename T>
-__device__ T LoadFresh(const T* from) {
-  using Bits = std::conditional_t<
-      sizeof(T) == 16, uint4,
-      std::conditional_t<sizeof(T) == 1, unsigned char,
-                         std::conditional_t<sizeof(T) == 2, unsigned short,
-                                            std::conditional_t<sizeof(T) == 4, unsigned, unsigned long long>>>>;
-  const Bits bits = __ldcv(reinterpret_cast<const Bits*>(from));
-  return *reinterpret_cast<const T*>(&bits);
-}
-
-__device__ uint64_t LoadAcquire(const uint64_t* from) {
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ void StoreRelease(uint64_t* to, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
+constexpr int kUnroll = 8;  // vectors that a thread loads before it uses the first
 
 // Each half of it is whole; see staged::Packet.
 __device__ staged::Packet LoadPacket(const staged::Packet* from) {
@@ -124,39 +102,10 @@ __device__ bool AlignedTo(size_t bytes, const void* a, const void* b = nullptr, 
 
 // What the protocol asks of a thread block; see staged_protocol.h. Reduces In to Out.
 template <typename In, typename Out>
-class Block {
+class Block : public WaitingBlock {
  public:
-  __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic) : at_(at), arithmetic_(arithmetic) {}
-
-  __device__ bool Begin() { return __syncthreads_or(threadIdx.x == 0 && MustLeave()) == 0; }
-
-  template <typename Fn>
-  __device__ bool Wait(int n, Fn counter, uint64_t target) {
-    bool reached = true;
-    if (static_cast<int>(threadIdx.x) < n) {
-      const staged::Counter* const mine = counter(static_cast<int>(threadIdx.x));
-      if (mine != nullptr) reached = Spin(&mine->value, target);
-    }
-    return __syncthreads_and(reached) != 0;
-  }
-
-  __device__ void Signal(staged::Counter* counter, uint64_t value) {
-    __syncthreads();
-    if (threadIdx.x == 0) StoreRelease(&counter->value, value);
-  }
-
-  __device__ void Fail() {
-    if (threadIdx.x != 0) return;
-    *const_cast<volatile uint32_t*>(at_.failed) = 1;
-    *reinterpret_cast<volatile uint32_t*>(at_.ring) = 1;
-    __threadfence_system();
-  }
-
-  __device__ uint64_t Load(const uint64_t* from) { return *from; }
-  __device__ void Store(uint64_t* to, uint64_t value) {
-    __syncthreads();  // all have loaded it
-    if (threadIdx.x == 0) *to = value;
-  }
+  __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic)
+      : WaitingBlock(at), arithmetic_(arithmetic) {}
 
   __device__ void Copy(char* to, const char* from, uint64_t bytes, bool from_ring) {
     if (from_ring) {
@@ -273,24 +222,6 @@ class Block {
   static constexpr int kPacketWidth = staged::kPacketBytes / sizeof(In);
   static constexpr int kTogether = 8;
 
-  // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
-  __device__ bool MustLeave() {
-    // Both lie in host memory: one way there and back for both.
-    const uint32_t failed = *const_cast<const volatile uint32_t*>(at_.failed);
-    const uint32_t aborted = *reinterpret_cast<const volatile uint32_t*>(at_.ring);
-    if (failed != 0) return true;
-    if (aborted == 0) return false;
-    *const_cast<volatile uint32_t*>(at_.failed) = 1;
-    __threadfence_system();
-    return true;
-  }
-  __device__ bool Spin(const uint64_t* counter, uint64_t target) {
-    for (int polls = 1;; ++polls) {
-      if (static_cast<int64_t>(LoadAcquire(counter) - target) >= 0) return true;
-      if (polls % kPollsALook == 0 && MustLeave()) return false;
-    }
-  }
-
   // From kTogether ranks on: the loads of their packets are under way at once.
   __device__ bool ReceiveSome(int first, const staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own,
                               uint64_t* data) {
@@ -366,7 +297,6 @@ class Block {
     return kFromRing ? LoadFresh(from) : *from;
   }
 
-  const staged::Place& at_;
   const staged::Arithmetic* const arithmetic_;
   bool bad_ = false;
 };
@@ -467,15 +397,19 @@ cudaError_t StagedBlocks(int* blocks) {
       Address(CollectiveKernel<int8_t, int8_t>),
       Address(CollectiveKernel<uint8_t, uint8_t>),
   };
+  const void* block_kernels[kBlockReductionKernels] = {};
+  BlockReductionKernels(block_kernels);
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   *blocks = INT32_MAX;
-  for (const void* kernel : kernels) {
+  const auto ask = [&](const void* kernel) {
     int each = 0;
     if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, 0);
     if (each * processors < *blocks) *blocks = each * processors;
-  }
+  };
+  for (const void* kernel : kernels) ask(kernel);
+  for (const void* kernel : block_kernels) ask(kernel);
   return error;
 }
 

@@ -15,11 +15,13 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "ddp/types.h"
+#include "libddp/device/block_rule.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 
 namespace ddp {
-namespace staged {  // staged_protocol.h, staged_turn.h
+namespace staged {  // staged_protocol.h, staged_blocks.h, staged_turn.h
+struct BlockReduction;
 struct Collective;
 struct Exchange;
 struct Turn;
@@ -127,12 +129,15 @@ class DeviceRuntime {
   // results[k] = the hash of pieces[k], as hash_rule.h defines it; a piece's `count` is in bytes here. `results` is in
   // the device's memory.
   virtual absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) = 0;
+  // Arrays in and out of block-scaled 8-bit numbers; see block_rule.h.
+  virtual absl::Status RunBlocks(const blocks::Pass& pass, void* stream) = 0;
   // One rank's part in an operation through host memory. Runs until the other ranks have done theirs, or until it has
   // to leave: then its memory holds anything, and *failed of its Place is not 0. It needs BlocksOf thread blocks at
   // once.
   virtual absl::Status RunStaged(const staged::Collective& collective, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::Exchange& exchange, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::Turn& turn, void* stream) = 0;
+  virtual absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) = 0;
   // How many of these thread blocks the current device can run at once.
   virtual absl::StatusOr<int> StagedBlocks() = 0;
   // UpdateScale where the numbers are.

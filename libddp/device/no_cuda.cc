@@ -44,9 +44,11 @@ class NoDevices final : public DeviceRuntime {
   }
   absl::Status FinishClip(NormKind, double, ClipNumbers*, void*) override { return NotBuilt(); }
   absl::Status Hash(absl::Span<const TransformPiece>, uint64_t*, void*) override { return NotBuilt(); }
+  absl::Status RunBlocks(const blocks::Pass&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Collective&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Exchange&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Turn&, void*) override { return NotBuilt(); }
+  absl::Status RunStaged(const staged::BlockReduction&, void*) override { return NotBuilt(); }
   absl::StatusOr<int> StagedBlocks() override { return NotBuilt(); }
   absl::Status UpdateScale(const ScaleRule&, ScalerNumbers*, void*) override { return NotBuilt(); }
 };

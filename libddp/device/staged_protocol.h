@@ -378,15 +378,12 @@ enum class Duty : int { kWrite, kReduce, kFetch, kAll };
 
 DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * c.channels : c.channels; }
 
-// What thread block `index` of BlocksOf does.
-template <typename Block>
-DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
-  if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
-  if (c.move == Move::kAllReduceFetched) return ReduceChunk(block, c, index);
+// All tiles of thread block `index`: of a Collective, or another operation that has such tiles.
+template <typename Block, typename Operation>
+DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool inputs, bool results) {
   if (!block.Begin()) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
-  const bool inputs = UsesInputs(c.move), results = UsesResults(c.move);
   const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);
   const bool reduces = duty == Duty::kReduce || duty == Duty::kAll;
   const bool fetches = results && (duty == Duty::kFetch || duty == Duty::kAll);
@@ -404,6 +401,14 @@ DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index)
   for (int s = 0; s < kStages; ++s) {
     if (uses[s]) block.Store(CountOf(c.at, static_cast<Stage>(s), channel), counts[s]);
   }
+}
+
+// What thread block `index` of BlocksOf does.
+template <typename Block>
+DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
+  if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
+  if (c.move == Move::kAllReduceFetched) return ReduceChunk(block, c, index);
+  RunTiles(block, c, index, UsesInputs(c.move), UsesResults(c.move));
 }
 
 // --- messages -------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 // The CUDA implementation of DeviceRuntime, on a real GPU.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
 
+#include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_hash.h"
 #include "libddp/device/device_runtime.h"
 #include "tests/support/catch.h"
@@ -134,6 +136,53 @@ TEST_CASE("ranges are converted and scaled as the reference says") {
             }
           }
           CHECK(gpu.Download(a.get(), in.size()) == expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("kernels of 8-bit blocks have the CPU's bits") {
+  Fixture gpu;
+  for (const blocks::Format format : {blocks::Format::kInt8, blocks::Format::kFloat8E4M3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const size_t count : {size_t{1}, size_t{511}, size_t{5000}, size_t{3'000'001}}) {
+        for (const size_t offset : {0, 1}) {  // off what 16 bytes are aligned to
+          INFO("format " << static_cast<int>(format) << ", " << std::string(Name(dtype)) << ", " << count);
+          std::vector<char> array((count + offset) * SizeOf(dtype));
+          for (size_t i = 0; i < count + offset; ++i) {
+            SetElement(dtype, array.data(), i, std::ldexp(Awkward(0, i), -static_cast<int>(i / 128 % 20) * 6));
+          }
+          if (count > 3000) SetElement(dtype, array.data(), 3000, NAN);
+          const size_t shift = offset * SizeOf(dtype), bytes = blocks::GroupsOf(count) * blocks::kGroupBytes;
+          blocks::Pass pass{.format = format, .dtype = static_cast<uint8_t>(dtype), .count = count};
+          std::vector<char> groups(3 * bytes);
+          // Runs the pass on both, and compares what they store.
+          const auto run = [&](std::vector<char>& in, size_t in_shift, std::vector<char>& out, size_t out_shift) {
+            const std::shared_ptr<void> a = gpu.Upload(in.data(), in.size()), b = gpu.Upload(out.data(), out.size());
+            pass.in = static_cast<char*>(a.get()) + in_shift;
+            pass.out = static_cast<char*>(b.get()) + out_shift;
+            RANK_CHECK_OK(gpu.runtime().RunBlocks(pass, gpu.stream()));
+            pass.in = in.data() + in_shift;
+            pass.out = out.data() + out_shift;
+            CpuRunBlocks(pass);
+            return gpu.Download(b.get(), out.size());
+          };
+          pass.scale = 0.3F;
+          CHECK(run(array, shift, groups, 0) == groups);
+          std::copy_n(groups.begin(), bytes, groups.begin() + static_cast<std::ptrdiff_t>(bytes));
+          std::copy_n(groups.begin(), bytes, groups.begin() + static_cast<std::ptrdiff_t>(2 * bytes));
+          std::vector<char> sum(bytes);
+          pass.step = blocks::Pass::Step::kReduce;
+          pass.ins = 3;
+          pass.stride = bytes;
+          CHECK(run(groups, 0, sum, 0) == sum);
+          pass.step = blocks::Pass::Step::kDequantize;
+          std::vector<char> got = run(sum, 0, array, shift);
+          for (size_t i = 0; i < count + offset; ++i) {
+            const double x = GetElement(dtype, got.data(), i), wanted = GetElement(dtype, array.data(), i);
+            if (x != wanted && !(std::isnan(x) && std::isnan(wanted))) FAIL_CHECK(i << ": " << x << " not " << wanted);
+          }
         }
       }
     }

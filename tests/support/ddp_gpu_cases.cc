@@ -16,6 +16,7 @@
 #include "ddp/grad_scaler.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
+#include "tests/support/block_reference.h"
 #include "tests/support/check.h"
 #include "tests/support/ddp_gpu_steps.h"
 #include "tests/support/numbers.h"
@@ -128,6 +129,43 @@ void Options(GpuRank& rank) {
     return p == 2 ? Gradient(kF32, 0, p, i, 1) / rank.size() : Average(kF32, rank.size(), p, i, 1);
   };
   CheckGradients(rank, *detect, {.tolerance = 1e-6, .expected = expected}, a.get());
+}
+
+// From large blocks down to those that become zero; on rank 0 a NaN in one.
+double BlockValue(int rank, size_t i) {
+  if (rank == 0 && i == 800) return NAN;
+  return std::ldexp(Awkward(rank, i), -static_cast<int>(i / 128 % 20) * 6);
+}
+
+void Blocks(GpuRank& rank) {
+  const TestStream a(rank);
+  for (const BlockFormat format : {BlockFormat::kInt8, BlockFormat::kFloat8E4M3}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const size_t count : {size_t{1}, size_t{3001}, size_t{70'000}}) {
+        const Model model = RANK_VALUE(DistributedDataParallel::Create(
+            rank.group, {{"w", {}, {nullptr, count, dtype, rank.device()}, {}}},
+            {.op = ReduceOp::kSum, .gradient_predivide_factor = 2, .hook = CreateBlockCompressionHook(format)}));
+        const BlockSum sum{.format = static_cast<blocks::Format>(format),
+                           .dtype = dtype,
+                           .count = count,
+                           .prescale = 0.5F,
+                           .postscale = 2};
+        const std::vector<char> expected = ReduceInBlocks(sum, rank.size(), BlockValue);
+        for (int step = 0; step < 2; ++step) {
+          Write(
+              model->grad(0), [&](size_t i) { return BlockValue(rank.rank(), i); }, a.get());
+          model->GradReady(0, a.get());
+          RANK_CHECK_OK(model->FinishBackward(a.get()));
+          const std::vector<double> got = Read(model->grad(0), a.get());
+          for (size_t i = 0; i < count && rank.size() > 1; ++i) {
+            const double wanted = GetElement(dtype, expected.data(), i);
+            RANK_CHECK(got[i] == wanted || (std::isnan(got[i]) && std::isnan(wanted)), count, " elements, at ", i, ": ",
+                       got[i], " not ", wanted);
+          }
+        }
+      }
+    }
+  }
 }
 
 void NormAndClipping(GpuRank& rank) {

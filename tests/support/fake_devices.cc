@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/device/buffer_ops.h"
+#include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_hash.h"
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
@@ -450,6 +451,21 @@ absl::Status FakeDevices::Hash(absl::Span<const TransformPiece> pieces, uint64_t
     for (size_t k = 0; k < copy.size(); ++k) results[k] = CpuHash(copy[k].in, copy[k].count);
   });
   return absl::OkStatus();
+}
+
+absl::Status FakeDevices::RunBlocks(const blocks::Pass& pass, void* stream) {
+  const bool quantize = pass.step == blocks::Pass::Step::kQuantize,
+             dequantize = pass.step == blocks::Pass::Step::kDequantize;
+  const uint64_t array = pass.count * SizeOf(static_cast<DType>(pass.dtype));
+  const uint64_t groups = blocks::GroupsOf(pass.count) * blocks::kGroupBytes;
+  absl::Status status = EnterOn("RunBlocks", stream);
+  for (int r = 0; r < pass.ins; ++r) {
+    const char* const in = static_cast<const char*>(pass.in) + static_cast<uint64_t>(r) * pass.stride;
+    status.Update(Reach("RunBlocks", in, quantize ? array : groups));
+  }
+  status.Update(Reach("RunBlocks", pass.out, dequantize ? array : groups));
+  if (status.ok()) Enqueue(stream, [pass] { CpuRunBlocks(pass); });
+  return status;
 }
 
 absl::Status FakeDevices::UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) {

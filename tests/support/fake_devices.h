@@ -106,9 +106,11 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
+  absl::Status RunBlocks(const blocks::Pass& pass, void* stream) override;
   absl::Status RunStaged(const staged::Collective& collective, void* stream) override;
   absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override;
   absl::Status RunStaged(const staged::Turn& turn, void* stream) override;
+  absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) override;
   absl::StatusOr<int> StagedBlocks() override;
 
  private:
@@ -123,7 +125,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status ReachTable(absl::string_view call, const staged::RangeTable& table);
   absl::Status ReachPlace(absl::string_view call, const staged::Place& at);
   // Runs run(index) for each thread block, on threads of their own.
-  void RunBlocks(int device, int blocks, const std::function<void(int index)>& run);
+  void RunThreadBlocks(int device, int blocks, const std::function<void(int index)>& run);
 
   const int count_;
   mutable std::mutex mutex_;

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_reduce.h"
+#include "libddp/device/staged_blocks.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
 #include "tests/support/fake_devices.h"
@@ -147,6 +149,44 @@ class HostBlock {
   CpuReduce reduce_, check_;
 };
 
+// See staged_blocks.h.
+class HostBlockReducer : public HostBlock {
+ public:
+  explicit HostBlockReducer(const staged::BlockReduction& c) : HostBlock(c.at, nullptr), c_(c) {}
+
+  void Quantize(const char* from, uint64_t count, char* groups) {
+    Run({.step = blocks::Pass::Step::kQuantize, .in = from, .out = groups, .count = count, .scale = c_.prescale});
+  }
+  void Reduce(const char* own, uint64_t count, const char* groups, uint64_t stride, char* publish, char* to) {
+    const uint64_t bytes = blocks::GroupsOf(count) * blocks::kGroupBytes;
+    std::vector<char> all(bytes * static_cast<uint64_t>(c_.at.ranks));
+    for (uint64_t r = 0; r < static_cast<uint64_t>(c_.at.ranks); ++r) {
+      if (r != static_cast<uint64_t>(c_.at.rank)) std::memcpy(all.data() + r * bytes, groups + r * stride, bytes);
+    }
+    Quantize(own, count, all.data() + static_cast<uint64_t>(c_.at.rank) * bytes);
+    Run({.step = blocks::Pass::Step::kReduce,
+         .in = all.data(),
+         .out = publish,
+         .count = count,
+         .ins = c_.at.ranks,
+         .stride = bytes,
+         .scale = c_.postscale});
+    Dequantize(publish, count, to);
+  }
+  void Dequantize(const char* groups, uint64_t count, char* to) {
+    Run({.step = blocks::Pass::Step::kDequantize, .in = groups, .out = to, .count = count});
+  }
+
+ private:
+  void Run(blocks::Pass pass) const {
+    pass.format = c_.format;
+    pass.dtype = c_.dtype;
+    CpuRunBlocks(pass);
+  }
+
+  const staged::BlockReduction& c_;
+};
+
 }  // namespace
 
 absl::Status FakeDevices::ReachTable(absl::string_view call, const staged::RangeTable& table) {
@@ -169,7 +209,7 @@ absl::StatusOr<int> FakeDevices::StagedBlocks() {
   return staged_blocks(ThreadDevice());
 }
 
-void FakeDevices::RunBlocks(int device, int blocks, const std::function<void(int index)>& run) {
+void FakeDevices::RunThreadBlocks(int device, int blocks, const std::function<void(int index)>& run) {
   const auto count = [&](int change) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return blocks_running_[static_cast<size_t>(device)] += change;
@@ -201,7 +241,7 @@ absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* 
     if (c->move == staged::Move::kAllReduceFetched) {  // nobody waits
       for (int index = 0; index < BlocksOf(*c); ++index) run(index);
     } else {
-      RunBlocks(device, BlocksOf(*c), run);
+      RunThreadBlocks(device, BlocksOf(*c), run);
     }
   });
   return absl::OkStatus();
@@ -214,7 +254,7 @@ absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stre
   status.Update(ReachTable("RunStaged", exchange.out));
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), e = std::make_shared<staged::Exchange>(exchange)] {
-    RunBlocks(device, BlocksOf(*e), [&](int index) {
+    RunThreadBlocks(device, BlocksOf(*e), [&](int index) {
       HostBlock block(e->at, nullptr);
       staged::RunExchange(block, *e, index);
     });
@@ -229,9 +269,25 @@ absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
   status.Update(Reach("RunStaged", turn.counts, staged::kTurnCounts * sizeof(uint64_t)));
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), turn] {
-    RunBlocks(device, 1, [&](int) {
+    RunThreadBlocks(device, 1, [&](int) {
       HostBlock block(turn.at, nullptr);
       staged::RunTurn(block, turn);
+    });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::RunStaged(const staged::BlockReduction& reduction, void* stream) {
+  absl::Status status = EnterOn("RunStaged", stream);
+  status.Update(ReachPlace("RunStaged", reduction.at));
+  for (const char* array : {reduction.in, static_cast<const char*>(reduction.out)}) {
+    status.Update(Reach("RunStaged", array, reduction.count * static_cast<uint64_t>(reduction.size)));
+  }
+  if (!status.ok()) return status;
+  Enqueue(stream, [this, device = ThreadDevice(), reduction] {
+    RunThreadBlocks(device, BlocksOf(reduction), [&](int index) {
+      HostBlockReducer block(reduction);
+      staged::RunBlockReduction(block, reduction, index);
     });
   });
   return absl::OkStatus();

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "libddp/base/failed_ranks.h"
+#include "libddp/comm/base/block_reducer.h"
 #include "libddp/comm/staged/staged_plan.h"
+#include "tests/support/block_reference.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -81,6 +83,33 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             CHECK(BlocksOf(c) <= std::max(blocks, 3));
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("tiles of 8-bit blocks cover every element once, and fit their slots") {
+  for (const int ranks : {2, 3, 8, 16}) {
+    for (const uint64_t count : {1, 512, 513, 100'000, 3'000'000}) {
+      for (const int thread_blocks : {1, 32, 1000}) {
+        staged::BlockReduction c = {};
+        c.at.ranks = ranks;
+        c.count = count;
+        PlanBlocks(thread_blocks, &c);
+        INFO(ranks << " ranks, " << count << " elements, " << thread_blocks << " thread blocks");
+        uint64_t next = 0;
+        for (uint64_t tile = 0; tile < c.tiles; ++tile) {
+          for (int p = 0; p < ranks; ++p) {
+            const staged::BlockPart part = PartOf(c, tile, p);
+            if (part.count == 0) continue;
+            CHECK(part.begin == next);
+            CHECK(part.begin % blocks::kGroup == 0);
+            next += part.count;
+          }
+        }
+        CHECK(next == count);
+        CHECK(c.part_groups * blocks::kGroupBytes * static_cast<uint64_t>(ranks) <= staged::kSlotBytes);
+        CHECK(BlocksOf(c) <= std::max(thread_blocks, 3));
       }
     }
   }
@@ -320,6 +349,31 @@ TEST_CASE("large arrays go round the rings, in every operation") {
       RANK_CHECK_OK(group.AllToAll(whole.whole(), whole.whole(), kNoStream).Wait());
       expect(
           whole, n * part, [&](size_t i) { return value(i / part, me * part + i % part); }, "all_to_all");
+    });
+  }
+}
+
+// Between two other operations, with which it shares the rings.
+TEST_CASE("large arrays in 8-bit blocks go round the rings, and have the CPU's bits") {
+  for (const int size : {2, 3, 4}) {
+    StagedJob job(size);
+    job.gpus.staged_blocks = [](int) { return 16; };
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      constexpr size_t kCount = 1'500'001;
+      Array array(rank, group, DType::kFloat32, kCount, false), other(rank, group, DType::kInt32, 50'000, false);
+      for (size_t i = 0; i < kCount; ++i) array.Set(i, Awkward(rank.rank, i));
+      for (size_t i = 0; i < 50'000; ++i) other.Set(i, 1);
+      const auto add = [&] { RANK_CHECK_OK(group.AllReduce(other.whole(), other.whole(), {}, kNoStream).Wait()); };
+      add();
+      BlockReducer* const reducer = BlockReducerOf(group);
+      RANK_CHECK(reducer != nullptr);
+      const BlockReduce reduce{.buffer = array.whole(), .prescale = 0.5F, .postscale = 0.3F, .after = kNoStream};
+      RANK_CHECK_OK(reducer->AllReduceBlocks(reduce).Wait());
+      add();
+      RANK_CHECK_EQ(other.Get(49'999), static_cast<double>(rank.size * rank.size));
+      const BlockSum sum{.count = kCount, .prescale = 0.5F, .postscale = 0.3F};
+      const std::vector<char> expected = ReduceInBlocks(sum, rank.size, Awkward);
+      RANK_CHECK(std::memcmp(array.whole().data, expected.data(), expected.size()) == 0);
     });
   }
 }

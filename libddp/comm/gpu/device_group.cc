@@ -1,6 +1,7 @@
 #include "libddp/comm/gpu/device_group.h"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -21,7 +22,7 @@ namespace {
 
 using Kind = OperationKey::Kind;
 
-class DeviceGroup final : public CheckedGroup {
+class DeviceGroup final : public CheckedGroup, public BlockReducer {
  public:
   DeviceGroup(std::shared_ptr<InternalGroup> control, DeviceGroupOptions options, DeviceBackend backend,
               std::shared_ptr<DeviceEngine> engine)
@@ -98,6 +99,8 @@ class DeviceGroup final : public CheckedGroup {
   const uint32_t* failed_word() const override { return engine_->failed_word(); }
   void Progress() override { control_->Progress(); }
   Observer* observer() const override { return control_->observer(); }
+  bool reduces_blocks() const override { return moves_->block_moves() != nullptr; }
+  Work AllReduceBlocks(const BlockReduce& reduce) override;
 
  private:
   static bool OnCpu(Buffers buffers) {
@@ -167,6 +170,22 @@ Work DeviceGroup::StartChecked(const CheckedCall& call) {
                                   .timeout = call.timeout};
   return Launch(operation, call.after,
                 [&](void* stream) { return call.count > 0 ? moves_->Enqueue(call, stream) : absl::OkStatus(); });
+}
+
+Work DeviceGroup::AllReduceBlocks(const BlockReduce& reduce) {
+  const DType dtype = reduce.buffer.dtype;
+  const OperationKey key{.kind = Kind::kAllReduce, .in = dtype, .out = dtype};
+  uint64_t parameters = MixHash(1, static_cast<uint64_t>(reduce.format));
+  for (const float scale : {reduce.prescale, reduce.postscale}) {
+    parameters = MixHash(parameters, std::bit_cast<uint32_t>(scale));
+  }
+  const DeviceOperation operation{.key = key,
+                                  .entry = {key.Pack(), reduce.buffer.count, parameters},
+                                  .bucket = reduce.bucket,
+                                  .timeout = timeout()};
+  return engine_->Launch(operation, reduce.after, [&](void* stream) {
+    return reduce.buffer.count > 0 ? moves_->block_moves()->ReduceBlocks(reduce, stream) : absl::OkStatus();
+  });
 }
 
 Work DeviceGroup::StartComposed(const CheckedCall& call) {

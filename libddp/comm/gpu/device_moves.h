@@ -10,10 +10,20 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/base/block_reducer.h"
 #include "libddp/comm/base/checked_group.h"
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {
+
+// What BlockReducer enqueues. There are elements.
+class BlockMoves {
+ public:
+  virtual absl::Status ReduceBlocks(const BlockReduce& reduce, void* stream) = 0;
+
+ protected:
+  ~BlockMoves() = default;
+};
 
 // One per backend: nccl, hierarchical, and local for a world of one. What enqueues is called by one thread at a time,
 // with the group's device current.
@@ -33,6 +43,8 @@ class DeviceMoves {
   virtual absl::Status Send(Buffers buffers, int peer, void* stream) = 0;
   virtual absl::Status Recv(Buffers buffers, int peer, void* stream) = 0;
   virtual absl::Status Barrier(void* stream) = 0;
+  // Null if the backend has none.
+  virtual BlockMoves* block_moves() { return nullptr; }
 
   // Zeroed memory of the group's device. Collective, and so is Adopt: memory that another group has allocated.
   virtual absl::StatusOr<Allocation> Allocate(size_t bytes) = 0;

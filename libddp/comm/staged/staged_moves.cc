@@ -6,6 +6,7 @@
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/range_list.h"
 #include "libddp/device/buffer_ops.h"
+#include "libddp/device/staged_blocks.h"
 
 namespace ddp {
 namespace {
@@ -126,6 +127,20 @@ absl::Status StagedMoves::Barrier(void* stream) {
   c.move = Move::kBarrier;
   c.in_size = c.out_size = 1;
   PlanTiles(blocks_, &c);
+  return runtime_.RunStaged(c, stream);
+}
+
+absl::Status StagedMoves::ReduceBlocks(const BlockReduce& reduce, void* stream) {
+  staged::BlockReduction c = {};
+  c.at = at_;
+  c.format = reduce.format;
+  c.dtype = static_cast<uint8_t>(reduce.buffer.dtype);
+  c.size = static_cast<int>(SizeOf(reduce.buffer.dtype));
+  c.prescale = reduce.prescale;
+  c.postscale = reduce.postscale;
+  c.in = c.out = static_cast<char*>(reduce.buffer.data);
+  c.count = reduce.buffer.count;
+  PlanBlocks(blocks_, &c);
   return runtime_.RunStaged(c, stream);
 }
 

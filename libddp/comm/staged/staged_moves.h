@@ -23,7 +23,7 @@ namespace ddp {
 // Reductions follow the rules of CpuReduce: contributions are added in rank order, 16-bit floats in float32, and the
 // result is rounded once. So all ranks have the same bits, which are those of the CPU's group, however an array is cut
 // into ranges and operations. The ranks need not cut theirs alike.
-class StagedMoves final : public DeviceMoves {
+class StagedMoves final : public DeviceMoves, public BlockMoves {
  public:
   // `control` and `engine` outlive this. blocks: see PlanTiles; equal on all ranks, as `limits`. copies: null if these
   // use none.
@@ -45,6 +45,8 @@ class StagedMoves final : public DeviceMoves {
   absl::Status Send(Buffers buffers, int peer, void* stream) override;
   absl::Status Recv(Buffers buffers, int peer, void* stream) override;
   absl::Status Barrier(void* stream) override;
+  BlockMoves* block_moves() override { return this; }
+  absl::Status ReduceBlocks(const BlockReduce& reduce, void* stream) override;
   absl::StatusOr<Allocation> Allocate(size_t bytes) override {
     return AllocateTogether(control_, runtime_, engine_.options().device, bytes);
   }

@@ -125,4 +125,16 @@ void PlanTiles(int blocks, staged::Collective* c, uint64_t slot) {
   c->split = c->tiles > channels;
 }
 
+void PlanBlocks(int thread_blocks, staged::BlockReduction* c) {
+  const uint64_t ranks = static_cast<uint64_t>(c->at.ranks);
+  const uint64_t longest = CeilDiv(blocks::GroupsOf(c->count), ranks);  // groups of the parts that a rank reduces
+  const uint64_t channels = static_cast<uint64_t>(std::clamp(thread_blocks / 3, 1, staged::kMaxChannels));
+  const uint64_t most = staged::kSlotBytes / (ranks * blocks::kGroupBytes);
+  const uint64_t least = std::min(CeilDiv(kLeastBytes, blocks::kGroupBytes), most);
+  c->part_groups = std::clamp(CeilDiv(longest, channels), least, most);
+  c->tiles = std::max<uint64_t>(1, CeilDiv(longest, c->part_groups));
+  c->channels = static_cast<int>(std::min(channels, c->tiles));
+  c->split = c->tiles > channels;
+}
+
 }  // namespace ddp

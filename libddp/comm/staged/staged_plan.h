@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "libddp/device/staged_blocks.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp {
@@ -46,6 +47,9 @@ uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes);
 // Fills in channels, split, tiles and part_elements of `collective`, whose move, ranks, count, part_begin and element
 // sizes are set. `blocks`: thread blocks that each rank can run at once; `slot`: bytes of a slot that are used.
 void PlanTiles(int blocks, staged::Collective* collective, uint64_t slot = staged::kSlotBytes);
+
+// The same of a reduction whose ranks and count are set.
+void PlanBlocks(int thread_blocks, staged::BlockReduction* reduction);
 
 }  // namespace ddp
 

@@ -1,0 +1,99 @@
+// How a thread block of the staged protocol waits for other GPUs, and they for it.
+#ifndef LIBDDP_DEVICE_CUDA_STAGED_BLOCK_H_
+#define LIBDDP_DEVICE_CUDA_STAGED_BLOCK_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "libddp/device/staged_protocol.h"
+
+namespace ddp::cuda {
+namespace {  // each file's own: nvcc exports what is not
+
+constexpr int kThreads = 256;
+constexpr int kPollsALook = 64;  // at a counter, before a look at whether somebody has failed
+
+// Not from a cache: another GPU has written it.
+template <typename T>
+__device__ T LoadFresh(const T* from) {
+  using Bits = std::conditional_t<
+      sizeof(T) == 16, uint4,
+      std::conditional_t<sizeof(T) == 1, unsigned char,
+                         std::conditional_t<sizeof(T) == 2, unsigned short,
+                                            std::conditional_t<sizeof(T) == 4, unsigned, unsigned long long>>>>;
+  const Bits bits = __ldcv(reinterpret_cast<const Bits*>(from));
+  return *reinterpret_cast<const T*>(&bits);
+}
+
+__device__ uint64_t LoadAcquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ void StoreRelease(uint64_t* to, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+// What every thread block does; see staged_protocol.h. All its threads call everything.
+class WaitingBlock {
+ public:
+  __device__ explicit WaitingBlock(const staged::Place& at) : at_(at) {}
+
+  __device__ bool Begin() { return __syncthreads_or(threadIdx.x == 0 && MustLeave()) == 0; }
+
+  template <typename Fn>
+  __device__ bool Wait(int n, Fn counter, uint64_t target) {
+    bool reached = true;
+    if (static_cast<int>(threadIdx.x) < n) {
+      const staged::Counter* const mine = counter(static_cast<int>(threadIdx.x));
+      if (mine != nullptr) reached = Spin(&mine->value, target);
+    }
+    return __syncthreads_and(reached) != 0;
+  }
+
+  __device__ void Signal(staged::Counter* counter, uint64_t value) {
+    __syncthreads();
+    if (threadIdx.x == 0) StoreRelease(&counter->value, value);
+  }
+
+  __device__ void Fail() {
+    if (threadIdx.x != 0) return;
+    *const_cast<volatile uint32_t*>(at_.failed) = 1;
+    *reinterpret_cast<volatile uint32_t*>(at_.ring) = 1;
+    __threadfence_system();
+  }
+
+  __device__ uint64_t Load(const uint64_t* from) { return *from; }
+  __device__ void Store(uint64_t* to, uint64_t value) {
+    __syncthreads();  // all have loaded it
+    if (threadIdx.x == 0) *to = value;
+  }
+
+ protected:
+  // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
+  __device__ bool MustLeave() {
+    // Both lie in host memory: one way there and back for both.
+    const uint32_t failed = *const_cast<const volatile uint32_t*>(at_.failed);
+    const uint32_t aborted = *reinterpret_cast<const volatile uint32_t*>(at_.ring);
+    if (failed != 0) return true;
+    if (aborted == 0) return false;
+    *const_cast<volatile uint32_t*>(at_.failed) = 1;
+    __threadfence_system();
+    return true;
+  }
+
+  const staged::Place& at_;
+
+ private:
+  __device__ bool Spin(const uint64_t* counter, uint64_t target) {
+    for (int polls = 1;; ++polls) {
+      if (static_cast<int64_t>(LoadAcquire(counter) - target) >= 0) return true;
+      if (polls % kPollsALook == 0 && MustLeave()) return false;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ddp::cuda
+
+#endif  // LIBDDP_DEVICE_CUDA_STAGED_BLOCK_H_

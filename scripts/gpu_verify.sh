@@ -17,7 +17,7 @@ Parts (each takes less than ten minutes, unless stated otherwise):
   unit    tests without a GPU
   device  kernels, memory and streams on one GPU; also under compute-sanitizer, if it is installed
   nccl    the nccl backend on 1, 2 and 4 GPUs, with ranks as threads and under mpirun
-  fault   ranks that are killed at each stage (2 GPUs)
+  fault   ranks that are killed at each stage (2 GPUs); trainings that go on without NCCL (2 and 4 GPUs)
   staged  the hierarchical backend on GPUs: tests and killed ranks on 2 and 4 GPUs (two ranks share a single one), the
           choice of auto, and its speed in turn with NCCL's without P2P. Six minutes for each number of GPUs
   auto    train_mlp with --backend=auto where NCCL has a planted fault (2 and 4 GPUs): the backend that is chosen, what is
@@ -136,6 +136,16 @@ memcheck_nccl() {
 part_fault() {
   ranks 2 || export DDP_TEST_GPUS=2
   step 400 fault "$here/bin/gpu_fault_test"
+  local n
+  for n in 2 4; do
+    if ((n > gpus)); then
+      skip "recover-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    export DDP_TEST_GPUS=$n DDP_TEST_RANKS=$n DDP_TIMEOUT=60
+    step 120 "recover-$n-threads" "$here/bin/gpu_recover_test"
+    ! has_mpirun || step 120 "recover-$n-mpirun" mpirun -n "$n" --bind-to none --timeout 110 "$here/bin/gpu_recover_test"
+  done
 }
 
 # Without NCCL. Processes may share a GPU here, whatever --share says, but then nothing is timed.

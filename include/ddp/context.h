@@ -85,7 +85,7 @@ struct ContextOptions {
 //   - nccl as it is configured
 //   - nccl without P2P, for which Create sets NCCL_P2P_DISABLE=1; but hierarchical if that is faster
 //   - hierarchical, if all ranks are on one host
-// The same on all ranks.
+// The same on all ranks. After Context::Recover it is that of the new world, and says why the one before has failed.
 struct BackendChoice {
   std::string backend = {};  // "nccl", "hierarchical" or "local"
   bool without_p2p = false;  // Create has set NCCL_P2P_DISABLE=1
@@ -137,8 +137,39 @@ class DDP_EXPORT Context {
   virtual Device device() const = 0;
   virtual const BackendChoice& backend_choice() const = 0;  // of the world
 
-  // The group of all ranks.
+  // The group of all ranks. After Recover the one that it has made.
   virtual ProcessGroup& world() = 0;
+
+  // Makes a new world after this one has failed: world() returns it from then on. Each rank calls it once an operation
+  // of the world has returned an error.
+  //   - All ranks are alive: the new world has all of them, and the hierarchical backend, also on GPUs. They meet in a
+  //     spare group that Create has made, so this works under every launcher. NCCL is not used again.
+  //   - Ranks have died, or do not come within `patience`: the new world has the others, in their order, and the
+  //     backend as before. They meet in the store, as in NewGroup; a rank that is left alone needs none.
+  // backend_choice().text says which of these it was, and why the old world has failed. rank() and world_size() stay as
+  // they are; world().rank() and world().size() are those of the new world.
+  //
+  //   absl::Status status = model->FinishBackward(stream);
+  //   if (!status.ok()) {
+  //     if (absl::Status s = context->Recover(); !s.ok()) return s;  // print it, and end
+  //     if (absl::Status s = model->Rebind(context->world()); !s.ok()) return s;
+  //     absl::StatusOr<int64_t> step = ddp::SyncState(context->world(), committed_steps, state);
+  //     if (!step.ok()) return step.status();
+  //     committed_steps = *step;  // continue with the next step
+  //   }
+  //
+  // The failed world lives as long as the Context. What was made from it (groups by Split, memory by Allocate) stays as
+  // it is; see ProcessGroup::Register.
+  //
+  // Collective over the ranks that are left, as often as worlds fail. `patience`: how long it waits for the others,
+  // once for all ranks and once more for each that does not come; unset: the time-out. Call it from one thread at a
+  // time, when no other uses the world.
+  //
+  // Errors: FailedPrecondition if the world works, or if ranks have died and there is no store for the others, as under
+  // mpirun, which ends all ranks when one dies anyway. Internal, on all ranks, if a GPU has not come free: then only
+  // the end of its process frees it. Unimplemented for GPUs of several hosts. Otherwise those of NewGroup. An error about this rank itself (FailedRanks) says
+  // that the others go on without it. The world stays the failed one.
+  virtual absl::Status Recover(std::optional<absl::Duration> patience = {}) = 0;
 
   // Creates a group of some ranks of the world, including this one. The remaining ranks use it to continue after the
   // world, or an earlier group, has failed. ranks[i], a rank of the world, becomes rank i of the new group.

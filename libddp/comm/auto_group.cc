@@ -56,6 +56,7 @@ class Chooser {
     absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = control_->Split(0, control_->rank());
     if (!spare.ok()) return spare.status();
     NcclGroupOptions nccl = options_;
+    nccl.always_abortable = true;
     nccl.start_limit = LimitNow(4 * options_.probe.limit);
     absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control_), nccl);
     if (group.ok()) return Chosen(*std::move(group), without_p2p);
@@ -172,7 +173,8 @@ class Chooser {
     choice.text = absl::StrCat("backend ", choice.backend, without_p2p ? " without P2P" : "", ": ", Describe(report_),
                                reason_.empty() ? "" : "; ", reason_);
     if (group->rank() == 0) Report(choice);
-    return {std::move(group), std::move(choice)};
+    return {std::move(group), std::move(choice),
+            [cache = options_.probe.cache, key = report_.key] { ProbeCache(cache).Forget(key); }};
   }
 
   void Report(const BackendChoice& choice) const {

@@ -2,6 +2,7 @@
 #ifndef LIBDDP_COMM_AUTO_GROUP_H_
 #define LIBDDP_COMM_AUTO_GROUP_H_
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -20,11 +21,13 @@ struct AutoGroupOptions : NcclGroupOptions {
 struct AutoGroup {
   std::unique_ptr<ProcessGroup> group;
   BackendChoice choice;
+  std::function<void()> forget = [] {};  // what was remembered of NCCL, should it fail after all
 };
 
 // Collective over `control`, a group of the same ranks, at least two, on CPU memory. The same choice on all ranks, as
 // BackendChoice describes; NCCL that fails after it has passed its probe gives way, too. Rank 0 logs the choice. May
-// set NCCL_P2P_DISABLE. FailedPrecondition, with what failed on each way, if no backend works.
+// set NCCL_P2P_DISABLE. NCCL is used so that it can be aborted at any time. FailedPrecondition, with what failed on
+// each way, if no backend works.
 absl::StatusOr<AutoGroup> CreateAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options);
 
 }  // namespace ddp

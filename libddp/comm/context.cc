@@ -1,109 +1,39 @@
-#include "ddp/context.h"
+// How a Context begins and ends.
+#include "libddp/comm/context_impl.h"
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <set>
-#include <string>
+#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
-#include "libddp/base/failed_ranks.h"
-#include "libddp/base/owner_process.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
-#include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/gpu/device_group.h"
-#include "libddp/comm/hierarchical_group.h"
 #include "libddp/comm/local_group.h"
-#include "libddp/comm/nccl/nccl_group.h"
 #include "libddp/comm/staged/staged_group.h"
-#include "libddp/launch/launch_info.h"
 #include "libddp/launch/launch_store.h"
-#include "libddp/launch/mpi_session.h"
-#include "libddp/launch/rendezvous.h"
 
 namespace ddp {
-namespace {
 
-class ContextImpl final : public Context {
- public:
-  ~ContextImpl() override {
-    if (!process_.IsHere()) {  // a child by fork has none of the threads, and nothing to say to the peers
-      (void)world_.release();
-      (void)progress_.release();
-      (void)observer_.release();
-      (void)over_store_.release();
-      (void)mpi_.release();
-      return;
-    }
-    if (world_ != nullptr) observer_->End(*world_);
-    // A peer may be stuck then: the end of MPI must not wait for it for ever.
-    if (mpi_ != nullptr && (world_ == nullptr || !world_->status().ok())) mpi_->MarkFailed();
+ContextImpl::~ContextImpl() {
+  if (!process_.IsHere()) {  // a child by fork has none of the threads, and nothing to say to the peers
+    (void)world_.release();
+    for (std::unique_ptr<ProcessGroup>& group : failed_worlds_) (void)group.release();
+    (void)spare_.release();
+    (void)progress_.release();
+    (void)observer_.release();
+    (void)over_store_.release();
+    (void)mpi_.release();
+    return;
   }
-
-  int rank() const override { return info_.rank; }
-  int world_size() const override { return info_.world_size; }
-  int local_rank() const override { return info_.local_rank; }
-  int local_world_size() const override { return info_.local_world_size; }
-  absl::string_view launcher() const override { return info_.launcher; }
-  absl::Duration timeout() const override { return timeout_; }
-  Device device() const override { return device_; }
-  const BackendChoice& backend_choice() const override { return choice_; }
-  ProcessGroup& world() override { return *world_; }
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) override;
-
-  absl::Status Start(const ContextOptions& options);
-
- private:
-  absl::Status Identify(const ContextOptions& options);
-  absl::Status CountRanksOfHost();
-  absl::Status ReadTimes(const ContextOptions& options);
-  absl::Status ReadBackend(const ContextOptions& options);
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
-  NcclGroupOptions OnGpuBy() const;
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
-  absl::Status AgreeOnBackend(Rendezvous& rendezvous) const;
-  absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
-  absl::Status CheckMembers(absl::Span<const int> ranks) const;
-  template <typename... Parts>
-  absl::Status Invalid(const Parts&... what) const {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", info_.rank, ": ", what...));
-  }
-  GroupOptions GroupBy(absl::Time deadline) {
-    return {.timeout = timeout_,
-            .deadline = deadline,
-            .stall_warning = stall_warning_,
-            .progress = progress_.get(),
-            .observer = observer_.get()};
-  }
-
-  const OwnerProcess process_;
-  // Destroyed in reverse order: the group first, MPI last.
-  LaunchInfo info_;
-  absl::Duration timeout_, stall_warning_;
-  std::string backend_;  // "auto" until it is known what works on the GPUs
-  BackendChoice choice_;
-  bool fresh_probe_ = false;
-  Device device_;
-  nccl::Comm* nccl_comm_ = nullptr;  // the program's, for the world, until that is made
-  std::unique_ptr<MpiSession> mpi_;
-  std::shared_ptr<Store> store_;
-  std::string key_prefix_;               // of this world's keys in it
-  std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
-  std::unique_ptr<Rendezvous> over_store_;
-  std::unique_ptr<ContextObserver> observer_;
-  std::unique_ptr<ProgressThread> progress_ = std::make_unique<ProgressThread>([this] {
-    if (mpi_ != nullptr) mpi_->Progress();
-  });
-  std::unique_ptr<ProcessGroup> world_;
-};
+  if (world_ != nullptr) observer_->End(*world_);
+  // A peer may be stuck then, or gone: the end of MPI must not wait for it for ever.
+  const bool sound = world_ != nullptr && world_->status().ok() && world_->size() == info_.world_size;
+  if (mpi_ != nullptr && !sound) mpi_->MarkFailed();
+}
 
 absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (absl::Status s = Identify(options); !s.ok()) return s;
@@ -123,6 +53,8 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (world.ok()) world = OnDevice(*std::move(world));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
+  members_.resize(static_cast<size_t>(info_.world_size));
+  std::iota(members_.begin(), members_.end(), 0);
   choice_.backend = std::string(world_->backend());
   return observer_->Begin(*world_);
 }
@@ -168,6 +100,7 @@ NcclGroupOptions ContextImpl::OnGpuBy() const {
   options.stall_warning = stall_warning_;
   options.observer = observer_.get();
   options.progress = progress_.get();
+  options.always_abortable = chosen_;
   return options;
 }
 
@@ -179,6 +112,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::ChooseOnGpus(std::uni
   if (!made.ok()) return made.status();
   choice_ = std::move(made->choice);
   backend_ = choice_.backend;  // for smaller groups, too
+  chosen_ = true;
+  forget_nccl_ = std::move(made->forget);
   return std::move(made->group);
 }
 
@@ -203,7 +138,13 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu(const Context
   if (device_.kind == Device::Kind::kCuda) {
     if (absl::Status s = AgreeOnBackend(**rendezvous); !s.ok()) return s;
   }
-  return CreateHierarchicalGroup(**rendezvous, GroupBy(absl::Now() + timeout_));
+  GroupOptions group = GroupBy(absl::Now() + timeout_);
+  if (info_.world_size == 1) return CreateHierarchicalGroup(**rendezvous, group);
+  group.observer = nullptr;  // nothing happens in the spare that a user should hear of
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = CreateHierarchicalGroup(**rendezvous, group);
+  if (!spare.ok()) return spare.status();
+  spare_ = *std::move(spare);
+  return CreateGroupOfSameRanks(*spare_, observer_.get());
 }
 
 absl::Status ContextImpl::AgreeOnBackend(Rendezvous& rendezvous) const {
@@ -306,52 +247,6 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
   over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, absl::StrCat(key_prefix_, "world"));
   return over_store_.get();
 }
-
-absl::Status ContextImpl::CheckMembers(absl::Span<const int> ranks) const {
-  const auto error = [&](auto&&... what) {
-    return Invalid("NewGroup of ranks ", absl::StrJoin(ranks, ", "), ": ", what...);
-  };
-  std::set<int> seen;
-  for (const int r : ranks) {
-    if (r < 0 || r >= info_.world_size) return error("the world has no rank ", r);
-    if (!seen.insert(r).second) return error("rank ", r, " is listed twice");
-  }
-  return seen.count(info_.rank) != 0 ? absl::OkStatus() : error("this rank is not among them");
-}
-
-// The ranks' n-th attempt at a group of this list uses keys of its own. One that has failed for another rank would fail
-// here at once: it is passed over, so that a rank that comes late joins the attempt that the others are at.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<const int> ranks, absl::Time deadline) {
-  if (absl::Status s = CheckMembers(ranks); !s.ok()) return s;
-  const WorldRanks world_ranks{{ranks.begin(), ranks.end()}};
-  if (ranks.size() == 1) return OnDevice(CreateLocalGroup(observer_->listener(), timeout_, world_ranks));
-  if (store_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", info_.rank, ": NewGroup needs a store, and a world started by ", info_.launcher,
-        " has none; start the ranks by torchrun, or by a launcher of your own with ContextOptions::store"));
-  }
-  const std::string list = absl::StrJoin(ranks, ",");
-  // Keys are of bounded length, lists are not.
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : list) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  std::string name;
-  do {
-    name = absl::StrCat(key_prefix_, "group/", absl::Hex(hash), "/", ++attempts_[list]);
-  } while (StoreRendezvousFailed(*store_, name));
-  const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
-  const std::unique_ptr<Rendezvous> rendezvous =
-      CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
-  GroupOptions options = GroupBy(deadline);
-  options.world_ranks = world_ranks;
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateHierarchicalGroup(*rendezvous, options);
-  if (group.ok()) group = OnDevice(*std::move(group));
-  if (group.ok()) return group;
-  return WithPackedFailedRanks(
-      absl::Status(group.status().code(), absl::StrCat(group.status().message(), " (NewGroup of ranks ", list, ")")),
-      PackFailedRanks(group.status()));
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Context>> Context::Create(const ContextOptions& options) {
   auto context = std::make_unique<ContextImpl>();

@@ -145,6 +145,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HierarchicalGroup::SplitWith(int c
                    [&] { return wire()->Channel(channel, ranks); });
 }
 
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroupOfSameRanks(ProcessGroup& group, ContextObserver* observer) {
+  return dynamic_cast<HierarchicalGroup&>(group).Split(0, group.rank(), observer);
+}
+
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options) {
   const int rank = rendezvous.rank(), size = rendezvous.size();

@@ -42,6 +42,10 @@ struct GroupOptions {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous& rendezvous,
                                                                       const GroupOptions& options);
 
+// Another group of the ranks of `group`, which CreateHierarchicalGroup has made for two or more; with an observer of
+// its own. Collective.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroupOfSameRanks(ProcessGroup& group, ContextObserver* observer);
+
 // What the ranks of a group know of each other.
 struct Members {
   int rank = 0;                   // this process's
@@ -69,6 +73,11 @@ class HierarchicalGroup : public CheckedGroup {
   }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key) final {
     return SplitWith(color, key, options_);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color, int key, ContextObserver* observer) {
+    GroupOptions options = options_;
+    options.observer = observer;
+    return SplitWith(color, key, std::move(options));
   }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) final;
   const NodeLayout* layout() const final { return &members_.layout; }

@@ -190,6 +190,9 @@ absl::Status Timeline::Begin(ProcessGroup& world) {
 absl::Status Timeline::End(ProcessGroup& world, absl::Duration patience) {
   if (begin_.empty()) return absl::OkStatus();  // Begin has failed, and said so
   absl::Status s = world.status();
+  if (s.ok() && static_cast<size_t>(world.size()) != hosts_.size()) {
+    s = absl::FailedPreconditionError("ranks have died, and the others have gone on without them");
+  }
   if (s.ok()) s = Gather(world, absl::Now() + patience);
   if (s.ok()) return s;
   Log().warn("rank {}: the timeline is not gathered, each rank writes its own part to {}.rank{}: {}", options_.rank,

@@ -1,7 +1,8 @@
 // One rank of a job whose survivors go on. All work together in rounds; the victims come to their ends one after the
 // other, each at a random moment of the group that it is in. Whoever survives prints the error, "code: message", makes
-// a smaller group, and goes on in it for some rounds; then it prints "done", in a training with the step that it went
-// on from and a hash of the final state. A victim that is only stopped prints its error when it wakes up, and ends.
+// a smaller group (or lets Context::Recover make it), and goes on in it for some rounds; then it prints "done", in a
+// training with the step that it went on from and a hash of the final state. A victim that is only stopped prints its
+// error when it wakes up, and ends.
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -329,7 +330,8 @@ class Survivor {
       Say(status);
       std::vector<int> failed;
       for (const int r : FailedRanks(status)) failed.push_back(members_[static_cast<size_t>(r)]);
-      status = Regroup(**context, status, failed, *task, &smaller);
+      status = flags_.Number("recover") != 0 ? Recover(**context, *task)
+                                             : Regroup(**context, status, failed, *task, &smaller);
     }
     if (status.ok()) Report(status, task->Result());
     return status;
@@ -405,6 +407,18 @@ class Survivor {
       *group = *std::move(smaller);  // the earlier one is let go
       return absl::OkStatus();
     }
+  }
+
+  // The same by one call, which finds out by itself who is left.
+  absl::Status Recover(Context& context, Task& task) {
+    if (absl::Status s = context.Recover(absl::Seconds(flags_.Number("patience", 20))); !s.ok()) return s;
+    ProcessGroup& world = context.world();
+    std::vector<int32_t> members(static_cast<size_t>(world.size()));
+    int32_t mine = rank_;
+    const Buffer in{&mine, 1, DType::kInt32, {}}, all{members.data(), members.size(), DType::kInt32, {}};
+    if (absl::Status s = world.AllGather(in, all).Wait(); !s.ok()) return s;
+    members_.assign(members.begin(), members.end());
+    return task.GoOnIn(world);
   }
 
   // Until the victim has woken up, and has left the library.

@@ -37,8 +37,9 @@ struct Fault {
   std::vector<int> victims;
   int delay_us = 0;
   unsigned seed = 0;
-  int patience = 20;  // for a new group
-  bool tcp = false;   // they meet in a TCP store, which rank 0 serves
+  int patience = 20;     // for a new group
+  bool tcp = false;      // they meet in a TCP store, which rank 0 serves
+  bool recover = false;  // by Context::Recover
 
   bool stops() const { return how == "stop"; }
   bool harmless() const { return how == "slow" || how == "pause"; }
@@ -135,13 +136,14 @@ std::string Run(const Fault& fault) {
   Job job(DDP_SURVIVOR_RANK);
   const int port = fault.tcp ? FreePort() : 0;
   for (int rank = 0; rank < fault.size; ++rank) {
-    job.Start(rank, fault.size,
-              {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
-               absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")),
-               absl::StrCat("--delay_us=", fault.delay_us), absl::StrCat("--seed=", fault.seed),
-               absl::StrCat("--patience=", fault.patience), absl::StrCat("--port=", port)},
-              {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
-               "DDP_STORE_SECRET=known to the test"});
+    job.Start(
+        rank, fault.size,
+        {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
+         absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")), absl::StrCat("--delay_us=", fault.delay_us),
+         absl::StrCat("--seed=", fault.seed), absl::StrCat("--patience=", fault.patience),
+         absl::StrCat("--port=", port), absl::StrCat("--recover=", fault.recover ? 1 : 0)},
+        {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
+         "DDP_STORE_SECRET=known to the test"});
   }
   const int victim = fault.victims[0], other = victim == 0 ? 1 : 0;
   for (int rank = 0; fault.stops() && rank < fault.size; ++rank) {
@@ -247,6 +249,34 @@ TEST_CASE("a rank that dies in a group that was split off is told, and the other
   }
   Run({.how = "segv", .work = "split", .wake = "", .size = 4, .victims = {2, 0}, .delay_us = 15'000});
   Run({.how = "stop", .work = "split", .wake = "wait", .size = 3, .victims = {2}, .delay_us = 30'000});
+}
+
+TEST_CASE("Context::Recover goes on without the ranks that have died") {
+  for (const int size : {2, 3, 4}) {
+    Run({.how = "kill",
+         .work = "training",
+         .wake = "",
+         .size = size,
+         .victims = {size - 1},
+         .delay_us = 20'000,
+         .recover = true});
+  }
+  Run({.how = "segv", .work = "hot", .wake = "", .size = 3, .victims = {0}, .delay_us = 9'000, .recover = true});
+  Run({.how = "kill",
+       .work = "training",
+       .wake = "",
+       .size = 4,
+       .victims = {1, 3, 0},
+       .delay_us = 30'000,
+       .recover = true});
+  Run({.how = "kill",
+       .work = "hot",
+       .wake = "",
+       .size = 3,
+       .victims = {2},
+       .delay_us = 30'000,
+       .tcp = true,
+       .recover = true});
 }
 
 TEST_CASE("survivors meet again in a TCP store") {

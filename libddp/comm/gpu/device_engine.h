@@ -94,6 +94,10 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   // After Shutdown: whether something may run yet, now or when a graph is launched.
   bool MayStillRun() const { return captured_ || !through_; }
 
+  // After a failure: waits until nothing of the group runs any more, for no longer than an abort is given, and a second
+  // where kernels need one to leave. An error says that the GPU is still at work, and why it may be.
+  absl::Status AwaitFree();
+
   // Calls enqueue(stream), in order, with the group's device current. An error from it fails the group: some of the
   // operation may have been enqueued.
   Work Launch(const DeviceOperation& operation, Stream after, absl::FunctionRef<absl::Status(void* stream)> enqueue);

@@ -96,6 +96,7 @@ class DeviceGroup final : public CheckedGroup, public BlockReducer {
     absl::Status status = engine_->status();
     return status.ok() ? control_->status() : status;
   }
+  absl::Status AwaitFree() const { return engine_->AwaitFree(); }
   const uint32_t* failed_word() const override { return engine_->failed_word(); }
   void Progress() override { control_->Progress(); }
   Observer* observer() const override { return control_->observer(); }
@@ -261,6 +262,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<
     return s;
   }
   return std::unique_ptr<ProcessGroup>(new DeviceGroup(control, options, std::move(backend), *std::move(engine)));
+}
+
+absl::Status AwaitFree(ProcessGroup& group) {
+  auto* const on_gpu = dynamic_cast<DeviceGroup*>(&group);
+  return on_gpu == nullptr ? absl::OkStatus() : on_gpu->AwaitFree();
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateLocalDeviceGroup(std::unique_ptr<ProcessGroup> control,

@@ -50,6 +50,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<
                                                                 const DeviceGroupOptions& options,
                                                                 DeviceBackend backend);
 
+// After a failure of a group: waits until its GPU has nothing of it to do any more, see DeviceEngine::AwaitFree. OK for
+// groups on CPU memory.
+absl::Status AwaitFree(ProcessGroup& group);
+
 // A world of one, where nothing moves but copies.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateLocalDeviceGroup(std::unique_ptr<ProcessGroup> control,
                                                                      const DeviceGroupOptions& options);

@@ -25,6 +25,9 @@ constexpr size_t kWarmUpBytes[] = {8, size_t{512} << 10, size_t{16} << 20};
 // With more ranks than this every pair is too many to connect in advance.
 constexpr int kMaxPairwise = 64;
 
+// From here on an abort also ends what is queued up behind an operation.
+constexpr int kFirstToEndTheQueue = 22800;
+
 void Nap() {
   const timespec nap{0, 1'000'000};
   nanosleep(&nap, nullptr);
@@ -200,9 +203,10 @@ void NcclCommunicator::Abort() {
 }
 
 std::string NcclCommunicator::WhyStuck() const {
-  if (setup_.features.symmetric_abort) return "";
-  const std::string nccl = absl::StrCat("NCCL ", setup_.features.version_text());
-  if (!setup_.features.windows) {  // seen with 2.18.3 and 2.22.3
+  const nccl::Features& features = setup_.features;
+  if (features.symmetric_abort || (!features.windows && features.version >= kFirstToEndTheQueue)) return "";
+  const std::string nccl = absl::StrCat("NCCL ", features.version_text());
+  if (!features.windows) {  // seen with 2.18.3 and 2.22.3
     return absl::StrCat(nccl, " may not end what is queued up behind an operation that is aborted, 2.28 and later do");
   }
   return absl::StrCat(

@@ -39,6 +39,7 @@ absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
   absl::StatusOr<nccl::Features> features = nccl::FeaturesOf(offer.api);
   if (!features.ok()) return features.status();
   offer.features = *features;
+  if (options.always_abortable && !offer.features.symmetric_abort) offer.features.windows = false;
   return offer;
 }
 
@@ -163,8 +164,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
     return std::make_unique<NcclMoves>(communicator, group);
   };
   // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted.
-  backend.split = [api = options.api](std::unique_ptr<ProcessGroup> fewer, const DeviceGroupOptions& as_this) {
-    return CreateNcclGroup(std::move(fewer), {as_this, api});
+  backend.split = [api = options.api, always_abortable = options.always_abortable](std::unique_ptr<ProcessGroup> fewer,
+                                                                                   const DeviceGroupOptions& as_this) {
+    NcclGroupOptions part{as_this, api};
+    part.always_abortable = always_abortable;
+    return CreateNcclGroup(std::move(fewer), part);
   };
   return CreateDeviceGroup(std::move(control), options, std::move(backend));
 }

@@ -16,6 +16,8 @@ namespace ddp {
 struct NcclGroupOptions : DeviceGroupOptions {
   std::optional<nccl::Api> api;  // unset: loaded (see nccl::Load)
   nccl::Comm* given = nullptr;   // see ContextOptions::nccl_comm
+  // Registers no memory where NCCL could not abort sums on it: then the GPU comes free after every failure.
+  bool always_abortable = false;
   // Of connecting the ranks. Unset: the time-out.
   std::optional<absl::Duration> start_limit = {};
 };

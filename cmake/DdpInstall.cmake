@@ -31,7 +31,8 @@ function(ddp_install target component)
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${common} NAMELINK_COMPONENT ${component}
           INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT ${target}Targets FILE ddpTargets.cmake NAMESPACE ddp:: DESTINATION ${folder} ${common})
-  install(FILES ${generated}/ddpConfig.cmake ${generated}/ddpConfigVersion.cmake DESTINATION ${folder} ${common})
+  install(FILES ${generated}/ddpConfig.cmake ${generated}/ddpConfigVersion.cmake ${PROJECT_SOURCE_DIR}/cmake/ddpTorch.cmake
+                ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake DESTINATION ${folder} ${common})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ddp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${common}
           FILES_MATCHING PATTERN "*.h")
   # The CUDA runtime goes along with a static library, so that its users need no CUDA toolkit; its licence allows that.

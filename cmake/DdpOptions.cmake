@@ -10,7 +10,7 @@ set(DDP_WITH_MPI AUTO CACHE STRING "Start under MPI: AUTO (if found), ON (requir
 set(DDP_WITH_HWLOC AUTO CACHE STRING "Ask hwloc which processors are close to each other: AUTO (if found), ON (required) or OFF")
 set(DDP_WITH_NVTX AUTO CACHE STRING "Ranges for NVIDIA's tools: AUTO (if the NVTX headers are found), ON (required) or OFF")
 set(DDP_WITH_JPEG AUTO CACHE STRING "The trainers read JPEG files: AUTO (if libjpeg-turbo is found), ON (required) or OFF")
-set(DDP_WITH_LIBTORCH AUTO CACHE STRING "Build examples/libtorch: AUTO (if LibTorch is found), ON (required) or OFF")
+set(DDP_WITH_LIBTORCH AUTO CACHE STRING "ddp::torch and examples/libtorch: AUTO (with the examples, if LibTorch is found), ON (required) or OFF")
 set(DDP_WITH_CUDA AUTO CACHE STRING "Work on NVIDIA GPUs: AUTO (if CUDA 12.8 or newer is found), ON (required) or OFF")
 set(DDP_WITH_NCCL AUTO CACHE STRING "The NCCL backend: AUTO (with CUDA), ON or OFF; NCCL itself is loaded at run time")
 option(DDP_BUILD_TOOLS "Build ddp_probe, which tries NCCL out, and ddp_doctor, which looks for what is wrong with a machine" ${_ddp_extras})

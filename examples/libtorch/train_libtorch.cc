@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "ddp/ddp.h"
+#include "ddp/torch.h"
 #include "examples/data/dataset.h"
 #include "examples/data/sampler.h"
-#include "examples/libtorch/ddp_module.h"
 
 namespace F = torch::nn::functional;
 
@@ -18,7 +18,7 @@ absl::Status Train(int batch, int steps) {
 
   torch::manual_seed(1 + rank);  // ranks may differ here: Create copies rank 0's values
   torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10));
-  auto model = examples::DdpModule::Create((*context)->world(), *net);
+  auto model = ddp::DdpModule::Create((*context)->world(), *net);
   if (!model.ok()) return model.status();
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 
@@ -38,10 +38,10 @@ absl::Status Train(int batch, int steps) {
         !s.ok()) {
       return s;
     }
-    (*model)->ddp().ZeroGrad();
+    (*model)->ZeroGrad();
     loss = F::cross_entropy(net->forward(images), labels.to(torch::kInt64));
     loss.backward();
-    if (absl::Status status = (*model)->ddp().FinishBackward(); !status.ok()) return status;
+    if (absl::Status status = (*model)->FinishBackward(); !status.ok()) return status;
     optimizer.step();
   }
   double sum = 0, squares = 0;

@@ -104,9 +104,11 @@ std::vector<Message> MessagesOf(const std::string& source, const std::string& na
 
 template <typename Function>
 void ForEachSource(Function f) {
-  for (const auto& entry : fs::recursive_directory_iterator(DDP_SOURCE_DIR "/libddp")) {
-    const std::string extension = entry.path().extension().string();
-    if (extension == ".cc" || extension == ".h" || extension == ".cu") f(entry.path());
+  for (const char* folder : {"/libddp", "/include"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(std::string(DDP_SOURCE_DIR) + folder)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension == ".cc" || extension == ".h" || extension == ".cu") f(entry.path());
+    }
   }
 }
 

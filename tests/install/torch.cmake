@@ -1,0 +1,45 @@
+# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds docs/guide.md's LibTorch program against the package's component torch, with
+# strict warnings, and runs it alone and, given MPIEXEC, with two ranks. Without LibTorch the component is reported as missing.
+include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
+
+file(REMOVE_RECURSE ${WORK_DIR})
+run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --prefix ${WORK_DIR}/prefix)
+file(WRITE ${WORK_DIR}/consumer/CMakeLists.txt [[
+cmake_minimum_required(VERSION 3.22)
+project(train LANGUAGES CXX)
+find_package(ddp REQUIRED COMPONENTS torch)
+add_executable(train main.cc)
+target_link_libraries(train PRIVATE ddp::torch)
+]])
+file(READ ${SOURCE_DIR}/docs/guide.md guide)
+string(REGEX MATCH "```cpp\n(#include [^`]*ddp/torch.h[^`]*)```" found "${guide}")
+if(NOT found)
+  message(FATAL_ERROR "docs/guide.md has no program that includes ddp/torch.h")
+endif()
+file(WRITE ${WORK_DIR}/consumer/main.cc "${CMAKE_MATCH_1}")
+
+set(configure ${CMAKE_COMMAND} -S ${WORK_DIR}/consumer -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    "-DCMAKE_CXX_FLAGS=-O0 -Wall -Wextra -Wpedantic -Wshadow -Werror")
+set(build ${WORK_DIR}/build)
+run(ignored ${configure} -B ${build} -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix -DLIBTORCH_INCLUDE_DIR=${LIBTORCH_INCLUDE_DIR})
+run(ignored ${CMAKE_COMMAND} --build ${build})
+set(ENV{OMP_NUM_THREADS} 1)
+run(alone ${build}/train)
+expect("${alone}" "rank 0 of 1: loss 0\\.0")
+if(MPIEXEC)
+  set(ENV{OMPI_ALLOW_RUN_AS_ROOT} 1)
+  set(ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} 1)
+  set(ENV{OMPI_MCA_rmaps_base_oversubscribe} 1)
+  run(together ${MPIEXEC} -n 2 ${build}/train)
+  expect("${together}" "rank 0 of 2: loss 0\\.0")
+  expect("${together}" "rank 1 of 2: loss 0\\.0")
+endif()
+
+execute_process(COMMAND ${configure} -B ${WORK_DIR}/without -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix -DLIBTORCH_INCLUDE_DIR=${WORK_DIR}
+                RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE errors)
+string(REGEX REPLACE "[ \n]+" " " errors "${errors}")
+if(result EQUAL 0)
+  message(FATAL_ERROR "the component torch is found without LibTorch")
+endif()
+expect("${errors}" "the component torch needs LibTorch 2.11 or newer")
+file(REMOVE_RECURSE ${WORK_DIR})

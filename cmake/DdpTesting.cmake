@@ -85,13 +85,13 @@ function(ddp_add_gpu_test name)
   _ddp_gpu_test_properties(gpu.${name} 1)
 endfunction()
 
-# ddp_add_gpu_ranks_test(name SOURCES source... [GPUS 1 2 4])
+# ddp_add_gpu_ranks_test(name SOURCES source... [LIBS library...] [GPUS 1 2 4])
 #
 # As ddp_add_distributed_test, with one GPU a rank: gpu.<name>.t<K> on threads, gpu.<name>.n<K> under mpirun. Skipped
 # where there are fewer GPUs.
 function(ddp_add_gpu_ranks_test name)
-  cmake_parse_arguments(arg "" "" "SOURCES;GPUS" ${ARGN})
-  _ddp_test_executable(gpu_${name}_test ddp_test_ranks_main "${arg_SOURCES}" CUDA::cudart_static)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS;GPUS" ${ARGN})
+  _ddp_test_executable(gpu_${name}_test ddp_test_ranks_main "${arg_SOURCES}" "CUDA::cudart_static;${arg_LIBS}")
   foreach(ranks IN LISTS arg_GPUS)
     add_test(NAME gpu.${name}.t${ranks} COMMAND gpu_${name}_test)
     _ddp_gpu_test_properties(gpu.${name}.t${ranks} ${ranks} DDP_TEST_RANKS=${ranks})

@@ -16,7 +16,8 @@ in FOLDER is replaced. The bundle contains:
   gpu_verify.sh   unpacks the large files of bin/ and lib/ and runs everything; see bash FOLDER/gpu_verify.sh --help
 
 You can copy FOLDER to any place on any machine. That machine needs the GPU driver, NCCL 2.18 or newer (or
-DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for the steps under mpirun. Its C and C++ libraries
+DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for the steps under mpirun. If CMake finds a LibTorch
+for GPUs, programs that use it are included; there python3 needs the same version of PyTorch. Its C and C++ libraries
 must not be older than those of this machine.
 
   --no-setup        installs nothing
@@ -29,6 +30,8 @@ readonly programs=(gpu_device_test gpu_nccl_test gpu_probe_test gpu_fault_test g
   ddp_probe ddp_doctor ddp_perf p2p_bench device_bench unscale_bench train_mlp train_cnn capture_step)
 # In NCCL's place: they misbehave as they are told.
 readonly faulty=(faulty_nccl lacking_nccl)
+# Built where CMake has found a LibTorch for GPUs. Apart from that they need what train_cnn needs.
+torch_programs=(gpu_torch_test train_resnet18)
 
 # Prints the shared libraries to copy for the programs of folder $1, one per line.
 libraries_of() {
@@ -73,7 +76,8 @@ main() {
   # shellcheck disable=SC2016 # $ORIGIN is the loader's
   cmake -B "$build" -S "$repo" --log-level=WARNING "${cmake_flags[@]}" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
-  cmake --build "$build" --parallel "$(build_jobs)" --target "${programs[@]}" "${faulty[@]}"
+  grep -q '^LIBTORCH_CUDA_LIBRARY:FILEPATH=/' "$build/CMakeCache.txt" || torch_programs=()
+  cmake --build "$build" --parallel "$(build_jobs)" --target "${programs[@]}" "${faulty[@]}" "${torch_programs[@]}"
 
   rm -rf -- "$folder"
   mkdir -p -- "$folder/bin" "$folder/lib"
@@ -86,6 +90,9 @@ main() {
   done
   libraries_of "$folder/bin" | while read -r library; do
     cp -L -- "$library" "$folder/lib/"
+  done
+  for program in "${torch_programs[@]}"; do
+    strip -o "$folder/bin/$program" "$build/bin/$program"
   done
   find "$folder/bin" "$folder/lib" -size +1M -exec xz -T0 -1 {} +
   cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \

@@ -23,6 +23,8 @@ Parts (each takes less than ten minutes, unless stated otherwise):
   auto    train_mlp with --backend=auto where NCCL has a planted fault (2 and 4 GPUs): the backend that is chosen, what is
           said about the fault, and the result of the training
   ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
+  torch   LibTorch's models on 1, 2 and 4 GPUs, with the LibTorch of python3's PyTorch: tests, a ResNet-18, and its speed
+          beside the same loop without libddp
   train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
   cnn     train_cnn: speed in TF32 and fp16; losses compared with PyTorch's, if it is installed; with --data accuracy in
           every precision. With --peers it takes five minutes for each number of GPUs
@@ -47,7 +49,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,staged,auto,ddp,train,cnn,graph,graphspeed,bench
+parts=unit,device,nccl,fault,staged,auto,ddp,torch,train,cnn,graph,graphspeed,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 share=1
 results=()
@@ -235,6 +237,40 @@ part_ddp() {
   # Kernels for registered memory cannot be aborted before NCCL 2.29.2.
   export DDP_TEST_GPUS=2 DDP_TEST_RANKS=2
   step 40 ddp-fails env NCCL_WIN_ENABLE=0 "$here/bin/gpu_ddp_test" "[fails]"
+}
+
+part_torch() {
+  local n libtorch
+  if [[ ! -e $here/bin/train_resnet18 ]]; then
+    skip torch "the bundle was made without LibTorch"
+    return
+  fi
+  if ! libtorch=$(python3 -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))' 2>/dev/null); then
+    skip torch "python3 has no PyTorch"
+    return
+  fi
+  local -x LD_LIBRARY_PATH=$libtorch${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  for n in 1 2 4; do
+    if ! ranks "$n"; then
+      skip "torch-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    ((n > gpus)) || step 120 "torch-$n-threads" "$here/bin/gpu_torch_test"
+    has_mpirun || continue
+    step 120 "torch-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 110 "$here/bin/gpu_torch_test"
+    resnet18 "torch-resnet18-$n" "$n" --image=64 --batch=32 --steps=20
+    resnet18 "torch-resnet18-$n-sync-bn" "$n" --image=64 --batch=32 --steps=20 --sync_bn=1 --channels_last=1
+    ((n <= gpus)) || continue
+    resnet18 "torch-speed-$n" "$n" --image=224 --batch=$((128 * n)) --steps=20 --compare=15
+    resnet18 "torch-speed-$n-release" "$n" --image=224 --batch=$((128 * n)) --steps=20 --compare=15 --release=1
+    resnet18 "torch-speed-$n-channels-last" "$n" --image=224 --batch=$((128 * n)) --steps=20 --compare=15 --channels_last=1
+  done
+}
+
+resnet18() {
+  local name=$1 n=$2
+  shift 2
+  step 120 "$name" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/train_resnet18" --device=cuda "$@"
 }
 
 # train SECONDS NAME RANKS ARGUMENT...: writes NAME.json
@@ -582,7 +618,7 @@ main() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
   fi
   local part
-  for part in unit device nccl fault staged auto ddp train cnn graph graphspeed bench; do
+  for part in unit device nccl fault staged auto ddp torch train cnn graph graphspeed bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -167,7 +167,7 @@ class DDP_EXPORT Context {
   //
   // Errors: FailedPrecondition if the world works, or if ranks have died and there is no store for the others, as under
   // mpirun, which ends all ranks when one dies anyway. Internal, on all ranks, if a GPU has not come free: then only
-  // the end of its process frees it. Unimplemented for GPUs of several hosts. Otherwise those of NewGroup. An error about this rank itself (FailedRanks) says
+  // the end of its process frees it. Otherwise those of NewGroup. An error about this rank itself (FailedRanks) says
   // that the others go on without it. The world stays the failed one.
   virtual absl::Status Recover(std::optional<absl::Duration> patience = {}) = 0;
 

@@ -38,8 +38,8 @@ struct ContextOptions {
   // together with an identity from above.
   const void* mpi_comm = nullptr;
 
-  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" (GPUs too, if all ranks are on one host) or "local" (only
-  // in a world of one). Unset: DDP_BACKEND, else "auto".
+  // "auto", "nccl" (needs a GPU as `device`), "hierarchical" (on CPUs and GPUs) or "local" (only in a world of one).
+  // Unset: DDP_BACKEND, else "auto".
   std::optional<std::string> backend = {};
 
   // Whether "auto" tries NCCL out at this start, whatever an earlier start has found. Unset: DDP_FRESH_PROBE, else
@@ -84,7 +84,7 @@ struct ContextOptions {
 // first of these that works is used:
 //   - nccl as it is configured
 //   - nccl without P2P, for which Create sets NCCL_P2P_DISABLE=1; but hierarchical if that is faster
-//   - hierarchical, if all ranks are on one host
+//   - hierarchical, which needs nothing of NCCL
 // The same on all ranks. After Context::Recover it is that of the new world, and says why the one before has failed.
 struct BackendChoice {
   std::string backend = {};  // "nccl", "hierarchical" or "local"

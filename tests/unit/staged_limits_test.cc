@@ -24,8 +24,8 @@ TEST_CASE("limits are read as they are meant") {
   CHECK(limits.Parse("fixed").ok());
   CHECK(limits.Parse("measure").ok());
   CHECK(limits == StagedLimits::For(2));
-  REQUIRE(limits.Parse("packets=3,once=64K,copies=2M,chunk=512K,tile=4K").ok());
-  CHECK(limits == StagedLimits{3, 64 << 10, 2 << 20, 512 << 10, 512 << 10, 4 << 10});
+  REQUIRE(limits.Parse("packets=3,once=64K,copies=2M,chunk=512K,tile=4K,blocks=24").ok());
+  CHECK(limits == StagedLimits{3, 64 << 10, 2 << 20, 512 << 10, 512 << 10, 4 << 10, 24});
   REQUIRE(limits.Parse("copies=never,packets=never").ok());
   CHECK(limits.copies == StagedLimits::kNever);
   CHECK(limits.packets == 0);

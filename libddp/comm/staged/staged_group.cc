@@ -110,6 +110,7 @@ absl::StatusOr<Terms> AgreeOnTerms(const std::vector<Seat>& seats) {
                                                  staged::kMaxRanks, " ranks of a node, not ", seats.size(),
                                                  "; use nccl"));
   }
+  const int least = staged::kPairStages * staged::kPairChannels * static_cast<int>(seats.size());
   Terms terms = {seats[0].blocks, seats[0].limits, seats[0].fixed || seats.size() == 1};
   for (size_t r = 0; r < seats.size(); ++r) {
     const Seat& seat = seats[r];
@@ -122,11 +123,13 @@ absl::StatusOr<Terms> AgreeOnTerms(const std::vector<Seat>& seats) {
                                [&](const Seat& other) { return same(other.gpu, seat.gpu); });
     terms.blocks = std::min(terms.blocks, seat.blocks / static_cast<int>(together));
     if (together > 1) terms.limits.copies = StagedLimits::kNever;
-    if (terms.blocks >= staged::kPairStages * staged::kPairChannels * static_cast<int>(seats.size())) continue;
+    if (terms.blocks >= least) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         together, " ranks of one process share GPU ", absl::string_view(seat.gpu), ", which runs ", seat.blocks,
         " of their thread blocks at once: too few. Start fewer ranks on it, or each in a process of its own"));
   }
+  const uint64_t wanted = std::max<uint64_t>(terms.limits.blocks, static_cast<uint64_t>(least));
+  if (wanted < static_cast<uint64_t>(terms.blocks)) terms.blocks = static_cast<int>(wanted);
   return terms;
 }
 

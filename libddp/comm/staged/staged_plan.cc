@@ -64,6 +64,7 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
                             : sides[0] == "copies" ? &copies
                             : sides[0] == "chunk"  ? &chunk
                             : sides[0] == "tile"   ? &tile
+                            : sides[0] == "blocks" ? &blocks
                                                    : nullptr;
     if (limit == nullptr || sides.size() != 2) return wrong(absl::StrCat("'", part, "' names no limit"));
     if (limit != &chunk && limit != &tile && sides[1] == "never") {

@@ -79,7 +79,7 @@ class SimulatedGpu final : public ddp::testing::ForwardingDevice {
     return std::make_unique<SimulatedSgd>(count, options, stream_.get());
   }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const LossOptions& options, double* loss) override {
+                    const LossOptions& options, const LossRing& loss) override {
     Wait();
     ForwardingDevice::CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
   }

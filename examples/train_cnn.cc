@@ -9,6 +9,9 @@
 
 ABSL_FLAG(std::string, model, "lenet",
           "lenet (two convolutions, made for MNIST), resnet20 (made for CIFAR-10), resnet50 (made for ImageNet)");
+ABSL_FLAG(bool, sync_bn, false,
+          "normalise batches by the mean and variance over the batches of all ranks (resnet20, resnet50), for batches "
+          "too small to have good ones themselves: N ranks then train as one does on the whole batch");
 
 namespace {
 
@@ -29,6 +32,8 @@ samples, and the gradients are averaged while the backward pass is still running
   mpirun -n 2 train_cnn --data=FOLDER --device=cuda --amp=fp16
                                                 on GPUs, one per rank, in mixed precision
   train_cnn --batch=32 --accumulate=4           trains like train_cnn --batch=128, with less memory (LeNet)
+  mpirun -n 4 train_cnn --model=resnet20 --data=FOLDER --batch=4 --sync-bn
+                                                batch normalisation over all 16 images, not over 4 on each rank
   train_cnn --save=cnn.ckpt --epochs=2          saves a checkpoint after each epoch ...
   train_cnn --resume=cnn.ckpt --epochs=5        ... and continues from there to the fifth epoch
 
@@ -42,6 +47,10 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
   const std::string name = absl::GetFlag(FLAGS_model);
   examples::ModelChoice choice;
   choice.description = name;
+  choice.sync_bn = absl::GetFlag(FLAGS_sync_bn);
+  if (name == "lenet" && choice.sync_bn) {
+    return absl::InvalidArgumentError("--sync_bn: --model=lenet has no batch normalisation; leave it out");
+  }
   if (name == "lenet") {
     choice.check = [](const examples::Dataset& data) {
       if (data.height >= nn::kLenetSmallestImage && data.width >= nn::kLenetSmallestImage) return absl::OkStatus();
@@ -75,6 +84,6 @@ absl::StatusOr<examples::ModelChoice> ReadModel() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr absl::string_view kOwnFlags[] = {"model"};
+  constexpr absl::string_view kOwnFlags[] = {"model", "sync_bn"};
   return examples::TrainMain(argc, argv, {"train_cnn", kIntroduction, kOwnFlags, &ReadModel});
 }

@@ -364,6 +364,14 @@ part_cnn() {
     peer_train "mlp-fp16-$n" "$n" --amp fp16
     [[ -z $data ]] || cnn_accuracy "$n"
   done
+  # N ranks with B / N images that normalise together, and one with B; on the CPU, too.
+  local sync=(--model=resnet20 --steps=20 --warmup=5 --lr=0.02)
+  trainer train_cnn 60 sync-bn-cpu 1 "${sync[@]}" --batch=32
+  for n in 1 2 4; do
+    ((n == 1)) || ranks "$n" || continue
+    trainer train_cnn 60 "sync-bn-$n" "$n" "${sync[@]}" --batch=$((32 / n)) --sync-bn --device=cuda
+    same_losses sync-bn-cpu "sync-bn-$n" 1e-2
+  done
   if python3 -c 'import torch' 2>/dev/null; then
     step 60 cnn-parity-mlp python3 "$here/torch_parity_test.py" mlp "$here/bin/train_mlp" --device=cuda
     step 60 cnn-parity-lenet python3 "$here/torch_parity_test.py" lenet "$here/bin/train_cnn" --device=cuda

@@ -99,9 +99,22 @@ struct BatchMoments {
   float* rstd;
 };
 // Also moves the running statistics towards those of the batch, by the share `momentum`.
+struct RunningMoments {
+  float* mean;
+  float* variance;
+};
 cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
-                             const BatchMoments& moments, float* running_mean, float* running_var,
-                             const ColumnScratch& scratch, cudaStream_t stream);
+                             const BatchMoments& moments, const RunningMoments& running, const ColumnScratch& scratch,
+                             cudaStream_t stream);
+
+// The same in two parts, for the batches of several ranks. The first writes what this rank tells the others,
+// MomentFloats(channels) numbers; the second reads what all ranks have told, and also writes how many values a channel
+// has in all batches. See moments.h.
+cudaError_t BatchNormTell(Element element, const void* x, size_t pixels, int channels, float* told,
+                          const ColumnScratch& scratch, cudaStream_t stream);
+cudaError_t BatchNormMerge(const float* told, int ranks, int channels, float eps, float momentum,
+                           const BatchMoments& moments, const RunningMoments& running, float* count,
+                           cudaStream_t stream);
 
 struct BatchNormApply {
   const float* mean;
@@ -122,13 +135,14 @@ enum class ReluMask {
   kStore,  // behind a shortcut: by y > 0. The first pass stores the masked dy, for all that comes after it
 };
 // With apply.eps = 0. The first pass writes (adds, with `accumulate`) the gradients of weight and bias, and writes
-// `sums`, [2, channels]. The second pass needs `sums` for dx; it masks dy for kOwn. dx may be dy.
+// `sums`, [2, channels]. The second pass needs `sums` for dx; it masks dy for kOwn. dx may be dy. `count`: how many
+// values of a channel the sums are of; null: `pixels`.
 cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
                            int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
                            float* bias_grad, float* sums, const ColumnScratch& scratch, cudaStream_t stream);
 cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
-                              int channels, const BatchNormApply& apply, const float* sums, void* dx,
-                              cudaStream_t stream);
+                              int channels, const BatchNormApply& apply, const float* sums, const float* count,
+                              void* dx, cudaStream_t stream);
 
 }  // namespace nn::cuda
 

@@ -14,7 +14,9 @@
 #include "examples/nn/cudnn_convolution.h"
 #include "examples/nn/device.h"
 #include "examples/nn/image_layers.h"
+#include "examples/nn/moments.h"
 #include "examples/nn/per_rows.h"
+#include "examples/nn/sync_group.h"
 #include "examples/nn/weighted_layer.h"
 
 namespace nn::cuda {
@@ -196,15 +198,22 @@ class GpuBatchNorm2d final : public WeightedLayer {
             {"running_var", {shape_.channels}, {running_var(), channels()}}};
   }
   void SetTraining(bool training) override { training_ = training; }
+  void Synchronize(SyncGroup* group) override {
+    group_ = group != nullptr && group->size() > 1 ? group : nullptr;
+    if (group_ == nullptr) return;
+    told_ = AllocateFloats((1 + static_cast<size_t>(group->size())) * MomentFloats(channels()) + 1, session_->stream);
+  }
 
   void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, relu_, y, rows); }
   // With a shortcut added before the ReLU, unless that is null.
   void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
     NN_CHECK(weight_ != nullptr);
-    if (training_) {
+    if (training_ && group_ != nullptr) {
+      MomentsTogether(x, rows);
+    } else if (training_) {
       CheckBatchNormCanTrain(rows, shape_);
       Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
-                                kBatchNormMomentum, moments(), running_mean(), running_var(), session_->Scratch(),
+                                kBatchNormMomentum, moments(), {running_mean(), running_var()}, session_->Scratch(),
                                 session_->stream));
     }
     Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, Apply(relu), shortcut, y,
@@ -226,8 +235,9 @@ class GpuBatchNorm2d final : public WeightedLayer {
     grad_ready(1);
     grad_ready(0);
     if (dx == nullptr) return;
-    Launched(BatchNormBackward(session_->element, x, mask, dy, pixels, shape_.channels, apply, sums(), dx,
-                               session_->stream));
+    if (group_ != nullptr) group_->Sum(sums(), 2 * channels());
+    Launched(BatchNormBackward(session_->element, x, mask, dy, pixels, shape_.channels, apply, sums(),
+                               group_ != nullptr ? Count() : nullptr, dx, session_->stream));
   }
 
  private:
@@ -239,7 +249,21 @@ class GpuBatchNorm2d final : public WeightedLayer {
             .bias = bias_,
             .relu = relu};
   }
+  // Of the batches of all ranks.
+  void MomentsTogether(const void* x, int rows) {
+    const size_t floats = MomentFloats(channels());
+    float* const mine = told_.get();
+    float* const all = mine + floats;
+    Launched(BatchNormTell(session_->element, x, Pixels(rows, shape_), shape_.channels, mine, session_->Scratch(),
+                           session_->stream));
+    group_->Gather(mine, floats, all);
+    Launched(BatchNormMerge(all, group_->size(), shape_.channels, kBatchNormEpsilon, kBatchNormMomentum, moments(),
+                            {running_mean(), running_var()}, Count(), session_->stream));
+  }
+
   size_t channels() const { return static_cast<size_t>(shape_.channels); }
+  // Of a channel's values in the batches of all ranks.
+  float* Count() const { return told_.get() + (1 + static_cast<size_t>(group_->size())) * MomentFloats(channels()); }
   float* running_mean() const { return numbers_.get(); }
   float* running_var() const { return numbers_.get() + channels(); }
   BatchMoments moments() const { return {numbers_.get() + 2 * channels(), numbers_.get() + 3 * channels()}; }
@@ -250,6 +274,8 @@ class GpuBatchNorm2d final : public WeightedLayer {
   const bool relu_;
   bool training_ = true;
   std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of its backward pass
+  SyncGroup* group_ = nullptr;      // if it is synchronised
+  std::shared_ptr<float> told_;     // what this rank tells of its batch, what all ranks do, and their count of values
 };
 
 // The blocks of residual networks; see the CPU classes of the same names.

@@ -2,6 +2,7 @@
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_element.cuh"
 #include "examples/nn/cuda_image_kernels.h"
+#include "examples/nn/moments.h"
 
 namespace nn::cuda {
 namespace {
@@ -133,11 +134,11 @@ __global__ void __launch_bounds__(kSumThreads) BiasGradKernel(const T* y, T* dy,
   });
 }
 
-// Sums of differences from the first pixel: the squares of what is far from 0 would drown its variance.
-template <class T>
-__global__ void __launch_bounds__(kSumThreads)
-    MomentsKernel(const T* x, size_t pixels, Columns columns, float eps, float momentum, BatchMoments moments,
-                  float* running_mean, float* running_var, ColumnScratch scratch) {
+// Calls finish(channel, mean, variance). Sums of differences from the first pixel: the squares of what is far from 0
+// would drown its variance.
+template <class T, class Finish>
+__device__ void ComputeMoments(const T* x, size_t pixels, const Columns& columns, const ColumnScratch& scratch,
+                               const Finish& finish) {
   const Vector<T> origin =
       Load(x, blockIdx.y * static_cast<size_t>(columns.group) + threadIdx.x % static_cast<unsigned>(columns.group));
   const auto load = [&](size_t at) { return Load(x, at); };
@@ -151,13 +152,53 @@ __global__ void __launch_bounds__(kSumThreads)
   SumColumns<T, 2, 8>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[2]) {
     const float count = static_cast<float>(pixels);
     const float shift = sums[0] / count;
-    const float mean = ToFloat(x[channel]) + shift;
-    const float variance = Rectified(sums[1] / count - shift * shift);
+    finish(channel, ToFloat(x[channel]) + shift, Rectified(sums[1] / count - shift * shift));
+  });
+}
+
+// The share by which running statistics move, and towards what.
+struct Momentum {
+  float share;
+  RunningMoments running;
+
+  __device__ void Move(int channel, float mean, float variance, float count) const {
+    running.mean[channel] += share * (mean - running.mean[channel]);
+    running.variance[channel] += share * (variance * (count / (count - 1)) - running.variance[channel]);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    MomentsKernel(const T* x, size_t pixels, Columns columns, float eps, Momentum momentum, BatchMoments moments,
+                  ColumnScratch scratch) {
+  ComputeMoments(x, pixels, columns, scratch, [&](int channel, float mean, float variance) {
     moments.mean[channel] = mean;
     moments.rstd[channel] = rsqrtf(variance + eps);
-    running_mean[channel] += momentum * (mean - running_mean[channel]);
-    running_var[channel] += momentum * (variance * (count / (count - 1)) - running_var[channel]);
+    momentum.Move(channel, mean, variance, static_cast<float>(pixels));
   });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads)
+    TellKernel(const T* x, size_t pixels, Columns columns, float* told, ColumnScratch scratch) {
+  const int channels = columns.all * kVector<T>;
+  ComputeMoments(x, pixels, columns, scratch, [&](int channel, float mean, float variance) {
+    told[channel] = mean;
+    told[channels + channel] = variance;
+    if (channel == 0) told[2 * channels] = static_cast<float>(pixels);
+  });
+}
+
+__global__ void MergeKernel(const float* told, int ranks, int channels, float eps, Momentum momentum,
+                            BatchMoments moments, float* count) {
+  const size_t channel = ThreadIndex();
+  if (channel >= channels) return;
+  const Moments all = MergeMoments(told, ranks, channels, channel);
+  const float mean = static_cast<float>(all.mean), variance = static_cast<float>(all.variance);
+  moments.mean[channel] = mean;
+  moments.rstd[channel] = rsqrtf(variance + eps);
+  momentum.Move(static_cast<int>(channel), mean, variance, static_cast<float>(all.count));
+  if (channel == 0) *count = static_cast<float>(all.count);
 }
 
 // y = scale x + shift, before its ReLU, of a thread's channels. The same numbers in both directions.
@@ -271,8 +312,9 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pix
 }
 
 template <class T, bool kMasked>
-__global__ void __launch_bounds__(kThreads) BackwardKernel(const T* x, const T* dy, size_t pixels, int vectors,
-                                                           BatchNormApply apply, const float* sums, T* dx) {
+__global__ void __launch_bounds__(kThreads)
+    BackwardKernel(const T* x, const T* dy, size_t pixels, int vectors, BatchNormApply apply, const float* sums,
+                   const float* all_count, T* dx) {
   constexpr int V = kVector<T>;
   const size_t own = ThreadIndex() % vectors * V;
   const int channels = vectors * V;
@@ -281,7 +323,8 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const T* x, const T* 
   normalised.Set(apply, own);
   float slope[V], constant[V];
   for (int i = 0; i < V; ++i) {
-    const float scale = normalised.scale[i], count = static_cast<float>(pixels);
+    const float scale = normalised.scale[i];
+    const float count = all_count == nullptr ? static_cast<float>(pixels) : *all_count;
     slope[i] = -scale * apply.rstd[own + i] * (sums[channels + own + i] / count);
     constant[i] = -scale * (sums[own + i] / count) - slope[i] * apply.mean[own + i];
   }
@@ -332,14 +375,32 @@ cudaError_t BiasGrad(Element element, const void* y, void* dy, size_t pixels, in
 }
 
 cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
-                             const BatchMoments& moments, float* running_mean, float* running_var,
-                             const ColumnScratch& scratch, cudaStream_t stream) {
+                             const BatchMoments& moments, const RunningMoments& running, const ColumnScratch& scratch,
+                             cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const Columns columns = ColumnsOf<T>(channels);
     MomentsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
-        static_cast<const T*>(x), pixels, columns, eps, momentum, moments, running_mean, running_var, scratch);
+        static_cast<const T*>(x), pixels, columns, eps, Momentum{momentum, running}, moments, scratch);
   });
+}
+
+cudaError_t BatchNormTell(Element element, const void* x, size_t pixels, int channels, float* told,
+                          const ColumnScratch& scratch, cudaStream_t stream) {
+  return Dispatch(element, [&](auto type) {
+    using T = decltype(type);
+    const Columns columns = ColumnsOf<T>(channels);
+    TellKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(static_cast<const T*>(x), pixels, columns, told,
+                                                                        scratch);
+  });
+}
+
+cudaError_t BatchNormMerge(const float* told, int ranks, int channels, float eps, float momentum,
+                           const BatchMoments& moments, const RunningMoments& running, float* count,
+                           cudaStream_t stream) {
+  MergeKernel<<<Blocks(static_cast<size_t>(channels), kThreads), kThreads, 0, stream>>>(
+      told, ranks, channels, eps, Momentum{momentum, running}, moments, count);
+  return cudaGetLastError();
 }
 
 cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
@@ -369,14 +430,14 @@ cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int 
 }
 
 cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
-                              int channels, const BatchNormApply& apply, const float* sums, void* dx,
-                              cudaStream_t stream) {
+                              int channels, const BatchNormApply& apply, const float* sums, const float* count,
+                              void* dx, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int vectors = channels / kVector<T>;
     const auto kernel = mask == ReluMask::kOwn ? BackwardKernel<T, true> : BackwardKernel<T, false>;
     kernel<<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const T*>(dy), pixels, vectors, apply, sums, static_cast<T*>(dx));
+        static_cast<const T*>(x), static_cast<const T*>(dy), pixels, vectors, apply, sums, count, static_cast<T*>(dx));
   });
 }
 

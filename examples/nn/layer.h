@@ -12,6 +12,8 @@
 
 namespace nn {
 
+class SyncGroup;
+
 // One trainable tensor, row-major. The layer chooses its name ("weight"); a Model adds the layer's name in front
 // ("3.weight").
 struct ParameterSpec {
@@ -65,6 +67,10 @@ class Layer {
   // Says whether the next Forward is for training, so that a Backward may follow (initially true), or for evaluation.
   // Only some layers differ between the two.
   virtual void SetTraining(bool /*training*/) {}
+
+  // In training, layers that compute statistics of a batch compute them of the batches of all ranks of `group`, or of
+  // this rank's alone if that is null (the initial state). The group must outlive its use.
+  virtual void Synchronize(SyncGroup* /*group*/) {}
 
   // Computes y = f(x) for `rows` samples: from 1 to the largest batch that the layer was built for.
   virtual void Forward(const float* x, float* y, int rows) = 0;

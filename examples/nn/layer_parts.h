@@ -39,6 +39,9 @@ class CompositeLayer : public Layer {
   void SetTraining(bool training) final {
     for (const Part& part : parts_) part.layer->SetTraining(training);
   }
+  void Synchronize(SyncGroup* group) final {
+    for (const Part& part : parts_) part.layer->Synchronize(group);
+  }
 
  protected:
   // Call it once, when the parts exist.

@@ -68,6 +68,10 @@ void Model::SetTraining(bool training) {
   for (const NamedLayer& named : layers_) named.layer->SetTraining(training);
 }
 
+void Model::Synchronize(SyncGroup* group) {
+  for (const NamedLayer& named : layers_) named.layer->Synchronize(group);
+}
+
 void Model::Initialize(uint64_t seed) {
   NN_CHECK(values_.size() == parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {

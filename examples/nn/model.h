@@ -60,6 +60,9 @@ class Model {
   // Says whether the next Forward is for training (initially true), or for evaluation, after which no Backward follows.
   void SetTraining(bool training);
 
+  // See Layer::Synchronize. Call it between steps, on all ranks of the group or on none.
+  void Synchronize(SyncGroup* group);
+
   // Sets the memory of each parameter and of its gradient. It is borrowed and must stay valid while the model is used.
   // The old contents of the gradients do not matter.
   void Bind(absl::Span<float* const> values, absl::Span<float* const> grads);

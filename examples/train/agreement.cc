@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
 #include "examples/nn/device.h"
+#include "examples/nn/sync_group.h"
 
 namespace examples {
 namespace {
@@ -67,6 +68,8 @@ absl::Status EndTogether(ddp::ProcessGroup& group, absl::FunctionRef<absl::Statu
     status = what();
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("not enough memory; give a smaller model or --batch");
+  } catch (const nn::SyncError& e) {
+    status = e.status();
   } catch (const nn::DeviceError& e) {
     status = absl::InternalError(e.what());
   } catch (const std::invalid_argument& e) {  // a batch that a layer cannot compute

@@ -50,6 +50,7 @@ struct TrainFlags {
   bool no_ddp = false;
   std::string reduce = "overlap";  // end, each, gather, none
   bool deterministic = false;
+  bool sync_bn = false;  // batch normalisation over all ranks; a flag of train_cnn
   std::string save;
   int64_t save_every = 0;  // steps; 0: only at the end of each epoch
   std::string resume;

@@ -43,6 +43,7 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   absl::StatusOr<ModelChoice> model = program.read_own_flags();
   if (!model.ok()) return model.status();
   settings.model = *std::move(model);
+  settings.flags.sync_bn = settings.model.sync_bn;
   return settings;
 }
 
@@ -60,9 +61,9 @@ std::string Fingerprint(const Settings& settings) {
                       "\n--clip_norm=", ExactText(f.clip_norm), "\n--label_smoothing=", ExactText(f.label_smoothing),
                       "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler, "\n--bucket_mb=", Given(f.bucket_mb),
                       "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32, "\n--no_ddp=", f.no_ddp,
-                      "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic, "\n--save=", f.save,
-                      "\n--save_every=", f.save_every, "\n--resume=", f.resume, "\n--init_weights=", f.init_weights,
-                      "\n--export_weights=", f.export_weights);
+                      "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic, "\n--sync_bn=", f.sync_bn,
+                      "\n--save=", f.save, "\n--save_every=", f.save_every, "\n--resume=", f.resume,
+                      "\n--init_weights=", f.init_weights, "\n--export_weights=", f.export_weights);
 }
 
 std::string DataText(const Dataset& data) {

@@ -22,6 +22,7 @@ struct ModelChoice {
   int height = 28;
   int width = 28;
   int classes = 10;
+  bool sync_bn = false;  // synchronise its batch normalisation over the ranks
   // InvalidArgument where the model cannot be made for images of this size. May be null.
   std::function<absl::Status(const Dataset& data)> check;
   std::function<std::unique_ptr<nn::Model>(const Dataset& data, int max_batch, nn::Device& device)> make;

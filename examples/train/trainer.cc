@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& grou
     trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment), energy));
     return trainer->Start();
   });
-  if (!status.ok()) return status;
+  if (!status.ok()) return trainer == nullptr ? status : trainer->EndAlike(std::move(status));
   return trainer;
 }
 
@@ -87,14 +87,21 @@ Trainer::~Trainer() {
     device_.Wait();
   } catch (const nn::DeviceError&) {  // it does nothing any more
   }
+  model_.Synchronize(nullptr);
 }
 
 bool Trainer::Finished() const { return progress_.step >= last_step_ || progress_.epoch >= flags_.epochs; }
 
 absl::StatusOr<Summary> Trainer::Run() {
   absl::Status status = EndTogether(group_, [this] { return RunEpochs(); });
-  if (!status.ok()) return status;
+  if (!status.ok()) return EndAlike(std::move(status));
   return summary_;
+}
+
+// The groups of a training are independent: nobody shall wait for this rank in the other one either.
+absl::Status Trainer::EndAlike(absl::Status status) {
+  if (sync_ != nullptr && !IsAgreed(status)) sync_->Abort(status);
+  return status;
 }
 
 absl::Status Trainer::RunEpochs() {
@@ -439,6 +446,7 @@ std::string Trainer::Plan() const {
   if (flags_.reduce != "overlap") absl::StrAppend(&plan, "; --reduce=", flags_.reduce);
   if (uses_graphs_) absl::StrAppend(&plan, "; steps in CUDA graphs");
   if (flags_.cuda_graph && !uses_graphs_) absl::StrAppend(&plan, "; without a CUDA graph: ", WhyNoGraphs());
+  if (sync_ != nullptr) absl::StrAppend(&plan, "; --sync_bn");
   return plan;
 }
 

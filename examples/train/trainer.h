@@ -17,6 +17,7 @@
 #include "examples/data/dataset.h"
 #include "examples/nn/model.h"
 #include "examples/nn/optimizer.h"
+#include "examples/nn/sync_group.h"
 #include "examples/train/agreement.h"
 #include "examples/train/batch_loader.h"
 #include "examples/train/checkpoint.h"
@@ -63,6 +64,8 @@ class Trainer {
           std::string environment, EnergyMeter* energy);
 
   absl::Status Start();
+  absl::Status Synchronize();
+  absl::Status EndAlike(absl::Status status);
   absl::Status RunEpochs();
   absl::Status StartScaler();
   void PlanSteps();
@@ -122,6 +125,7 @@ class Trainer {
   Console& console_;
   EnergyMeter* const energy_;
 
+  std::unique_ptr<nn::SyncGroup> sync_;  // with flags.sync_bn and more than one rank
   BatchLoader loader_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;

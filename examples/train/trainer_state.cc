@@ -53,6 +53,7 @@ absl::Status Trainer::Start() {
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
   uses_graphs_ = flags_.cuda_graph && WhyNoGraphs().empty();
+  if (absl::Status status = Synchronize(); !status.ok()) return status;
   optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
   optimizer_->set_clip_norm(flags_.clip_norm);
   optimizer_->set_words({.skip_step = replica_->skip_step()});
@@ -76,6 +77,15 @@ absl::Status Trainer::Start() {
     notice_ = *std::move(notice);
   }
   PlanSteps();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Synchronize() {
+  if (!flags_.sync_bn || group_.size() == 1) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<ddp::ProcessGroup>> group = group_.Split(/*color=*/0, /*key=*/group_.rank());
+  if (!group.ok()) return group.status();
+  sync_ = std::make_unique<nn::SyncGroup>(*std::move(group), device_);
+  model_.Synchronize(sync_.get());
   return absl::OkStatus();
 }
 

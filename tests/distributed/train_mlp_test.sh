@@ -297,7 +297,7 @@ case $case_name in
 
   cnn_help)
     succeeds 1 --help
-    for flag in model amp data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
+    for flag in model sync_bn amp data synthetic augment accumulate bucket_mb schedule init_weights export_weights save resume; do
       grep -q "^  --$flag=" out || fail "--$flag is not in --help"
     done
     fails "--model=alexnet is not known: it may be lenet, resnet20, resnet50" 1 --model=alexnet
@@ -323,6 +323,10 @@ case $case_name in
     # Any grouping of the same global batch trains alike; with batch norm in batches of the same size, to the bit.
     succeeds 1 --batch=64 --steps=40 --summary_json=one
     succeeds 2 --batch=16 --accumulate=2 --steps=40 --summary_json=two
+    holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
+    # Batches that are normalised together are one batch.
+    succeeds 1 --model=resnet20 --batch=32 --steps=8 --lr=0.02 --summary_json=one
+    succeeds 2 --model=resnet20 --batch=16 --steps=8 --lr=0.02 --sync-bn --summary_json=two
     holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
     flags=(--model=resnet20 --batch=16 --deterministic --augment)
     succeeds 2 "${flags[@]}" --steps=60 --summary_json=whole
@@ -353,6 +357,7 @@ case $case_name in
     fails "--init_weights does not go with --resume" 1 --init-weights=lenet.weights --resume=lenet.ckpt
     fails "cannot create /nowhere/w.tmp" 2 --export-weights=/nowhere/w
     fails "the training loss is not finite in step" 2 --lr=1000000
+    fails "--sync_bn: --model=lenet has no batch normalisation" 2 --sync-bn
     # CIFAR-10: six files of four images here.
     mkdir cifar
     for name in data_batch_{1,2,3,4,5} test_batch; do head -c $((4 * 3073)) /dev/zero >"cifar/$name.bin"; done

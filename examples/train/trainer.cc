@@ -210,6 +210,7 @@ absl::Status Trainer::Replay(const Batch& batch) {
 
 std::string Trainer::WhyNoGraphs() const {
   if (device_.is_host()) return "steps run on the CPU; give --device=cuda";
+  if (flags_.sync_bn && group_.size() > 1) return "--sync_bn exchanges sums in the middle of a step";
   const absl::Status status = replica_->CanCapture();
   return std::string(status.message());
 }

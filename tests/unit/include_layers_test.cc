@@ -32,12 +32,12 @@ constexpr std::array<std::string_view, 17> kForeign = {"cuda",   "cublas",  "cud
                                                        "oneapi", "nvml",    "nvtx",   "hwloc", "hwy", "spdlog",
                                                        "asio",   "openssl", "torch/", "aten/", "c10/"};
 
+bool StartsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
+
 // The headers of the component torch, whose users have LibTorch.
 bool OfTorch(std::string_view header) {
   return StartsWith(header, "torch/") || StartsWith(header, "aten/") || StartsWith(header, "c10/");
 }
-
-bool StartsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
 
 // The layer of "libddp/<layer>/...", or nothing if there is no such layer.
 std::optional<size_t> LayerOf(std::string_view path) {

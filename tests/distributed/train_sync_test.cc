@@ -88,7 +88,7 @@ class FailingDevice final : public ddp::testing::ForwardingDevice {
   std::string name() const override { return "cpu"; }
   void* stream() const override { return nullptr; }
   void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
-                    const nn::LossOptions& options, double* loss) override {
+                    const nn::LossOptions& options, const nn::LossRing& loss) override {
     if (left_ > 0 && --left_ == 0) throw nn::DeviceError("the GPU has fallen off the bus");
     nn::Cpu().CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
   }

@@ -148,6 +148,43 @@ part_fault() {
     step 120 "recover-$n-threads" "$here/bin/gpu_recover_test"
     ! has_mpirun || step 120 "recover-$n-mpirun" mpirun -n "$n" --bind-to none --timeout 110 "$here/bin/gpu_recover_test"
   done
+  if ((gpus < 2)) || ! has_mpirun; then
+    skip recover-train "needs 2 GPUs and mpirun (Open MPI)"
+  else
+    export -f recovering_train && export here out
+    step 150 recover-train bash -c recovering_train
+    step 150 recover-train-graph bash -c "recovering_train --cuda-graph"
+  fi
+}
+
+# recovering_train FLAG...: a rank of train_mlp is stopped for longer than the time-out, so that NCCL's kernels hang; then
+# all go on without NCCL.
+recovering_train() {
+  local job pids i
+  DDP_TIMEOUT=20 mpirun -n 2 --bind-to none "$here/bin/train_mlp" --device=cuda --recover --deterministic \
+    --epochs=1000000 --batch=32 "$@" >"$out/recovering.out" 2>&1 &
+  job=$!
+  for ((i = 0; i < 600; ++i)); do
+    grep -q '^epoch' "$out/recovering.out" && break
+    sleep 0.1
+  done
+  mapfile -t pids < <(pgrep -P $job)
+  if ((${#pids[@]} != 2)); then
+    kill $job
+    return 1
+  fi
+  kill -STOP "${pids[1]}"
+  sleep 23
+  kill -CONT "${pids[1]}"
+  for ((i = 0; i < 300; ++i)); do
+    (($(sed '1,/^recovered: /d' "$out/recovering.out" | grep -c '^epoch') > 3)) && break
+    sleep 0.1
+  done
+  kill -TERM "${pids[0]}"
+  wait $job
+  cat "$out/recovering.out"
+  grep -q '^recovered: backend hierarchical with all 2 ranks' "$out/recovering.out" &&
+    grep -q 'stopped by SIGTERM' "$out/recovering.out"
 }
 
 # Without NCCL. Processes may share a GPU here, whatever --share says, but then nothing is timed.

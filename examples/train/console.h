@@ -20,6 +20,9 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
+  // From now on: this rank has become rank 0.
+  void Show() { shown_ = true; }
+
   // Prints text, which must end with a newline, in place of the bar.
   void Print(absl::string_view text);
 

@@ -76,6 +76,11 @@ ABSL_FLAG(std::string, reduce, "overlap",
 ABSL_FLAG(bool, deterministic, false,
           "the same command gives the same bits: never change the bucket plan, and check after each epoch that all "
           "ranks have the same parameters");
+ABSL_FLAG(
+    bool, recover, false,
+    "when NCCL, an operation or another rank fails, go on with all ranks that are left, from the last step that all "
+    "of them have completed: through host memory if NCCL has failed. A rank that has died ends the training under "
+    "mpirun and torchrun");
 ABSL_FLAG(std::string, save, "", "write this checkpoint after each epoch, at the end, and when a signal asks to stop");
 ABSL_FLAG(int64_t, save_every, 0, "also write the checkpoint of --save after every this many steps; 0: do not");
 ABSL_FLAG(std::string, resume, "", "continue from this checkpoint; use the same other flags as when it was saved");
@@ -98,49 +103,16 @@ namespace examples {
 namespace {
 
 // In the order of --help.
-constexpr absl::string_view kCommonFlags[] = {"data",
-                                              "synthetic",
-                                              "augment",
-                                              "epochs",
-                                              "steps",
-                                              "batch",
-                                              "accumulate",
-                                              "drop_last",
-                                              "optimizer",
-                                              "lr",
-                                              "lr_scale",
-                                              "schedule",
-                                              "lr_warmup",
-                                              "lr_step",
-                                              "lr_gamma",
-                                              "momentum",
-                                              "weight_decay",
-                                              "clip_norm",
-                                              "label_smoothing",
-                                              "amp",
-                                              "grad_scaler",
-                                              "seed",
-                                              "threads",
-                                              "loader_threads",
-                                              "device",
-                                              "tf32",
-                                              "cuda_graph",
-                                              "backend",
-                                              "fresh_probe",
-                                              "bucket_mb",
-                                              "no_ddp",
-                                              "reduce",
-                                              "deterministic",
-                                              "save",
-                                              "save_every",
-                                              "resume",
-                                              "init_weights",
-                                              "export_weights",
-                                              "warmup",
-                                              "trace",
-                                              "summary_json",
-                                              "monitor",
-                                              "environment"};
+constexpr absl::string_view kCommonFlags[] = {
+    "data",        "synthetic",    "augment",       "epochs",          "steps",
+    "batch",       "accumulate",   "drop_last",     "optimizer",       "lr",
+    "lr_scale",    "schedule",     "lr_warmup",     "lr_step",         "lr_gamma",
+    "momentum",    "weight_decay", "clip_norm",     "label_smoothing", "amp",
+    "grad_scaler", "seed",         "threads",       "loader_threads",  "device",
+    "tf32",        "cuda_graph",   "backend",       "fresh_probe",     "bucket_mb",
+    "no_ddp",      "reduce",       "deterministic", "recover",         "save",
+    "save_every",  "resume",       "init_weights",  "export_weights",  "warmup",
+    "trace",       "summary_json", "monitor",       "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -213,6 +185,15 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.reduce == "none" && !flags.save.empty()) {
     return absl::InvalidArgumentError(
         "--save does not go with --reduce=none: the ranks' parameters differ; leave one out");
+  }
+  if (flags.recover && (flags.reduce == "none" || flags.reduce == "gather")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--recover does not go with --reduce=", flags.reduce, "; leave one out"));
+  }
+  if (flags.recover && flags.device == "cuda" && flags.grad_scaler) {
+    return absl::InvalidArgumentError(
+        "--recover does not go with a gradient scaler (--amp=fp16, --grad_scaler) on GPUs, where a skipped step cannot "
+        "be told from one that a failure has stopped: leave one out, or give --amp=bf16");
   }
   if (flags.reduce != "overlap" && flags.bucket_mb.has_value()) {
     return absl::InvalidArgumentError(
@@ -290,6 +271,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
   flags.reduce = absl::GetFlag(FLAGS_reduce);
   flags.deterministic = absl::GetFlag(FLAGS_deterministic);
+  flags.recover = absl::GetFlag(FLAGS_recover);
   flags.save = absl::GetFlag(FLAGS_save);
   flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.resume = absl::GetFlag(FLAGS_resume);

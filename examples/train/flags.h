@@ -51,6 +51,7 @@ struct TrainFlags {
   std::string reduce = "overlap";  // end, each, gather, none
   bool deterministic = false;
   bool sync_bn = false;  // batch normalisation over all ranks; a flag of train_cnn
+  bool recover = false;
   std::string save;
   int64_t save_every = 0;  // steps; 0: only at the end of each epoch
   std::string resume;

@@ -71,6 +71,9 @@ class Replica {
   // Whether a step can be captured into a CUDA graph.
   absl::Status CanCapture() const { return ddp_ == nullptr ? absl::OkStatus() : ddp_->CanCapture(); }
 
+  // See DistributedDataParallel::Rebind.
+  absl::Status Rebind(ddp::ProcessGroup& group) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->Rebind(group); }
+
   // See DistributedDataParallel::skip_step. Null with SyncMode::kNone.
   const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
 

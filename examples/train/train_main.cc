@@ -44,6 +44,10 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   if (!model.ok()) return model.status();
   settings.model = *std::move(model);
   settings.flags.sync_bn = settings.model.sync_bn;
+  if (settings.flags.recover && settings.flags.sync_bn) {
+    return absl::InvalidArgumentError(
+        "--recover does not go with --sync_bn, which exchanges in a group of its own; leave one out");
+  }
   return settings;
 }
 
@@ -52,18 +56,18 @@ std::string Given(const std::optional<double>& flag) { return flag.has_value() ?
 // Everything that must be equal on all ranks for them to train one model, one item a line.
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
-  return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
-                      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
-                      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
-                      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
-                      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", ExactText(f.schedule.gamma),
-                      "\n--momentum=", ExactText(f.momentum), "\n--weight_decay=", ExactText(f.weight_decay),
-                      "\n--clip_norm=", ExactText(f.clip_norm), "\n--label_smoothing=", ExactText(f.label_smoothing),
-                      "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler, "\n--bucket_mb=", Given(f.bucket_mb),
-                      "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32, "\n--no_ddp=", f.no_ddp,
-                      "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic, "\n--sync_bn=", f.sync_bn,
-                      "\n--save=", f.save, "\n--save_every=", f.save_every, "\n--resume=", f.resume,
-                      "\n--init_weights=", f.init_weights, "\n--export_weights=", f.export_weights);
+  return absl::StrCat(
+      settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
+      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
+      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
+      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
+      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", ExactText(f.schedule.gamma), "\n--momentum=", ExactText(f.momentum),
+      "\n--weight_decay=", ExactText(f.weight_decay), "\n--clip_norm=", ExactText(f.clip_norm),
+      "\n--label_smoothing=", ExactText(f.label_smoothing), "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler,
+      "\n--bucket_mb=", Given(f.bucket_mb), "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32,
+      "\n--no_ddp=", f.no_ddp, "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic,
+      "\n--sync_bn=", f.sync_bn, "\n--recover=", f.recover, "\n--save=", f.save, "\n--save_every=", f.save_every,
+      "\n--resume=", f.resume, "\n--init_weights=", f.init_weights, "\n--export_weights=", f.export_weights);
 }
 
 std::string DataText(const Dataset& data) {
@@ -156,14 +160,15 @@ absl::Status Train(ddp::Context& context, const Program& program, const Settings
     console.Print(absl::StrCat("--monitor has nothing to show: ", energy.WhyNot(), "\n"));
   }
   absl::StatusOr<std::unique_ptr<Trainer>> trainer = Trainer::Create(
-      group, flags, *data, *model, console, keeps_environment ? EnvironmentOf(context, flags) : "", &energy);
+      group, flags, *data, *model, console, keeps_environment ? EnvironmentOf(context, flags) : "", &energy, &context);
   if (!trainer.ok()) return trainer.status();
   console.Print(absl::StrCat("model: ", choice.description, "; ", (*trainer)->Plan(), "\n"));
   const absl::StatusOr<Summary> summary = (*trainer)->Run();
   if (!summary.ok()) return summary.status();
   console.Print(ToText(*summary));
-  if (group.rank() == 0 && !flags.summary_json.empty()) status = WriteJson(*summary, flags.summary_json);
-  return AgreeOn(group, status);
+  ddp::ProcessGroup& last = context.world();  // another one, after a recovery
+  if (last.rank() == 0 && !flags.summary_json.empty()) status = WriteJson(*summary, flags.summary_json);
+  return AgreeOn(last, status);
 }
 
 void PrintError(const Program& program, absl::string_view who, const absl::Status& error) {
@@ -206,7 +211,7 @@ int TrainMain(int argc, char** argv, const Program& program) {
   if (status.ok()) return 0;
   if (!IsAgreed(status)) {
     PrintError(program, group.size() > 1 ? absl::StrCat("rank ", group.rank(), ": ") : "", status);
-  } else if (group.rank() == 0) {
+  } else if ((*context)->world().rank() == 0) {
     PrintError(program, "", status);
   }
   if (!settings.ok()) return kWrongFlags;

@@ -37,23 +37,16 @@ Augmentation AugmentationFor(const TrainFlags& flags, const Dataset& data) {
 }  // namespace
 
 Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model,
-                 Console& console, std::string environment, EnergyMeter* energy)
-    : group_(group),
+                 Console& console, std::string environment, EnergyMeter* energy, ddp::Context* context)
+    : context_(context),
+      group_(&group),
       flags_(flags),
       data_(data),
       model_(model),
       device_(model.device()),
       console_(console),
-      energy_(energy),
-      loader_(data,
-              {.samples = data.train.count(),
-               .batch = static_cast<size_t>(flags.batch) * static_cast<size_t>(flags.accumulate),
-               .rank = group.rank(),
-               .world_size = group.size(),
-               .seed = flags.seed,
-               .drop_last = flags.drop_last},
-              AugmentationFor(flags, data), model.device(), flags.loader_threads),
-      evaluation_share_(EvaluationShare(data.test.count(), group.rank(), group.size())) {
+      energy_(energy) {
+  DivideData();
   summary_.environment = std::move(environment);
   const size_t rows = static_cast<size_t>(flags.batch),
                row_bytes = (static_cast<size_t>(data.features()) + 1) * sizeof(float);
@@ -70,12 +63,25 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
   hits_memory_ = device_.AllocateHost(sizeof(int64_t));
 }
 
+// Again after a recovery: the group may have got smaller.
+void Trainer::DivideData() {
+  const SamplerOptions sampler = {.samples = data_.train.count(),
+                                  .batch = static_cast<size_t>(flags_.batch) * static_cast<size_t>(flags_.accumulate),
+                                  .rank = group_->rank(),
+                                  .world_size = group_->size(),
+                                  .seed = flags_.seed,
+                                  .drop_last = flags_.drop_last};
+  loader_.emplace(data_, sampler, AugmentationFor(flags_, data_), device_, flags_.loader_threads);
+  evaluation_share_ = EvaluationShare(data_.test.count(), group_->rank(), group_->size());
+}
+
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console,
-                                                         std::string environment, EnergyMeter* energy) {
+                                                         std::string environment, EnergyMeter* energy,
+                                                         ddp::Context* context) {
   std::unique_ptr<Trainer> trainer;
   absl::Status status = EndTogether(group, [&] {
-    trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment), energy));
+    trainer.reset(new Trainer(group, flags, data, model, console, std::move(environment), energy, context));
     return trainer->Start();
   });
   if (!status.ok()) return trainer == nullptr ? status : trainer->EndAlike(std::move(status));
@@ -93,7 +99,18 @@ Trainer::~Trainer() {
 bool Trainer::Finished() const { return progress_.step >= last_step_ || progress_.epoch >= flags_.epochs; }
 
 absl::StatusOr<Summary> Trainer::Run() {
-  absl::Status status = EndTogether(group_, [this] { return RunEpochs(); });
+  absl::Status status = EndTogether(*group_, [this] { return RunEpochs(); });
+  for (bool went_on = true; went_on && !IsAgreed(status) && MayRecover();) {
+    if (const absl::Status none = context_->Recover(); !none.ok()) {
+      return absl::Status(none.code(), absl::StrCat("no recovery from \"", status.message(), "\": ", none.message()));
+    }
+    group_ = &context_->world();
+    status = EndTogether(*group_, [&] {
+      const absl::Status ready = GoOn();
+      went_on = ready.ok();
+      return went_on ? RunEpochs() : ready;
+    });
+  }
   if (!status.ok()) return EndAlike(std::move(status));
   return summary_;
 }
@@ -105,18 +122,21 @@ absl::Status Trainer::EndAlike(absl::Status status) {
 }
 
 absl::Status Trainer::RunEpochs() {
-  bool evaluated = false;
-  while (!Finished()) {
-    if (absl::Status status = RunEpoch(); !status.ok()) return status;
+  due_ = due_ || Finished();
+  while (due_ || !Finished()) {
+    if (!due_) {
+      if (absl::Status status = RunEpoch(); !status.ok()) return status;
+    }
+    due_ = true;
     if (absl::Status status = Evaluate(); !status.ok()) return status;
-    if (absl::Status status = Save(); !status.ok()) return status;
-    evaluated = true;
-    const int64_t epoch = progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0);
-    console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", epoch, progress_.step,
-                                   last_step_, summary_.final_loss, 100 * summary_.test_accuracy));
-  }
-  if (!evaluated) {
-    if (absl::Status status = Evaluate(); !status.ok()) return status;
+    const bool trained = progress_.step > first_step_;
+    if (trained) {
+      if (absl::Status status = Save(); !status.ok()) return status;
+      const int64_t epoch = progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0);
+      console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", epoch,
+                                     progress_.step, last_step_, summary_.final_loss, 100 * summary_.test_accuracy));
+    }
+    due_ = false;
   }
   if (absl::Status status = FinishSaving(); !status.ok()) return status;
   if (absl::Status status = ExportWeights(); !status.ok()) return status;
@@ -125,19 +145,19 @@ absl::Status Trainer::RunEpochs() {
 
 absl::Status Trainer::RunEpoch() {
   const int64_t epoch = progress_.epoch;
-  const auto global_batch = static_cast<int64_t>(loader_.global_batch());
-  loss_sum_ = group_.rank() == 0 ? progress_.loss_sum : 0;
-  loss_steps_ = group_.rank() == 0 ? progress_.loss_steps : 0;
+  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
+  loss_sum_ = group_->rank() == 0 ? progress_.loss_sum : 0;
+  loss_steps_ = group_->rank() == 0 ? progress_.loss_steps : 0;
   // A step lasts from the end of the one before to its own end, so that nothing between them is left out of the
   // figures.
   Clock::time_point before = Clock::now();
-  loader_.Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
+  loader_->Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
   if (energy_ != nullptr) energy_->Begin();
   while (progress_.epoch == epoch && progress_.step < last_step_) {
     if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
     // What was uploaded from the batch that is given back now has to have arrived.
     if (started_ > 0) device_.Await(Slot());
-    const absl::StatusOr<Batch> batch = loader_.Next();
+    const absl::StatusOr<Batch> batch = loader_->Next();
     if (!batch.ok()) return batch.status();
     if (absl::Status status = Step(*batch); !status.ok()) return status;
     Advance();
@@ -165,7 +185,7 @@ absl::Status Trainer::Step(const Batch& given) {
   ++started_;
   const Batch batch = device_.is_host() ? given : Upload(given, Slot());
   optimizer_->set_lr(FullLr() * ScheduleFactor(schedule_, progress_.step));
-  const bool replayed = uses_graphs_ && started_ > kEagerSteps;
+  const bool replayed = uses_graphs_ && started_ > eager_until_;
   absl::Status status = replayed ? Replay(batch) : Compute(batch, /*captured=*/false);
   if (!device_.is_host()) device_.Release(Slot());
   return status;
@@ -201,16 +221,23 @@ absl::Status Trainer::Replay(const Batch& batch) {
   }
   if (absl::Status status = BeginNews(); !status.ok()) return status;
   {
-    const ddp::TraceScope scope(group_, "replay");
+    const ddp::TraceScope scope(*group_, "replay");
     graph->Launch();
   }
   exposed_times_.Add(ExposedOnGpu());
   return EndNews();
 }
 
+// The steps that come next are not captured, and later ones anew.
+void Trainer::ChooseGraphs() {
+  for (std::unique_ptr<nn::Graph>& graph : graphs_) graph.reset();
+  eager_until_ = started_ + kEagerSteps;
+  uses_graphs_ = flags_.cuda_graph && WhyNoGraphs().empty();
+}
+
 std::string Trainer::WhyNoGraphs() const {
   if (device_.is_host()) return "steps run on the CPU; give --device=cuda";
-  if (flags_.sync_bn && group_.size() > 1) return "--sync_bn exchanges sums in the middle of a step";
+  if (flags_.sync_bn && group_->size() > 1) return "--sync_bn exchanges sums in the middle of a step";
   const absl::Status status = replica_->CanCapture();
   return std::string(status.message());
 }
@@ -241,7 +268,7 @@ Batch Trainer::Upload(const Batch& batch, int slot) {
 
 // One micro-batch, and its mean loss.
 absl::Status Trainer::Forward(const Batch& batch, int micro) {
-  const ddp::TraceScope scope(group_, "forward");
+  const ddp::TraceScope scope(*group_, "forward");
   const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
   const auto rows = static_cast<size_t>(flags_.batch);
   const size_t first = static_cast<size_t>(micro) * rows;
@@ -273,14 +300,14 @@ void Trainer::TakeLosses(int64_t end) {
 
 // What this rank has to tell the others beside the gradients.
 int32_t Trainer::News() const {
-  if (scaler_ == nullptr && loss_not_finite_) return kNonFiniteLoss + group_.rank();
+  if (scaler_ == nullptr && loss_not_finite_) return kNonFiniteLoss + group_->rank();
   return writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
 }
 
 absl::Status Trainer::Backward(int micro, bool captured) {
   const bool last = micro + 1 == flags_.accumulate;
   {
-    const ddp::TraceScope scope(group_, "backward");
+    const ddp::TraceScope scope(*group_, "backward");
     replica_->Backward(/*first=*/micro == 0, last);
   }
   const Clock::time_point before = Clock::now();
@@ -296,7 +323,7 @@ int64_t Trainer::ExposedOnGpu() {
 }
 
 absl::Status Trainer::Update() {
-  const ddp::TraceScope scope(group_, "optimizer");
+  const ddp::TraceScope scope(*group_, "optimizer");
   if (scaler_ != nullptr) return UpdateScaled();
   optimizer_->Step(replica_->values(), replica_->grads());
   return absl::OkStatus();
@@ -311,8 +338,8 @@ absl::Status Trainer::UpdateScaled() {
 
 void Trainer::Advance() {
   ++progress_.step;
-  progress_.epoch_samples += static_cast<int64_t>(loader_.global_batch());
-  if (progress_.epoch_samples < static_cast<int64_t>(loader_.batches() * loader_.global_batch())) return;
+  progress_.epoch_samples += static_cast<int64_t>(loader_->global_batch());
+  if (progress_.epoch_samples < static_cast<int64_t>(loader_->batches() * loader_->global_batch())) return;
   ++progress_.epoch;
   progress_.epoch_samples = 0;
   progress_.loss_steps = 0;
@@ -368,13 +395,13 @@ absl::Status Trainer::Evaluate() {
   sums[2] = static_cast<double>(*hits);
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-  if (absl::Status status = group_.AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
+  if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   summary_.test_accuracy = sums[2] / sums[3];
   if (!std::isfinite(summary_.final_loss)) return LostLoss();
   if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
   return RequireSame(
-      group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
+      *group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
       "they should be equal: please report this as a bug");
 }
 
@@ -393,11 +420,11 @@ absl::Status Trainer::LossNotFinite(int rank) const {
 }
 
 absl::Status Trainer::Summarize() {
-  summary_.world_size = group_.size();
-  summary_.backend = std::string(group_.backend());
+  summary_.world_size = group_->size();
+  summary_.backend = std::string(group_->backend());
   summary_.device = device_.name();
   summary_.tf32 = flags_.tf32;
-  summary_.cuda_graph = uses_graphs_ && started_ > kEagerSteps;
+  summary_.cuda_graph = uses_graphs_ && started_ > eager_until_;
   summary_.threads = flags_.threads;
   summary_.batch = flags_.batch;
   summary_.accumulate = flags_.accumulate;
@@ -411,7 +438,7 @@ absl::Status Trainer::Summarize() {
   Measure(step_times_, exposed_times_, summary_);
   summary_.peak_rss_mb = PeakRssMb();
   const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};
-  if (absl::Status status = group_.AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {
+  if (absl::Status status = group_->AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {
     return status;
   }
   return SummarizeCost();
@@ -426,10 +453,10 @@ absl::Status Trainer::SummarizeCost() {
     rate[1] = rate[0] > 0 ? 1 : 0;
   }
   const ddp::Buffer rates = {rate, std::size(rate), ddp::DType::kFloat64, {}};
-  if (absl::Status status = group_.AllReduce(rates, rates).Wait(); !status.ok()) return status;
-  if (rate[1] == group_.size()) summary_.product_flops_per_second = rate[0];
+  if (absl::Status status = group_->AllReduce(rates, rates).Wait(); !status.ok()) return status;
+  if (rate[1] == group_->size()) summary_.product_flops_per_second = rate[0];
   if (energy_ == nullptr) return absl::OkStatus();
-  const absl::StatusOr<std::vector<std::string>> records = ddp::GatherStrings(group_, energy_->Record());
+  const absl::StatusOr<std::vector<std::string>> records = ddp::GatherStrings(*group_, energy_->Record());
   if (!records.ok()) return records.status();
   summary_.energy = SumEnergy(*records);
   return absl::OkStatus();
@@ -441,7 +468,7 @@ std::string Trainer::Plan() const {
   std::string plan = absl::StrFormat(
       "%d parameters; %s, learning rate %g; batch %d%s on each rank, %d in all; %s step %d of %d, seed %d", numbers,
       flags_.optimizer, FullLr(), flags_.batch, flags_.accumulate > 1 ? absl::StrCat(" x ", flags_.accumulate) : "",
-      loader_.global_batch(), flags_.resume.empty() ? "from" : absl::StrCat("resumed from ", flags_.resume, " at"),
+      loader_->global_batch(), flags_.resume.empty() ? "from" : absl::StrCat("resumed from ", flags_.resume, " at"),
       progress_.step, last_step_, flags_.seed);
   if (flags_.no_ddp) absl::StrAppend(&plan, "; without DistributedDataParallel");
   if (flags_.reduce != "overlap") absl::StrAppend(&plan, "; --reduce=", flags_.reduce);

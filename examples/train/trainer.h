@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ddp/autocast.h"
+#include "ddp/context.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
@@ -39,17 +40,19 @@ class Trainer {
   // Sets up the model with random parameters from flags.seed, or with the state in flags.resume. All ranks must have
   // the same flags. All arguments except the flags must outlive the trainer. The model must accept batches of
   // flags.batch. `environment` is that of rank 0, to be kept in checkpoints and the summary; see environment.h.
-  // `energy`: null on all ranks, or on none.
+  // `energy`: null on all ranks, or on none. `context`: that of `group`, its world; flags.recover needs it.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(ddp::ProcessGroup& group, const TrainFlags& flags,
                                                          const Dataset& data, nn::Model& model, Console& console,
-                                                         std::string environment = "", EnergyMeter* energy = nullptr);
+                                                         std::string environment = "", EnergyMeter* energy = nullptr,
+                                                         ddp::Context* context = nullptr);
 
   // Waits for the GPU, which may still use the trainer's memory.
   ~Trainer();
 
-  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. When it returns, all files
-  // have been written. If an error is not the same on all ranks, the group has been aborted. Cancelled: a signal asked
-  // a rank to stop, and all ranks have stopped after the same step and saved it.
+  // Trains until flags.epochs or flags.steps is reached; saves and prints after each epoch. With flags.recover it goes
+  // on in a new world when the group has failed, and says so in one line. When it returns, all files have been written.
+  // If an error is not the same on all ranks, the group has been aborted. Cancelled: a signal asked a rank to stop, and
+  // all ranks have stopped after the same step and saved it.
   absl::StatusOr<Summary> Run();
 
   // Returns one line that describes the training, to print.
@@ -61,12 +64,21 @@ class Trainer {
   using Clock = Console::Clock;
 
   Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Dataset& data, nn::Model& model, Console& console,
-          std::string environment, EnergyMeter* energy);
+          std::string environment, EnergyMeter* energy, ddp::Context* context);
 
+  void DivideData();
   absl::Status Start();
   absl::Status Synchronize();
   absl::Status EndAlike(absl::Status status);
   absl::Status RunEpochs();
+  bool MayRecover() const;
+  absl::Status GoOn();
+  void ForgetStepsUnderWay();
+  absl::StatusOr<int64_t> ShareState();
+  void StepBack();
+  absl::Status ShareNotices();
+  void StartWriter();
+  void ChooseGraphs();
   absl::Status StartScaler();
   void PlanSteps();
   absl::Status Resume();
@@ -81,7 +93,7 @@ class Trainer {
   absl::Status ExportWeights();
 
   // The learning rate before the schedule.
-  double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_.size() : 1); }
+  double FullLr() const { return progress_.lr * (flags_.lr_scale ? group_->size() : 1); }
   ddp::DType AutocastType() const { return flags_.amp == "bf16" ? ddp::DType::kBFloat16 : ddp::DType::kFloat32; }
   bool Reduces() const { return flags_.reduce != "none"; }
   bool Finished() const;
@@ -117,7 +129,8 @@ class Trainer {
   absl::Status Summarize();
   absl::Status SummarizeCost();
 
-  ddp::ProcessGroup& group_;
+  ddp::Context* const context_;
+  ddp::ProcessGroup* group_;
   const TrainFlags flags_;
   const Dataset& data_;
   nn::Model& model_;
@@ -126,14 +139,17 @@ class Trainer {
   EnergyMeter* const energy_;
 
   std::unique_ptr<nn::SyncGroup> sync_;  // with flags.sync_bn and more than one rank
-  BatchLoader loader_;
+  std::optional<BatchLoader> loader_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
   // Null without flags.grad_scaler.
   std::unique_ptr<FlatOptimizer> scaled_optimizer_;
   std::unique_ptr<ddp::GradScaler> scaler_;
   Progress progress_;
-  int64_t last_step_ = 0;  // the number of steps at which training ends
+  int64_t first_step_ = 0, last_step_ = 0;  // the numbers of steps at which this run begins and ends
+  int64_t uncounted_steps_ = 0;             // that the optimizer has not counted, at the beginning of this run
+  int64_t recovered_at_ = -1;               // the step from which the last recovery has gone on
+  bool due_ = false;                        // an evaluation, and a checkpoint of an epoch or of the end
   Schedule schedule_;
 
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.
@@ -142,11 +158,12 @@ class Trainer {
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
 
   // The memory of one evaluation batch, laid out as in Batch; and on a GPU, the memory for uploaded batches, and the
-  // steps on each of them, after the first kEagerSteps of this run: those choose and load kernels, connect ranks, and
+  // steps on each of them, after the first kEagerSteps in a group: those choose and load kernels, connect ranks, and
   // teach the library the order of gradients.
   std::shared_ptr<void> evaluation_;
   std::shared_ptr<float> uploaded_[nn::Device::kSlots];
   static constexpr int64_t kEagerSteps = 3;
+  int64_t eager_until_ = kEagerSteps;  // counted like started_; a recovery puts it off
   bool uses_graphs_ = false;
   std::unique_ptr<nn::Graph> graphs_[nn::Device::kSlots];
   // On a GPU: host copies of the state that rank 0 reads and writes. The key is the address on the GPU.

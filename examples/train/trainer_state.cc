@@ -40,19 +40,19 @@ ReplicaOptions OptionsFor(const TrainFlags& flags) {
 }  // namespace
 
 absl::Status Trainer::Start() {
-  if (flags_.no_ddp && group_.size() > 1) {
+  if (flags_.no_ddp && group_->size() > 1) {
     return Agreed(
         absl::InvalidArgumentError("--no_ddp is for one rank; with several, --reduce=none trains without reduction"));
   }
-  if (loader_.batches() == 0) {
+  if (loader_->batches() == 0) {
     return Agreed(absl::InvalidArgumentError(
         absl::StrCat("--drop_last leaves nothing of ", data_.train.count(), " training images in global batches of ",
-                     loader_.global_batch(), "; give a smaller --batch, or leave out --drop_last")));
+                     loader_->global_batch(), "; give a smaller --batch, or leave out --drop_last")));
   }
-  absl::StatusOr<std::unique_ptr<Replica>> replica = Replica::Create(model_, group_, OptionsFor(flags_));
+  absl::StatusOr<std::unique_ptr<Replica>> replica = Replica::Create(model_, *group_, OptionsFor(flags_));
   if (!replica.ok()) return replica.status();
   replica_ = *std::move(replica);
-  uses_graphs_ = flags_.cuda_graph && WhyNoGraphs().empty();
+  ChooseGraphs();
   if (absl::Status status = Synchronize(); !status.ok()) return status;
   optimizer_ = MakeOptimizer(flags_, device_, replica_->values().size());
   optimizer_->set_clip_norm(flags_.clip_norm);
@@ -68,25 +68,33 @@ absl::Status Trainer::Start() {
   if (absl::Status status = BroadcastState(); !status.ok()) return status;
   if (absl::Status status = StartScaler(); !status.ok()) return status;
   if (flags_.lr.has_value()) progress_.lr = *flags_.lr;
-  if (group_.rank() == 0 && !flags_.save.empty()) {
-    writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer, summary_.environment);
-  }
-  if (Reduces()) {
-    absl::StatusOr<StepNotice> notice = StepNotice::Create(group_);
-    if (!notice.ok()) return notice.status();
-    notice_ = *std::move(notice);
-  }
+  StartWriter();
+  if (absl::Status status = ShareNotices(); !status.ok()) return status;
   PlanSteps();
+  first_step_ = progress_.step;
+  uncounted_steps_ = progress_.step - progress_.optimizer_steps;
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Synchronize() {
-  if (!flags_.sync_bn || group_.size() == 1) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<ddp::ProcessGroup>> group = group_.Split(/*color=*/0, /*key=*/group_.rank());
+  if (!flags_.sync_bn || group_->size() == 1) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<ddp::ProcessGroup>> group = group_->Split(/*color=*/0, /*key=*/group_->rank());
   if (!group.ok()) return group.status();
   sync_ = std::make_unique<nn::SyncGroup>(*std::move(group), device_);
   model_.Synchronize(sync_.get());
   return absl::OkStatus();
+}
+
+void Trainer::StartWriter() {
+  if (group_->rank() != 0 || writer_ != nullptr || flags_.save.empty()) return;
+  writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer, summary_.environment);
+}
+
+absl::Status Trainer::ShareNotices() {
+  if (!Reduces()) return absl::OkStatus();
+  absl::StatusOr<StepNotice> notice = StepNotice::Create(*group_);
+  if (notice.ok()) notice_ = *std::move(notice);
+  return notice.status();
 }
 
 absl::Status Trainer::StartScaler() {
@@ -105,9 +113,9 @@ absl::Status Trainer::StartScaler() {
 }
 
 void Trainer::PlanSteps() {
-  const auto epoch_steps = static_cast<int64_t>(loader_.batches());
+  const auto epoch_steps = static_cast<int64_t>(loader_->batches());
   last_step_ = progress_.step + (flags_.epochs - progress_.epoch) * epoch_steps -
-               progress_.epoch_samples / static_cast<int64_t>(loader_.global_batch());
+               progress_.epoch_samples / static_cast<int64_t>(loader_->global_batch());
   if (flags_.steps > 0) last_step_ = std::min(last_step_, flags_.steps);
   schedule_ = flags_.schedule;
   schedule_.total_steps = last_step_;
@@ -115,7 +123,7 @@ void Trainer::PlanSteps() {
 }
 
 // Rank 0 reads the checkpoint, or the weights; the others need not even see the file.
-absl::Status Trainer::Resume() { return AgreeOn(group_, group_.rank() == 0 ? Load() : absl::OkStatus()); }
+absl::Status Trainer::Resume() { return AgreeOn(*group_, group_->rank() == 0 ? Load() : absl::OkStatus()); }
 
 absl::Status Trainer::Load() {
   if (!flags_.resume.empty()) {
@@ -152,7 +160,7 @@ absl::Status Trainer::CheckResumed() const {
   const auto refuse = [this](auto&&... what) {
     return absl::FailedPreconditionError(absl::StrCat("cannot resume from ", flags_.resume, ": ", what...));
   };
-  const auto global_batch = static_cast<int64_t>(loader_.global_batch());
+  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
   const auto seed = static_cast<uint64_t>(progress_.seed);
   if (seed != flags_.seed) return refuse("it was saved with another seed; give --seed=", seed);
   if (progress_.train_samples != static_cast<int64_t>(data_.train.count())) {
@@ -190,8 +198,8 @@ absl::Status Trainer::BroadcastState() {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
   const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
-  if (absl::Status status = group_.Broadcast(floats, 0, replica_->stream()).Wait(); !status.ok()) return status;
-  if (absl::Status status = group_.Broadcast(numbers, 0).Wait(); !status.ok()) return status;
+  if (absl::Status status = group_->Broadcast(floats, 0, replica_->stream()).Wait(); !status.ok()) return status;
+  if (absl::Status status = group_->Broadcast(numbers, 0).Wait(); !status.ok()) return status;
   optimizer_->set_steps(progress_.optimizer_steps);
   return absl::OkStatus();
 }
@@ -230,12 +238,12 @@ std::vector<Tensor> Trainer::Tensors() {
 absl::Status Trainer::ExportWeights() {
   if (flags_.export_weights.empty()) return absl::OkStatus();
   absl::Status status;
-  if (group_.rank() == 0) {
+  if (group_->rank() == 0) {
     const std::vector<Tensor> weights = Weights();
     Mirror(/*to_host=*/true);
     status = SaveSafetensors(flags_.export_weights, weights, progress_.step * flags_.accumulate);
   }
-  return AgreeOn(group_, status);
+  return AgreeOn(*group_, status);
 }
 
 // On a GPU, memory of the host's that stands for a part of the state: see Mirror.
@@ -266,7 +274,7 @@ absl::Status Trainer::Save() {
   if (progress_.epoch_samples > 0) {
     double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_)};
     const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-    if (absl::Status status = group_.AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
+    if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
     if (!std::isfinite(sums[0])) return LostLoss();
     progress_.loss_sum = sums[0];
     progress_.loss_steps = static_cast<int64_t>(sums[1]);
@@ -289,7 +297,7 @@ absl::Status Trainer::Save() {
 // Waits until all is written, and fails on all ranks where it is not.
 absl::Status Trainer::FinishSaving() {
   if (flags_.save.empty()) return absl::OkStatus();
-  return AgreeOn(group_, writer_ != nullptr ? writer_->Finish() : absl::OkStatus());
+  return AgreeOn(*group_, writer_ != nullptr ? writer_->Finish() : absl::OkStatus());
 }
 
 }  // namespace examples

@@ -234,6 +234,30 @@ case $case_name in
     grep -q "; nothing is saved without --save$" err || fail "does not say that nothing is saved"
     ;;
 
+  recover)
+    # A rank is stopped for longer than the time-out. When it is awake again all go on, to the same parameters.
+    flags=(--hidden=64 --deterministic)
+    DDP_TIMEOUT=6 start 2 "${flags[@]}" --recover --steps=1000000 --save=checkpoint
+    kill -STOP "${rank_pids[1]}"
+    sleep 8.5
+    kill -CONT "${rank_pids[1]}"
+    for ((i = 0; i < 400; ++i)); do
+      [[ $(sed '1,/^recovered: /d' out | grep -c '^epoch') -gt 1 ]] && break
+      kill -0 $job || break
+      sleep 0.05
+    done
+    kill -TERM "${rank_pids[0]}"
+    wait $job
+    [[ $? == 75 ]] || fail "exit code"
+    [[ $(grep -c '^recovered: backend hierarchical with all 2 ranks, since .* timed out .*; goes on from step [0-9]*$' out) == 1 ]] ||
+      fail "does not say that it has recovered"
+    step=$(sed -n "s/^train_mlp: stopped by SIGTERM after step \([0-9]*\); .*/\1/p" err)
+    [[ $step ]] || fail "does not say after which step it was stopped"
+    succeeds 2 "${flags[@]}" --steps=$((step + 5)) --resume=checkpoint --summary_json=resumed
+    succeeds 2 "${flags[@]}" --steps=$((step + 5)) --summary_json=whole
+    [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
+    ;;
+
   killed)
     # Killed again and again, at any moment, saving after every step: the training goes on with the same bits.
     flags=(--hidden=64 --batch=32 --deterministic)
@@ -287,6 +311,8 @@ case $case_name in
     fails "--no_ddp is for one rank" 2 --no-ddp
     fails "--reduce=ring is not known: it may be overlap, end, each, gather, none" 1 --reduce=ring
     fails "--bucket_mb does not go with --reduce=end" 1 --reduce=end --bucket-mb=1
+    fails "--recover does not go with --reduce=none" 1 --reduce=none --recover
+    fails "--recover does not go with a gradient scaler" 1 --device=cuda --amp=fp16 --recover
     fails "--save does not go with --reduce=none" 1 --reduce=none --save=c
     # Ranks that are not alike.
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
@@ -356,6 +382,7 @@ case $case_name in
     fails "it is no safetensors file" 1 --init-weights=lenet.ckpt
     fails "--init_weights does not go with --resume" 1 --init-weights=lenet.weights --resume=lenet.ckpt
     fails "cannot create /nowhere/w.tmp" 2 --export-weights=/nowhere/w
+    fails "--recover does not go with --sync_bn" 1 --model=resnet20 --sync-bn --recover
     fails "the training loss is not finite in step" 2 --lr=1000000
     fails "--sync_bn: --model=lenet has no batch normalisation" 2 --sync-bn
     # CIFAR-10: six files of four images here.

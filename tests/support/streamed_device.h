@@ -78,7 +78,7 @@ class StreamedOptimizer final : public nn::Optimizer {
 };
 
 // Fully connected layers, both optimizers and the loss. Its memory is the host's: FakeDevices::host_memory_is_theirs.
-class StreamedDevice final : public ForwardingDevice {
+class StreamedDevice : public ForwardingDevice {
  public:
   explicit StreamedDevice(simulated::Rank& rank)
       : rank_(rank), owned_(rank.MakeStream()), uploads_(rank.MakeStream()), stream_(owned_.get()) {

@@ -1,0 +1,112 @@
+// How a Trainer goes on after its group has failed.
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/sync_state.h"
+#include "examples/train/agreement.h"
+#include "examples/train/trainer.h"
+
+namespace examples {
+
+// All ranks decide alike, since a group's first cause of failure is the same on all of them. Who has given up by itself
+// (Aborted) does not come, and who makes a mistake makes it again.
+bool Trainer::MayRecover() const {
+  if (!flags_.recover || context_ == nullptr) return false;
+  switch (group_->status().code()) {
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// In the new group: from the last step that all ranks have completed.
+absl::Status Trainer::GoOn() {
+  ForgetStepsUnderWay();
+  if (absl::Status status = replica_->Rebind(*group_); !status.ok()) return status;
+  // A GPU knows how many of the steps it has done: it stops those that come after the failure, and may have done one
+  // more than the host has learned.
+  const int64_t done = device_.is_host() ? progress_.step : optimizer_->steps() + uncounted_steps_;
+  while (progress_.step < done) Advance();
+  while (progress_.step > done) StepBack();
+  const absl::StatusOr<int64_t> common = ShareState();
+  if (!common.ok()) return common.status();
+  while (progress_.step > *common) StepBack();
+  if (*common == recovered_at_) {
+    return Agreed(absl::UnavailableError(absl::StrCat("the step after a recovery has failed, too (",
+                                                      context_->backend_choice().failure, "); end of the recoveries")));
+  }
+  recovered_at_ = *common;
+  const size_t global_batch = loader_->global_batch();
+  DivideData();
+  if (const size_t now = loader_->global_batch(); now != global_batch) {
+    progress_.epoch_samples -= progress_.epoch_samples % static_cast<int64_t>(now);
+    PlanSteps();
+  }
+  if (absl::Status status = ShareNotices(); !status.ok()) return status;
+  StartWriter();
+  ChooseGraphs();
+  due_ = progress_.step > first_step_ && (progress_.epoch_samples == 0 || Finished());
+  if (group_->rank() == 0) console_.Show();
+  console_.Print(absl::StrCat("recovered: ", context_->backend_choice().text, "; goes on from step ", *common,
+                              uses_graphs_        ? "; captures its CUDA graphs anew"
+                              : flags_.cuda_graph ? absl::StrCat("; without a CUDA graph: ", WhyNoGraphs())
+                                                  : "",
+                              "\n"));
+  return absl::OkStatus();
+}
+
+// Their losses are not counted: the steps are repeated.
+void Trainer::ForgetStepsUnderWay() {
+  notice_.reset();
+  device_.Wait();
+  taken_ = started_;
+  loss_not_finite_ = false;
+  // A step may have ended before its losses.
+  const auto calls = static_cast<uint64_t>(started_ * flags_.accumulate);
+  device_.Upload(&calls, loss_ring_.calls, sizeof calls);
+  device_.Wait();
+}
+
+// Parameters and optimizer state, from a rank at the lowest step. Layers' buffers are rank 0's in each step anyway.
+absl::StatusOr<int64_t> Trainer::ShareState() {
+  struct Numbers {
+    int64_t optimizer_steps = 0;
+    ddp::GradScalerState scaler = {};
+  };
+  Numbers numbers{.optimizer_steps = optimizer_->steps()};
+  if (scaler_ != nullptr) {
+    const absl::StatusOr<ddp::GradScalerState> state = scaler_->State();
+    if (!state.ok()) return state.status();
+    numbers.scaler = *state;
+  }
+  const absl::Span<float> values = replica_->values();
+  std::vector<ddp::Buffer> state = {{values.data(), values.size(), ddp::DType::kFloat32, replica_->device()},
+                                    {&numbers, sizeof numbers, ddp::DType::kUInt8, {}}};
+  for (const nn::NamedState& part : optimizer_->state()) {
+    state.push_back({part.data.data(), part.data.size(), ddp::DType::kFloat32, replica_->device()});
+  }
+  const absl::StatusOr<int64_t> common = ddp::SyncState(*group_, progress_.step, state);
+  if (!common.ok()) return common.status();
+  optimizer_->set_steps(numbers.optimizer_steps);
+  if (scaler_ != nullptr) {
+    if (absl::Status status = scaler_->Load(numbers.scaler); !status.ok()) return status;
+  }
+  return common;
+}
+
+void Trainer::StepBack() {
+  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
+  if (progress_.epoch_samples == 0) {
+    --progress_.epoch;
+    progress_.epoch_samples = static_cast<int64_t>(loader_->batches()) * global_batch;
+  }
+  progress_.epoch_samples -= global_batch;
+  --progress_.step;
+}
+
+}  // namespace examples

@@ -1,0 +1,138 @@
+// Trainings that go on after their group has failed: with the parameters of one that nothing has disturbed.
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "examples/data/dataset.h"
+#include "examples/nn/model.h"
+#include "examples/train/agreement.h"
+#include "examples/train/trainer.h"
+#include "libddp/comm/base/internal_group.h"
+#include "tests/support/catch.h"
+#include "tests/support/forwarding_device.h"
+#include "tests/support/ranks.h"
+
+namespace examples {
+namespace {
+
+using ddp::testing::Rank;
+using ddp::testing::RunOnRanks;
+
+// Called with where in a training a rank is; may throw.
+using Hook = std::function<void(absl::string_view where)>;
+
+class HookedCpu final : public ddp::testing::ForwardingDevice {
+ public:
+  explicit HookedCpu(Hook hook) : hook_(std::move(hook)) {}
+  std::string name() const override { return "cpu"; }
+  void* stream() const override { return nullptr; }
+  void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
+                    const nn::LossOptions& options, const nn::LossRing& loss) override {
+    ForwardingDevice::CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
+    hook_("loss");
+  }
+  void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
+    hook_("evaluation");
+    ForwardingDevice::CountHits(logits, labels, rows, classes, hits);
+  }
+
+ private:
+  const Hook hook_;
+};
+
+TrainFlags Flags(Rank& rank, const std::string& optimizer) {
+  TrainFlags flags;
+  flags.batch = 48 / rank.size();
+  flags.epochs = 2;
+  flags.optimizer = optimizer;
+  flags.deterministic = true;
+  flags.recover = true;
+  return flags;
+}
+
+absl::StatusOr<Summary> Train(Rank& rank, const TrainFlags& flags, const Hook& hook) {
+  const Dataset data = EmbeddedDigits();
+  Console console(false, false);
+  nn::SetThreads(1);
+  HookedCpu device(hook);
+  const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {32, 24}, data.classes, flags.batch, device);
+  absl::StatusOr<std::unique_ptr<Trainer>> trainer =
+      Trainer::Create(rank.context().world(), flags, data, *model, console, "", nullptr, &rank.context());
+  if (!trainer.ok()) return trainer.status();
+  return (*trainer)->Run();
+}
+
+void BreakWorld(Rank& rank, const std::string& why) {
+  dynamic_cast<ddp::InternalGroup&>(rank.context().world()).Fail(absl::InternalError(why));
+}
+
+}  // namespace
+
+TEST_CASE("a training whose group fails goes on in a new one, to the same parameters") {
+  struct Case {
+    const char* optimizer;
+    const char* where;
+    int times;
+  };
+  for (const Case& c : {Case{"sgd", "loss", 1}, Case{"adam", "loss", 20}, Case{"sgd", "loss", 31},
+                        Case{"adam", "evaluation", 1}, Case{"sgd", "loss", 60}}) {
+    INFO(c.optimizer << ", " << c.where << ", for the " << c.times << ". time");
+    RunOnRanks([&](Rank& rank) {
+      const TrainFlags flags = Flags(rank, c.optimizer);
+      const Summary undisturbed = RANK_VALUE(Train(rank, flags, [](absl::string_view) {}));
+      RANK_CHECK(rank.context().backend_choice().text.empty());
+      int left = c.times;
+      const Summary summary = RANK_VALUE(Train(rank, flags, [&](absl::string_view here) {
+        const bool now = here == c.where && --left == 0;
+        if (now && rank.rank() == rank.size() - 1) BreakWorld(rank, "the test breaks NCCL");
+      }));
+      RANK_CHECK(absl::StrContains(rank.context().backend_choice().text, "the test breaks NCCL"));
+      RANK_CHECK_EQ(summary.parameters_sha256, undisturbed.parameters_sha256);
+      RANK_CHECK_EQ(summary.steps, undisturbed.steps);
+      RANK_CHECK_EQ(summary.epochs, undisturbed.epochs);
+      RANK_CHECK_EQ(summary.test_accuracy, undisturbed.test_accuracy);
+      rank.Meet();
+    });
+  }
+}
+
+TEST_CASE("a step that fails again after a recovery ends the training") {
+  RunOnRanks([](Rank& rank) {
+    int step = 0;
+    const absl::Status status = Train(rank, Flags(rank, "sgd"), [&](absl::string_view here) {
+                                  if (here != "loss" || ++step < 5) return;
+                                  rank.Meet();
+                                  if (rank.rank() == 0) BreakWorld(rank, "broken for good");
+                                }).status();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "the step after a recovery has failed, too",
+                      "broken for good");
+    RANK_CHECK(IsAgreed(status));
+    rank.Meet();
+  });
+}
+
+TEST_CASE("a rank that gives up by itself ends all, and so does a failure without --recover") {
+  RunOnRanks([](Rank& rank) {
+    TrainFlags flags = Flags(rank, "sgd");
+    const bool last = rank.rank() == rank.size() - 1;
+    absl::Status status = Train(rank, flags, [&](absl::string_view) {
+                            if (last) throw nn::DeviceError("the GPU has fallen off the bus");
+                          }).status();
+    RANK_CHECK_STATUS(status, last ? absl::StatusCode::kInternal : absl::StatusCode::kAborted,
+                      "the GPU has fallen off the bus");
+    rank.Meet();
+    RANK_CHECK_OK(rank.context().Recover());  // a program may do so all the same
+
+    flags.recover = false;
+    status = Train(rank, flags, [&](absl::string_view) {
+               if (last) BreakWorld(rank, "broken");
+             }).status();
+    RANK_CHECK_STATUS(status, absl::StatusCode::kInternal, "broken");
+    rank.Meet();
+  });
+}
+
+}  // namespace examples

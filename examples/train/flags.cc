@@ -73,6 +73,10 @@ ABSL_FLAG(std::string, reduce, "overlap",
           "how gradients are averaged over the ranks: overlap (in buckets, while the backward pass continues); to "
           "measure what that gains: end (all at once, after the backward pass), each (every parameter alone), gather "
           "(rank 0 gathers and broadcasts all, as DataParallel does), none (ranks then train independently)");
+ABSL_FLAG(
+    std::string, compress, "off",
+    "what gradients are rounded to while they travel between ranks: off; bf16 or fp16 (half of the bytes); int8 or "
+    "fp8 (a quarter: blocks of 128 with a scale each)");
 ABSL_FLAG(bool, deterministic, false,
           "the same command gives the same bits: never change the bucket plan, and check after each epoch that all "
           "ranks have the same parameters");
@@ -104,15 +108,15 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",        "synthetic",    "augment",       "epochs",          "steps",
-    "batch",       "accumulate",   "drop_last",     "optimizer",       "lr",
-    "lr_scale",    "schedule",     "lr_warmup",     "lr_step",         "lr_gamma",
-    "momentum",    "weight_decay", "clip_norm",     "label_smoothing", "amp",
-    "grad_scaler", "seed",         "threads",       "loader_threads",  "device",
-    "tf32",        "cuda_graph",   "backend",       "fresh_probe",     "bucket_mb",
-    "no_ddp",      "reduce",       "deterministic", "recover",         "save",
-    "save_every",  "resume",       "init_weights",  "export_weights",  "warmup",
-    "trace",       "summary_json", "monitor",       "environment"};
+    "data",        "synthetic",    "augment",      "epochs",          "steps",
+    "batch",       "accumulate",   "drop_last",    "optimizer",       "lr",
+    "lr_scale",    "schedule",     "lr_warmup",    "lr_step",         "lr_gamma",
+    "momentum",    "weight_decay", "clip_norm",    "label_smoothing", "amp",
+    "grad_scaler", "seed",         "threads",      "loader_threads",  "device",
+    "tf32",        "cuda_graph",   "backend",      "fresh_probe",     "bucket_mb",
+    "no_ddp",      "reduce",       "compress",     "deterministic",   "recover",
+    "save",        "save_every",   "resume",       "init_weights",    "export_weights",
+    "warmup",      "trace",        "summary_json", "monitor",         "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 
@@ -159,6 +163,7 @@ absl::Status Check(const TrainFlags& flags) {
            CheckOneOf("backend", flags.backend, {"auto", "nccl", "hierarchical", "local"}),
            CheckOneOf("device", flags.device, {"cpu", "cuda"}),
            CheckOneOf("reduce", flags.reduce, {"overlap", "end", "each", "gather", "none"}),
+           CheckOneOf("compress", flags.compress, {"off", "fp16", "bf16", "int8", "fp8"}),
        }) {
     if (!status.ok()) return status;
   }
@@ -198,6 +203,11 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.reduce != "overlap" && flags.bucket_mb.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--bucket_mb does not go with --reduce=", flags.reduce, ", which has no buckets; leave one out"));
+  }
+  if (flags.compress != "off" && (flags.reduce == "gather" || flags.reduce == "none" || flags.no_ddp)) {
+    return absl::InvalidArgumentError(absl::StrCat("--compress does not go with --",
+                                                   flags.no_ddp ? "no_ddp" : absl::StrCat("reduce=", flags.reduce),
+                                                   ", which does not reduce in buckets; leave one out"));
   }
   if (flags.save_every > 0 && flags.save.empty()) {
     return absl::InvalidArgumentError("--save_every says how often, but not where: give --save=FILE too");
@@ -270,6 +280,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.fresh_probe = absl::GetFlag(FLAGS_fresh_probe);
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);
   flags.reduce = absl::GetFlag(FLAGS_reduce);
+  flags.compress = absl::GetFlag(FLAGS_compress);
   flags.deterministic = absl::GetFlag(FLAGS_deterministic);
   flags.recover = absl::GetFlag(FLAGS_recover);
   flags.save = absl::GetFlag(FLAGS_save);

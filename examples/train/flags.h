@@ -49,6 +49,7 @@ struct TrainFlags {
   std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it
   bool no_ddp = false;
   std::string reduce = "overlap";  // end, each, gather, none
+  std::string compress = "off";    // fp16, bf16, int8, fp8
   bool deterministic = false;
   bool sync_bn = false;  // batch normalisation over all ranks; a flag of train_cnn
   bool recover = false;

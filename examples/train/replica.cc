@@ -57,6 +57,7 @@ absl::Status Replica::AllocateInDdp(ddp::ProcessGroup& group, const ReplicaOptio
   }
   ddp::DdpOptions ddp_options;
   ddp_options.bucket_bytes = BucketBytes(options);
+  ddp_options.hook = options.hook;
   if (options.mode == SyncMode::kGather) ddp_options.hook = CreateGatherHook(model_.device(), group.size());
   ddp_options.replan = options.replan;
   for (const nn::LayerBuffer& buffer : model_.buffers()) {

@@ -31,6 +31,7 @@ struct ReplicaOptions {
   SyncMode mode = SyncMode::kOverlap;
   size_t bucket_bytes = ddp::DdpOptions::kDefaultBucketBytes;  // with kOverlap
   bool replan = true;                                          // see DdpOptions
+  std::shared_ptr<ddp::CommHook> hook;                         // see DdpOptions; not with kGather
 };
 
 // Thread-safety: one thread at a time.

@@ -56,18 +56,19 @@ std::string Given(const std::optional<double>& flag) { return flag.has_value() ?
 // Everything that must be equal on all ranks for them to train one model, one item a line.
 std::string Fingerprint(const Settings& settings) {
   const TrainFlags& f = settings.flags;
-  return absl::StrCat(
-      settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
-      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
-      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
-      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
-      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", ExactText(f.schedule.gamma), "\n--momentum=", ExactText(f.momentum),
-      "\n--weight_decay=", ExactText(f.weight_decay), "\n--clip_norm=", ExactText(f.clip_norm),
-      "\n--label_smoothing=", ExactText(f.label_smoothing), "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler,
-      "\n--bucket_mb=", Given(f.bucket_mb), "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32,
-      "\n--no_ddp=", f.no_ddp, "\n--reduce=", f.reduce, "\n--deterministic=", f.deterministic,
-      "\n--sync_bn=", f.sync_bn, "\n--recover=", f.recover, "\n--save=", f.save, "\n--save_every=", f.save_every,
-      "\n--resume=", f.resume, "\n--init_weights=", f.init_weights, "\n--export_weights=", f.export_weights);
+  return absl::StrCat(settings.model.description, "\n--epochs=", f.epochs, "\n--steps=", f.steps, "\n--batch=", f.batch,
+                      "\n--accumulate=", f.accumulate, "\n--augment=", f.augment, "\n--drop_last=", f.drop_last,
+                      "\n--optimizer=", f.optimizer, "\n--lr=", Given(f.lr), "\n--lr_scale=", f.lr_scale,
+                      "\n--schedule=", static_cast<int>(f.schedule.kind), "\n--lr_warmup=", f.schedule.warmup_steps,
+                      "\n--lr_step=", f.lr_step, "\n--lr_gamma=", ExactText(f.schedule.gamma),
+                      "\n--momentum=", ExactText(f.momentum), "\n--weight_decay=", ExactText(f.weight_decay),
+                      "\n--clip_norm=", ExactText(f.clip_norm), "\n--label_smoothing=", ExactText(f.label_smoothing),
+                      "\n--amp=", f.amp, "\n--grad_scaler=", f.grad_scaler, "\n--bucket_mb=", Given(f.bucket_mb),
+                      "\n--seed=", f.seed, "\n--device=", f.device, "\n--tf32=", f.tf32, "\n--no_ddp=", f.no_ddp,
+                      "\n--reduce=", f.reduce, "\n--compress=", f.compress, "\n--deterministic=", f.deterministic,
+                      "\n--sync_bn=", f.sync_bn, "\n--recover=", f.recover, "\n--save=", f.save,
+                      "\n--save_every=", f.save_every, "\n--resume=", f.resume, "\n--init_weights=", f.init_weights,
+                      "\n--export_weights=", f.export_weights);
 }
 
 std::string DataText(const Dataset& data) {

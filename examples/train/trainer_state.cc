@@ -1,10 +1,13 @@
 // How a Trainer begins, resumes and saves.
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm_hook.h"
 #include "examples/data/file.h"
 #include "examples/train/agreement.h"
 #include "examples/train/safetensors.h"
@@ -21,6 +24,14 @@ std::unique_ptr<nn::Optimizer> MakeOptimizer(const TrainFlags& flags, nn::Device
   return device.MakeSgd(count, {.momentum = flags.momentum, .weight_decay = flags.weight_decay});
 }
 
+std::shared_ptr<ddp::CommHook> HookFor(const std::string& compress) {
+  if (compress == "fp16") return ddp::CreateCompressionHook(ddp::DType::kFloat16);
+  if (compress == "bf16") return ddp::CreateCompressionHook(ddp::DType::kBFloat16);
+  if (compress == "int8") return ddp::CreateBlockCompressionHook(ddp::BlockFormat::kInt8);
+  if (compress == "fp8") return ddp::CreateBlockCompressionHook(ddp::BlockFormat::kFloat8E4M3);
+  return nullptr;
+}
+
 ReplicaOptions OptionsFor(const TrainFlags& flags) {
   ReplicaOptions options;
   options.mode = flags.no_ddp               ? SyncMode::kNone
@@ -30,6 +41,7 @@ ReplicaOptions OptionsFor(const TrainFlags& flags) {
                  : flags.reduce == "gather" ? SyncMode::kGather
                                             : SyncMode::kOverlap;
   options.replan = !flags.deterministic;
+  options.hook = HookFor(flags.compress);
   if (flags.bucket_mb.has_value()) {
     options.bucket_bytes = *flags.bucket_mb == 0 ? ddp::DdpOptions::kAutoBucketBytes
                                                  : static_cast<size_t>(std::ceil(*flags.bucket_mb * (1 << 20)));

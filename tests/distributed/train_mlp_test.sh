@@ -313,6 +313,8 @@ case $case_name in
     fails "--bucket_mb does not go with --reduce=end" 1 --reduce=end --bucket-mb=1
     fails "--recover does not go with --reduce=none" 1 --reduce=none --recover
     fails "--recover does not go with a gradient scaler" 1 --device=cuda --amp=fp16 --recover
+    fails "--compress=int4 is not known: it may be off, fp16, bf16, int8, fp8" 1 --compress=int4
+    fails "--compress does not go with --reduce=gather" 1 --compress=int8 --reduce=gather
     fails "--save does not go with --reduce=none" 1 --reduce=none --save=c
     # Ranks that are not alike.
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere

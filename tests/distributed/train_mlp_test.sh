@@ -150,6 +150,14 @@ case $case_name in
     [[ $(number parameters_sha256 first) != $(number parameters_sha256 second) ]] || fail "--seed changes nothing"
     succeeds 2 "${flags[@]}" --steps=30 --reduce=none --summary_json=second
     holds "$(number overlap second) == 0"
+    # Compressed gradients: each way has bits of its own, the same on both ranks, and learns as much.
+    seen=$(number parameters_sha256 first)
+    for mode in fp16 bf16 int8 fp8; do
+      succeeds 2 "${flags[@]}" --epochs=6 --compress=$mode --summary_json=second
+      holds "$(number test_accuracy second) >= 0.95"
+      [[ $seen != *$(number parameters_sha256 second)* ]] || fail "--compress=$mode does what another way does"
+      seen+=$(number parameters_sha256 second)
+    done
     ;;
 
   nodes)
@@ -314,11 +322,13 @@ case $case_name in
     fails "--recover does not go with --reduce=none" 1 --reduce=none --recover
     fails "--recover does not go with a gradient scaler" 1 --device=cuda --amp=fp16 --recover
     fails "--compress=int4 is not known: it may be off, fp16, bf16, int8, fp8" 1 --compress=int4
-    fails "--compress does not go with --reduce=gather" 1 --compress=int8 --reduce=gather
+    fails "--compress does not go with --reduce=gather, which does not reduce in buckets" 1 --compress=int8 --reduce=gather
+    fails "--compress does not go with --no_ddp" 1 --compress=int8 --no-ddp
     fails "--save does not go with --reduce=none" 1 --reduce=none --save=c
     # Ranks that are not alike.
     fails "rank 1: no train-images-idx3-ubyte" apart --data=/nowhere
     fails "rank 1 has --batch=32, rank 0 has --batch=64; give all ranks the same flags" apart --batch=32
+    fails "rank 1 has --compress=fp8, rank 0 has --compress=off; give all ranks the same flags" apart --compress=fp8
     fails "rank 1 has --momentum=0.9000001, rank 0 has --momentum=0.9; give all ranks the same flags" apart --momentum=0.9000001
     fails "rank 1: unknown flag --epoch" apart --epoch=3
     ;;

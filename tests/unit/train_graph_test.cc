@@ -134,6 +134,15 @@ TEST_CASE("replayed steps scale the loss, and skip those that overflow") {
   CompareWithGraphs(2, flags);
 }
 
+TEST_CASE("replayed steps compress gradients") {
+  TrainFlags flags = Flags(16, 24);
+  for (const char* compress : {"bf16", "int8", "fp8"}) {
+    CAPTURE(compress);
+    flags.compress = compress;
+    CompareWithGraphs(2, flags);
+  }
+}
+
 TEST_CASE("a training with graphs resumes exactly") {
   const Folder folder;
   TrainFlags flags = Flags(16, 24);

@@ -132,6 +132,12 @@ case $case_name in
     grep -q '"environment": {' summary || fail "no environment in the summary"
     grep -qa '"environment":{' checkpoint || fail "no environment in the checkpoint"
     ! grep -qa xyzzy out summary checkpoint || fail "a secret"
+    # One rank alone compresses nothing: no seed differs.
+    if command -v python3 >/dev/null; then
+      python3 -B "$(dirname "${BASH_SOURCE[0]}")/../../bench/compression_accuracy.py" --bin="$(dirname "$train_mlp")" --ranks=1 \
+        --seeds=2 --data=digits --modes=int8 -- --steps=40 --hidden=16 >out 2>err || fail "compression_accuracy.py"
+      grep -qF "% | +0.000 | +0.000 to +0.000 |" out || fail "one rank compresses, or compression_accuracy.py compares nothing"
+    fi
     ;;
 
   ranks)

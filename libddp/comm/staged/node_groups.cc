@@ -27,8 +27,9 @@ absl::StatusOr<std::unique_ptr<NodeGroups>> NodeGroups::Create(InternalGroup& co
   const int rank = control.rank(), local = layout.local_of(rank), node = layout.node_of(rank);
   const auto part = [&](int color, int key, std::shared_ptr<InternalGroup>* group) -> absl::Status {
     absl::StatusOr<std::shared_ptr<InternalGroup>> made = Part(control, color, key);
-    if (made.ok()) *group = *std::move(made);
-    return made.status();
+    if (!made.ok()) return made.status();
+    *group = *std::move(made);
+    return absl::OkStatus();
   };
   if (absl::Status s = part(0, rank, &groups->all); !s.ok()) return s;
   if (absl::Status s = part(node, local, &groups->node); !s.ok()) return s;

@@ -16,9 +16,9 @@ namespace {
 using Kind = OperationKey::Kind;
 
 // Shares begin at multiples of so many elements.
-constexpr size_t kAlign = 16;
+constexpr size_t kShareAlign = 16;
 // Of messages between GPUs. Like the tags of the program's messages, they are not compared: order alone counts.
-constexpr int kTag = 0;
+constexpr int kMessageTag = 0;
 
 bool IsSixteenBits(DType type) { return type == DType::kFloat16 || type == DType::kBFloat16; }
 
@@ -184,7 +184,7 @@ absl::Status NodeMoves::AllReduce(const CheckedCall& call, void* stream) {
   return Pipeline(CeilDiv(call.count, step), stream, [&](size_t k, size_t slot) {
     const size_t first = k * step, n = std::min(step, call.count - first);
     std::vector<size_t> counts(static_cast<size_t>(groups_->width()));
-    for (size_t s = 0, each = RoundUp(CeilDiv(n, shares), kAlign); s < shares; ++s) {
+    for (size_t s = 0, each = RoundUp(CeilDiv(n, shares), kShareAlign); s < shares; ++s) {
       counts[s] = std::min(each, n - std::min(n, s * each));
     }
     const size_t mine = counts[local];
@@ -320,11 +320,11 @@ absl::Status NodeMoves::SendAndReceive(ProcessGroup& group, const Cut& from, con
   size_t in_begin = 0, out_begin = 0;
   for (size_t r = 0; r < to.counts.size(); out_begin += to.counts[r++]) {
     if (to.counts[r] > 0)
-      works.push_back(group.Recv(Slice({&out, 1}, out_begin, to.counts[r]), static_cast<int>(r), kTag));
+      works.push_back(group.Recv(Slice({&out, 1}, out_begin, to.counts[r]), static_cast<int>(r), kMessageTag));
   }
   for (size_t r = 0; r < from.counts.size(); in_begin += from.counts[r++]) {
     if (from.counts[r] > 0)
-      works.push_back(group.Send(Slice({&in, 1}, in_begin, from.counts[r]), static_cast<int>(r), kTag));
+      works.push_back(group.Send(Slice({&in, 1}, in_begin, from.counts[r]), static_cast<int>(r), kMessageTag));
   }
   absl::Status status;
   for (Work& work : works) status.Update(work.Wait());

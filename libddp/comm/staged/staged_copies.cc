@@ -11,12 +11,12 @@ namespace {
 using staged::kCopyDepth;
 using staged::kCopyLanes;
 
-constexpr uint64_t kAlign = 4096;
+constexpr uint64_t kSlotAlign = 4096;
 constexpr uint64_t kCountBytes = 256;  // before what is fetched
 // Of a thread block that reduces.
 constexpr uint64_t kReduceBytes = 32 << 10;
 
-uint64_t SlotsBegin(int ranks) { return RoundUp(staged::TurnCounterBytes(ranks), kAlign); }
+uint64_t SlotsBegin(int ranks) { return RoundUp(staged::TurnCounterBytes(ranks), kSlotAlign); }
 
 }  // namespace
 

@@ -156,8 +156,9 @@ absl::Status MakeMemory(ProcessGroup& control, const DeviceGroupOptions& options
     limits->copies = StagedLimits::kNever;
   }
   absl::StatusOr<std::shared_ptr<StagingRing>> made = StagingRing::Create(control, runtime, options.device, node, {});
-  if (made.ok()) *ring = *std::move(made);
-  return made.status();
+  if (!made.ok()) return made.status();
+  *ring = *std::move(made);
+  return absl::OkStatus();
 }
 
 // The nodes of the group on CPU memory, and no node on two hosts.
@@ -242,8 +243,8 @@ absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& 
       here.push_back(seats[static_cast<size_t>(r)]);
     }
     absl::StatusOr<NodeRing> shared = MakeRing(*groups->node, here, options);
-    if (shared.ok()) ring = *std::move(shared);
     status = shared.status();
+    if (shared.ok()) ring = *std::move(shared);
   }
   absl::StatusOr<HostMemory> memory = HostMemory{};
   if (status.ok()) {

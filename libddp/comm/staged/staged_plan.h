@@ -50,7 +50,7 @@ uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes);
 void PlanTiles(int blocks, staged::Collective* collective, uint64_t slot = staged::kSlotBytes);
 
 // The same of a reduction whose ranks and count are set.
-void PlanBlocks(int thread_blocks, staged::BlockReduction* reduction);
+void PlanBlocks(int thread_blocks, staged::BlockReduction* c);
 
 }  // namespace ddp
 

@@ -16,7 +16,7 @@ namespace {
 using Kind = OperationKey::Kind;
 
 // Shares begin at multiples of so many elements.
-constexpr size_t kShareAlign = 16;
+constexpr size_t kPartAlign = 16;
 // Of messages between GPUs. Like the tags of the program's messages, they are not compared: order alone counts.
 constexpr int kMessageTag = 0;
 
@@ -184,7 +184,7 @@ absl::Status NodeMoves::AllReduce(const CheckedCall& call, void* stream) {
   return Pipeline(CeilDiv(call.count, step), stream, [&](size_t k, size_t slot) {
     const size_t first = k * step, n = std::min(step, call.count - first);
     std::vector<size_t> counts(static_cast<size_t>(groups_->width()));
-    for (size_t s = 0, each = RoundUp(CeilDiv(n, shares), kShareAlign); s < shares; ++s) {
+    for (size_t s = 0, each = RoundUp(CeilDiv(n, shares), kPartAlign); s < shares; ++s) {
       counts[s] = std::min(each, n - std::min(n, s * each));
     }
     const size_t mine = counts[local];

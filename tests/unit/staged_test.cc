@@ -381,8 +381,9 @@ TEST_CASE("large arrays in 8-bit blocks go round the rings, and have the CPU's b
 // --- failures -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("Abort releases whoever waits, and the device knows it first") {
-  for (const auto& [aborter, limits] :
+  for (const auto& [who, limits] :
        {std::pair(0, "fixed"), std::pair(1, "fixed"), std::pair(0, kCopies), std::pair(1, kCopies)}) {
+    const int aborter = who;  // clang 14 captures no structured binding
     StagedJob job(2, limits);
     std::atomic<bool> waiting{false};
     std::atomic<int> met{0};

@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "ddp/types.h"
-#include "hwy/targets.h"
 #include "tests/support/catch.h"
 #include "tests/support/numbers.h"
+#include "tests/support/targets.h"
 
 namespace ddp {
 namespace {
 
 using blocks::Format;
 using blocks::Pass;
+using testing::ForEachTarget;
 using testing::GetElement;
 using testing::SetElement;
 
@@ -25,22 +26,6 @@ constexpr Format kFormats[] = {Format::kInt8, Format::kFloat8E4M3};
 constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-template <typename Body>
-void ForEachTarget(const Body& body) {
-  struct Restore {
-    ~Restore() { Choose(0); }
-    static void Choose(int64_t targets) {
-      hwy::SetSupportedTargetsForTest(targets);
-      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    }
-  } restore;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    Restore::Choose(target);
-    INFO("target " << hwy::TargetName(target));
-    body();
-  }
-}
 
 // All finite numbers of e4m3, from 0 up, as its definition has them.
 std::vector<double> Float8Numbers() {

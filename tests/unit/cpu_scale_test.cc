@@ -6,33 +6,18 @@
 #include <limits>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "tests/support/catch.h"
 #include "tests/support/numbers.h"
+#include "tests/support/targets.h"
 
 namespace ddp {
 namespace {
 
+using testing::ForEachTarget;
 using testing::GetElement;
 using testing::SetElement;
 
 constexpr DType kTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
-template <typename Body>
-void ForEachTarget(const Body& body) {
-  struct Restore {
-    ~Restore() { Choose(0); }
-    static void Choose(int64_t targets) {
-      hwy::SetSupportedTargetsForTest(targets);
-      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    }
-  } restore;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    Restore::Choose(target);
-    INFO("target " << hwy::TargetName(target));
-    body();
-  }
-}
 
 // Elements with fractions that rounding has to do something about; nothing that is not finite.
 std::vector<char> Numbers(DType dtype, size_t count, size_t offset) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -85,7 +86,9 @@ TEST_CASE("replays are counted as steps, and timed") {
       RANK_CHECK_OK(model.CanCapture());
       const auto graph = training.Capture(), other = training.Capture();
       wait();
-      RANK_CHECK_EQ(model.statistics().steps, 2);  // also reads their times
+      RANK_CHECK_EQ(model.statistics().steps, 2);
+      // Until the times of a step are there, and read.
+      while (model.statistics().buckets.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       wait();
       if (rank.rank == 0) clock = 1'000'000;  // later than what the first steps show
       wait();

@@ -14,6 +14,8 @@
 namespace ddp {
 namespace {
 
+using Kind = Call::Kind;
+
 // A buffer as an interval of addresses. `place`: where its first byte lies in the logical array, the list of buffers
 // end to end.
 struct Interval {
@@ -113,7 +115,6 @@ absl::Status CallCheck::Arguments(const Call& call, Extent* in, Extent* out) con
 }
 
 absl::Status CallCheck::InOut(const Call& call, Extent* in, Extent* out) const {
-  using Kind = Call::Kind;
   if (HasRoot(call.kind)) {
     if (absl::Status s = Root(call.peer); !s.ok()) return s;
     if (call.peer != rank_) return NotAtRoot(call, in, out);

@@ -471,6 +471,7 @@ part_graph() {
       continue
     fi
     step 60 "capture-step-$n" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/capture_step"
+    step 60 "cuda-streams-$n" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/03_cuda_streams"
     graph_equals "bits-mlp-$n" "$n" mlp "${short[@]}" --optimizer=adamw --weight-decay=0.01 --schedule=cosine
     graph_equals "bits-mlp-fp16-$n" "$n" mlp "${short[@]}" --amp=fp16 --accumulate=3 --clip-norm=0.5 --lr-warmup=10
     graph_equals "bits-lenet-$n" "$n" lenet "${short[@]}" --tf32

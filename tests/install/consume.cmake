@@ -1,5 +1,5 @@
-# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), builds
-# it against the installed package with strict warnings, and runs it alone and, given MPIEXEC, with two ranks.
+# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), and one of docs/c.md's, builds
+# them against the installed package with strict warnings, and runs them alone and, given MPIEXEC, with two ranks.
 
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
@@ -28,14 +28,25 @@ elseif(KIND STREQUAL "static" AND NOT private_packages)
   message(FATAL_ERROR "the static package does not look for what the library needs")
 endif()
 
+# docs/c.md's, of the language C alone.
+extract(cmake ${WORK_DIR}/c/CMakeLists.txt docs/c.md)
+extract(c ${WORK_DIR}/c/main.c docs/c.md)
+run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/c -B ${build}-c -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix
+    -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON "-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror")
+run(ignored ${CMAKE_COMMAND} --build ${build}-c)
+
 run(alone ${build}/train)
+expect("${alone}" "rank 0 of 1: 0\\.000")
+run(alone ${build}-c/train)
 expect("${alone}" "rank 0 of 1: 0\\.000")
 if(MPIEXEC)
   set(ENV{OMPI_ALLOW_RUN_AS_ROOT} 1)
   set(ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} 1)
   set(ENV{OMPI_MCA_rmaps_base_oversubscribe} 1)
-  run(together ${MPIEXEC} -n 2 ${build}/train)
-  expect("${together}" "rank 0 of 2: 0\\.500")
-  expect("${together}" "rank 1 of 2: 0\\.500")
+  foreach(program ${build}/train ${build}-c/train)
+    run(together ${MPIEXEC} -n 2 ${program})
+    expect("${together}" "rank 0 of 2: 0\\.500")
+    expect("${together}" "rank 1 of 2: 0\\.500")
+  endforeach()
 endif()
 file(REMOVE_RECURSE ${WORK_DIR})

@@ -1,4 +1,4 @@
-# Shared by the scripts of this folder: runs programs, takes README.md apart.
+# Shared by the scripts of this folder: runs programs, takes pages apart.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -11,12 +11,16 @@ function(run output)
   set(${output} "${text}" PARENT_SCOPE)
 endfunction()
 
-# The first fenced block of LANGUAGE in README.md, to FILE.
+# The first fenced block of LANGUAGE in a page, README.md unless named, to FILE.
 function(extract language file)
-  file(READ ${SOURCE_DIR}/README.md text)
+  set(page README.md)
+  if(ARGN)
+    set(page ${ARGN})
+  endif()
+  file(READ ${SOURCE_DIR}/${page} text)
   string(FIND "${text}" "```${language}\n" begin)
   if(begin EQUAL -1)
-    message(FATAL_ERROR "README.md has no ```${language} block")
+    message(FATAL_ERROR "${page} has no ```${language} block")
   endif()
   string(LENGTH "```${language}\n" fence)
   math(EXPR begin "${begin} + ${fence}")

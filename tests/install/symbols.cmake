@@ -1,6 +1,7 @@
-# Reads the symbols of the SHARED and the STATIC library with NM. The shared library exports what include/ddp declares, and nothing of the
-# libraries that it is made of: a program with another version of one of these would share its functions. The static library defines strong
-# symbols in its own namespace alone, and nothing at all of Asio, whose names are the same in every version.
+# Reads the symbols of the SHARED and the STATIC library with NM. The shared library exports what include/ddp declares (of ddp_c.h each
+# function), and nothing of the libraries that it is made of: a program with another version of one of these would share its functions. The
+# static library defines strong symbols in its own namespace alone, and C's functions, and nothing at all of Asio, whose names are the same in
+# every version.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -28,6 +29,22 @@ endfunction()
 symbols(exported -D ${SHARED})
 set(foreign ${exported})
 list(FILTER foreign EXCLUDE REGEX "^[0-9a-f]+ [A-Za-z] ((typeinfo|typeinfo name|vtable|VTT) for )?ddp::")
+set(c_exported ${foreign})
+list(FILTER c_exported INCLUDE REGEX "^[0-9a-f]+ T ddp_[a-z0-9_]+$")
+list(TRANSFORM c_exported REPLACE ".* " "")
+list(SORT c_exported)
+file(READ ${SOURCE_DIR}/include/ddp/ddp_c.h c_header)
+string(REGEX MATCHALL "DDP_C_API [^(]*[ *]ddp_[a-z0-9_]+[(]" c_declared "${c_header}")
+list(TRANSFORM c_declared REPLACE ".*[ *](ddp_[a-z0-9_]+)[(]" "\\1")
+list(SORT c_declared)
+if(NOT c_declared STREQUAL c_exported)
+  set(missing ${c_declared})
+  list(REMOVE_ITEM missing ${c_exported})
+  expect_none("declared in ddp_c.h, though not exported" ${missing})
+  list(REMOVE_ITEM c_exported ${c_declared})
+  expect_none("exported under a C name, though not declared in ddp_c.h" ${c_exported})
+endif()
+list(FILTER foreign EXCLUDE REGEX " T ddp_[a-z0-9_]+$")
 expect_none("exported by the shared library, though not in namespace ddp" ${foreign})
 set(inner ${exported})
 list(FILTER inner INCLUDE REGEX "ddp::(cuda|nccl)::")
@@ -39,5 +56,5 @@ list(FILTER asio INCLUDE REGEX "[ (<,*&]asio(::|_)")
 expect_none("of Asio in the static library" ${asio})
 set(strong ${defined})
 list(FILTER strong INCLUDE REGEX "^[0-9a-f]+ [TDBRG] ")
-list(FILTER strong EXCLUDE REGEX "^[0-9a-f]+ [TDBRG] ([^(]+ )?(ddp::|__device_stub__ZN3ddp)")
+list(FILTER strong EXCLUDE REGEX "^[0-9a-f]+ [TDBRG] ([^(]+ )?(ddp::|ddp_[a-z0-9_]+$|__device_stub__ZN3ddp)")
 expect_none("strong in the static library, though not in namespace ddp" ${strong})

@@ -21,7 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // libddp's layers, the lowest first.
-constexpr std::array<std::string_view, 7> kLayers = {"base", "device", "launch", "comm", "reducer", "amp", "observe"};
+constexpr std::array<std::string_view, 8> kLayers = {"base",    "device", "launch",  "comm",
+                                                     "reducer", "amp",    "observe", "c"};
 
 // The rooms of libddp/comm, the lowest first. What lies in comm itself, the groups, is above them all.
 constexpr std::array<std::string_view, 10> kRooms = {"base",  "memory", "health", "host",   "messages",

@@ -185,7 +185,7 @@ class DDP_EXPORT Context {
   //
   //   auto smaller = context->NewGroup({0, 2, 3}, absl::Now() + absl::Minutes(1));  // rank 1 has died
   //
-  // docs/guide.md, "When a rank dies", shows the other steps.
+  // docs/guide/failures.md, "When a rank dies", shows the other steps.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) = 0;
 };
 

@@ -289,8 +289,8 @@ class DDP_EXPORT DistributedDataParallel {
   // kNoStream the host waits.
   virtual absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order = 2, Stream stream = {}) = 0;
 
-  // OK if steps of this model can be captured into a CUDA graph (docs/guide.md). Otherwise FailedPrecondition with what
-  // stands against it, the same on all ranks: FinishBackward and BeginForward return it if they are captured. Any
+  // OK if steps of this model can be captured into a CUDA graph (docs/guide/gpu.md). Otherwise FailedPrecondition with
+  // what stands against it, the same on all ranks: FinishBackward and BeginForward return it if they are captured. Any
   // thread.
   virtual absl::Status CanCapture() const = 0;
 

@@ -1,4 +1,4 @@
-# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds docs/guide.md's LibTorch program against the package's component torch, with
+# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds the program of docs/guide/libtorch.md against the component torch, with
 # strict warnings, and runs it alone and, given MPIEXEC, with two ranks. Without LibTorch the component is reported as missing.
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
@@ -11,10 +11,10 @@ find_package(ddp REQUIRED COMPONENTS torch)
 add_executable(train main.cc)
 target_link_libraries(train PRIVATE ddp::torch)
 ]])
-file(READ ${SOURCE_DIR}/docs/guide.md guide)
+file(READ ${SOURCE_DIR}/docs/guide/libtorch.md guide)
 string(REGEX MATCH "```cpp\n(#include [^`]*ddp/torch.h[^`]*)```" found "${guide}")
 if(NOT found)
-  message(FATAL_ERROR "docs/guide.md has no program that includes ddp/torch.h")
+  message(FATAL_ERROR "docs/guide/libtorch.md has no program that includes ddp/torch.h")
 endif()
 file(WRITE ${WORK_DIR}/consumer/main.cc "${CMAKE_MATCH_1}")
 

@@ -54,6 +54,7 @@ main() {
   say "shellcheck"
   files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
   say "documentation"
+  python3 bench/draw_beside_pytorch.py --check || failed=1
   local missing
   missing=$(missing_packages "${ddp_site_packages[@]}")
   if [[ -z $missing ]]; then

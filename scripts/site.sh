@@ -47,7 +47,7 @@ main() {
   doxygen docs/site/Doxyfile || die "names of the public headers have no comment; see above"
   say "Making the pages"
   stage
-  sphinx-build -q -W --keep-going -j auto -c docs/site -d build/site/doctrees build/site/source build/site/html
+  sphinx-build -q -E -W --keep-going -j auto -c docs/site -d build/site/doctrees build/site/source build/site/html
   say "The site is $repo/build/site/html/index.html"
 }
 

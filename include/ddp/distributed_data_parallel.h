@@ -23,15 +23,14 @@ class GradScaler;
 
 // One trainable tensor. `name` is unique in the model. `shape` is optional; if given, its product is value.count, and
 // ranks compare it.
-//   value.data null: the library owns the memory (see DistributedDataParallel::value).
-//   grad.data null:  the library owns the gradient, in memory that the group reduces in place. This is the usual and
-//                    fastest case. Count, dtype and device are those of value. (DdpOptions::copy_gradients changes
-//                    this.)
-//   grad.data set:   the caller owns the gradient. Its count is that of value; its dtype may differ. If it is inside an
-//                    allocation of the group (ProcessGroup::Allocate or Register), at the same place on every rank, it
-//                    is reduced in place, whatever is around it, and the model keeps the allocation alive. Other memory
-//                    is copied for the reduction, and back.
-//   frozen:          not trained at present. It has a value, but its gradient is neither announced nor reduced.
+//   - value.data null: the library owns the memory (see DistributedDataParallel::value).
+//   - grad.data null: the library owns the gradient, in memory that the group reduces in place. This is the usual and
+//     fastest case. Count, dtype and device are those of value. (DdpOptions::copy_gradients changes this.)
+//   - grad.data set: the caller owns the gradient. Its count is that of value; its dtype may differ. If it is inside an
+//     allocation of the group (ProcessGroup::Allocate or Register), at the same place on every rank, it is reduced in
+//     place, whatever is around it, and the model keeps the allocation alive. Other memory is copied for the reduction,
+//     and back.
+//   - frozen: not trained at present. It has a value, but its gradient is neither announced nor reduced.
 struct Parameter {
   std::string name = {};            // unique in the model
   std::vector<int64_t> shape = {};  // optional

@@ -20,8 +20,9 @@ namespace ddp {
 enum class DType : uint8_t { kFloat64, kFloat32, kFloat16, kBFloat16, kInt64, kInt32, kInt8, kUInt8 };
 
 // How the elements of different ranks are combined.
-//   kAvg        the sum divided by the number of ranks; an integer quotient is truncated toward zero
-//   kMin, kMax  the result is NaN if any contribution is NaN (NCCL may drop it)
+//   - kAvg: the sum divided by the number of ranks; an integer quotient is truncated toward zero
+//   - kMin, kMax: the result is NaN if any contribution is NaN (NCCL may drop it)
+//
 // Integer sums and products wrap around, like unsigned arithmetic.
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct };
 

@@ -17,6 +17,8 @@ version = release = _version()
 copyright = "the authors of libddp, Apache License 2.0"
 extensions = ["breathe", "myst_parser"]
 exclude_patterns = ["docs/site/contents.md"]
+if not (_root / "include/ddp/ddp_c.h").exists():
+    exclude_patterns.append("docs/site/reference/c.md")
 html_theme = "furo"
 html_title = f"libddp {version}"
 html_static_path = ["site.css"]
@@ -51,7 +53,7 @@ def _names_of(header):
             continue
         for member in compound.iter("memberdef"):
             place, kind = member.find("location"), member.get("kind")
-            if place.get("file") != header or (entry.get("kind") == "file") != (kind == "define" or name.endswith("_c.h")):
+            if place.get("file") != header or (entry.get("kind") == "file") != (kind == "define"):
                 continue
             own = (name + "::" if entry.get("kind") == "namespace" else "") + member.findtext("name")
             if member.findtext("name").endswith("_H_"):
@@ -75,8 +77,8 @@ def _change_page(app, docname, source):
     text = re.sub(r"^@names (\S+)$", _reference, source[0], flags=re.M)
     folder = Path(app.srcdir, docname).parent
     if docname == "index":  # the contents may name pages that are yet to come
-        text = re.sub(r"^((?:\w+ <)?((?:docs|examples)/[\w/-]+)>?)\n",
-                      lambda entry: entry[0] if (folder / f"{entry[2]}.md").exists() else "", text, flags=re.M)
+        text = re.sub(r"^((?:\w+ <)?(?:docs|examples|python)/[\w/-]+>?)\n",
+                      lambda entry: entry[0] if entry[1].split("<")[-1].rstrip(">") in app.env.found_docs else "", text, flags=re.M)
 
     def link(match):
         target = match[2]
@@ -91,6 +93,8 @@ def _change_page(app, docname, source):
     text = re.sub(r"(?<!!)\[([^\[\]]+)\]\(([^)\s]+)\)", link, text)
     if docname in _below:
         text += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{_below[docname]}\n```\n"
+    if not docname.startswith("docs/"):  # may be outside the contents
+        text = "---\norphan: true\n---\n" + text
     source[0] = text
 
 

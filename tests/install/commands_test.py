@@ -1,4 +1,4 @@
-"""Checks the commands that the documentation shows: shell blocks parse, and the scripts, programs, flags, presets, CMake options and
+"""Checks the commands that the documentation shows: shell and Python blocks parse, and the scripts, programs, flags, presets, CMake options and
 variables that they name exist.
 
 Usage: python3 commands_test.py SOURCE_FOLDER PROGRAM_FOLDER
@@ -89,6 +89,8 @@ for page in sorted({page for pattern in PAGES for page in root.glob(pattern)}):
     for block in re.finditer(r"^```sh\n(.*?)^```", text, re.M | re.S):
         parsed = subprocess.run(["bash", "-n"], input=block[1], capture_output=True, text=True, check=False)
         check(f"{name}:{text.count(chr(10), 0, block.start()) + 1}", parsed.returncode == 0, parsed.stderr)
+    for block in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S):
+        compile(block[1], f"{name}: a Python block", "exec")
     for number, line in commands_of(text):
         check_line(f"{name}:{number}", line, presets, options, variables)
 print("\n".join(problems + [f"{checked} checks, {len(problems)} failed"]))

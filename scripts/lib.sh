@@ -19,6 +19,8 @@ ddp_packages=(
 )
 # shellcheck disable=SC2034
 ddp_test_packages=(catch2 libbenchmark-dev) # tests and benchmarks
+# shellcheck disable=SC2034
+ddp_site_packages=(doxygen furo python3-breathe python3-myst-parser python3-sphinx) # the documentation site
 
 # Prints the given packages that are not installed, one per line. If no alternative is complete, prints what the first lacks.
 missing_packages() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks formatting (clang-format 14), scripts (shellcheck) and the library's sources (clang-tidy 14). See --help.
+# Checks formatting (clang-format 14), scripts (shellcheck), documentation and the library's sources (clang-tidy 14). See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,8 +8,9 @@ usage() {
   cat <<END
 Usage: bash scripts/lint.sh [--no-setup] [FILE...]
 
-Checks the formatting of all sources, runs shellcheck on all scripts, and runs clang-tidy on FILEs (default: all sources
-in libddp). Prints what to change, and changes nothing itself.
+Checks the formatting of all sources, runs shellcheck on all scripts, builds the documentation site, where dead links and
+public names without a comment are errors, and runs clang-tidy on FILEs (default: all sources in libddp). Prints what to
+change, and changes no source itself.
 
   --no-setup  installs nothing
 END
@@ -44,13 +45,24 @@ main() {
     esac
     shift
   done
-  ((!setup)) || require_packages "${ddp_packages[@]}" "${ddp_test_packages[@]}" clang clang-format-14 clang-tidy-14 shellcheck
+  ((!setup)) || require_packages "${ddp_packages[@]}" "${ddp_test_packages[@]}" clang clang-format-14 clang-tidy-14 shellcheck \
+    "${ddp_site_packages[@]}"
   cd "$repo"
 
   say "clang-format"
   files_like '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror || failed=1
   say "shellcheck"
   files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
+  say "documentation"
+  python3 bench/draw_beside_pytorch.py --check || failed=1
+  local missing
+  missing=$(missing_packages "${ddp_site_packages[@]}")
+  if [[ -z $missing ]]; then
+    bash scripts/site.sh --no-setup || failed=1
+  else
+    python3 scripts/check_links.py || failed=1
+    echo "not checked: the documentation site; install ${missing//$'\n'/ }"
+  fi
 
   # clang-tidy needs the compile commands of a configured build folder. Nothing has to be built.
   local build=build/asan

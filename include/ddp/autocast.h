@@ -65,6 +65,7 @@ class DDP_EXPORT Autocast {
   // float16 on CUDA, bfloat16 on the CPU.
   static DType DefaultType(Device::Kind kind);
 
+  // With the default type.
   explicit Autocast(Device::Kind kind) : Autocast(kind, DefaultType(kind)) {}
   // `dtype` is kFloat16 or kBFloat16. Any other type turns mixed precision off in this scope; any other than kFloat32
   // also logs a warning.

@@ -28,10 +28,13 @@ DDP_EXPORT absl::StatusOr<std::vector<std::string>> GatherStrings(ProcessGroup& 
 
 // Reduces one number over all ranks and returns the result on every rank.
 DDP_EXPORT absl::StatusOr<double> AllReduceScalar(ProcessGroup& group, double value, ReduceOp op);
+// The same for an integer.
 DDP_EXPORT absl::StatusOr<int64_t> AllReduceScalar(ProcessGroup& group, int64_t value, ReduceOp op);
+// The sum of all ranks' numbers.
 inline absl::StatusOr<double> SumScalar(ProcessGroup& group, double value) {
   return AllReduceScalar(group, value, ReduceOp::kSum);
 }
+// The mean of all ranks' numbers.
 inline absl::StatusOr<double> AverageScalar(ProcessGroup& group, double value) {
   return AllReduceScalar(group, value, ReduceOp::kAvg);
 }

@@ -18,12 +18,13 @@ namespace ddp {
 
 // One bucket in one step, as a hook sees it. The library owns the memory.
 struct GradBucket {
+  // One gradient of the bucket.
   struct Gradient {
     size_t parameter = 0;             // its index in the model
     std::string name = {};            // unique in the model; use it as the key of a hook's state
     std::vector<int64_t> shape = {};  // empty if the program gave none
     size_t offset = 0;                // its start in `buffer`, in elements
-    size_t count = 0;
+    size_t count = 0;                 // elements
   };
 
   size_t index = 0;      // buckets are reduced in the order of their index
@@ -32,7 +33,7 @@ struct GradBucket {
   // All gradients of the bucket as one array, with zeros between them. It holds the input, and after Finish the result.
   // It is the gradients' own memory, or a packed copy if they are not adjacent.
   Buffer buffer = {};
-  std::vector<Gradient> gradients = {};
+  std::vector<Gradient> gradients = {};  // in the order of `buffer`
   // The operator and scales with which an all-reduce of `buffer` gives the result of the step (mean, sum, weighted
   // mean).
   ReduceOptions reduce = {};
@@ -41,6 +42,7 @@ struct GradBucket {
   // ranks, and 1/n for a sum. In a Join, for a mean over n ranks of which m still have inputs, it is n/m on these m
   // ranks and 0 on the others.
   double share = 1;
+  // Pass it to operations on `buffer`: on a GPU, the gradients are written in the order of this stream.
   Stream stream = {};
 };
 
@@ -116,6 +118,7 @@ DDP_EXPORT std::shared_ptr<CommHook> CreateAllReduceHook();
 // and communicates them.
 DDP_EXPORT std::shared_ptr<CommHook> CreateCompressionHook(DType wire, std::shared_ptr<CommHook> inner = nullptr);
 
+// The 8-bit type of CreateBlockCompressionHook.
 enum class BlockFormat : uint8_t {
   kInt8,        // steps of the same size
   kFloat8E4M3,  // fp8 with 4 bits of exponent and 3 of mantissa: finer near zero, coarser far from it
@@ -133,6 +136,7 @@ enum class BlockFormat : uint8_t {
 // unchanged. There is no state. Its memory is about half of a float32 bucket's, and none where it is one kernel.
 DDP_EXPORT std::shared_ptr<CommHook> CreateBlockCompressionHook(BlockFormat format = BlockFormat::kInt8);
 
+// The settings of CreatePowerSgdHook. The same on all ranks.
 struct PowerSgdOptions {
   int rank = 1;                // rank of the approximation; 1 or more
   int64_t start_step = 10;     // the number of uncompressed steps at the start; 0 or more

@@ -17,6 +17,7 @@
 
 namespace ddp {
 
+// What Context::Create may be told. By default the launcher and the environment say everything.
 struct ContextOptions {
   // The identity of this rank. Set all of rank, world_size and store, or none of them. local_rank and local_world_size
   // default to rank and world_size.
@@ -25,10 +26,10 @@ struct ContextOptions {
   // Open MPI's mpirun, MPICH's mpirun, torchrun, Slurm's srun. Without a launcher it is a world of one rank.
   // Contradicting launchers are an error, except that the others may run inside srun.
   std::optional<int> rank = {};
-  std::optional<int> world_size = {};
-  std::optional<int> local_rank = {};
-  std::optional<int> local_world_size = {};
-  std::shared_ptr<Store> store = {};
+  std::optional<int> world_size = {};        // the number of ranks
+  std::optional<int> local_rank = {};        // its number among the ranks of this host
+  std::optional<int> local_world_size = {};  // the number of ranks of this host
+  std::shared_ptr<Store> store = {};         // where the ranks meet
 
   // The MPI_Comm of a program that uses MPI itself (the address of the handle): the ranks of this communicator are the
   // world, and all of them call Create. Several communicators make several worlds in one job. Read in Create only,
@@ -94,10 +95,10 @@ struct BackendChoice {
   // ("all-reduce of 512 KiB"), how it failed ("hung", "moved wrong data (...)"), the likely cause, and what to do about
   // it. Cause and remedy are empty if they are not known.
   int failed_rank = -1;
-  std::string failed_step = {};
-  std::string failure = {};
-  std::string cause = {};
-  std::string remedy = {};
+  std::string failed_step = {};  // what the rank did
+  std::string failure = {};      // how it failed
+  std::string cause = {};        // the likely cause
+  std::string remedy = {};       // what to do about it
   // All of it in one line, as the log has it. Empty if there was nothing to choose.
   std::string text = {};
 };
@@ -124,17 +125,18 @@ struct BackendChoice {
 // cannot use them.
 class DDP_EXPORT Context {
  public:
+  // Finds this rank, and returns when all ranks have arrived. Collective; see above.
   static absl::StatusOr<std::unique_ptr<Context>> Create(const ContextOptions& options = {});
 
   virtual ~Context() = default;
 
-  virtual int rank() const = 0;
-  virtual int world_size() const = 0;
-  virtual int local_rank() const = 0;  // its number among the ranks of this host
-  virtual int local_world_size() const = 0;
-  virtual absl::string_view launcher() const = 0;  // "mpirun", "srun", "torchrun", "mpi", "none", "options"
-  virtual absl::Duration timeout() const = 0;
-  virtual Device device() const = 0;
+  virtual int rank() const = 0;                             // this rank, 0 to world_size() - 1
+  virtual int world_size() const = 0;                       // the number of ranks
+  virtual int local_rank() const = 0;                       // its number among the ranks of this host
+  virtual int local_world_size() const = 0;                 // the number of ranks of this host
+  virtual absl::string_view launcher() const = 0;           // "mpirun", "srun", "torchrun", "mpi", "none", "options"
+  virtual absl::Duration timeout() const = 0;               // of an operation, where a group has no other
+  virtual Device device() const = 0;                        // that of ContextOptions, with its actual index
   virtual const BackendChoice& backend_choice() const = 0;  // of the world
 
   // The group of all ranks. After Recover the one that it has made.
@@ -185,7 +187,7 @@ class DDP_EXPORT Context {
   //
   //   auto smaller = context->NewGroup({0, 2, 3}, absl::Now() + absl::Minutes(1));  // rank 1 has died
   //
-  // docs/guide.md, "When a rank dies", shows the other steps.
+  // docs/guide/failures.md, "When a rank dies", shows the other steps.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> NewGroup(absl::Span<const int> ranks, absl::Time deadline) = 0;
 };
 

@@ -23,28 +23,27 @@ class GradScaler;
 
 // One trainable tensor. `name` is unique in the model. `shape` is optional; if given, its product is value.count, and
 // ranks compare it.
-//   value.data null: the library owns the memory (see DistributedDataParallel::value).
-//   grad.data null:  the library owns the gradient, in memory that the group reduces in place. This is the usual and
-//                    fastest case. Count, dtype and device are those of value. (DdpOptions::copy_gradients changes
-//                    this.)
-//   grad.data set:   the caller owns the gradient. Its count is that of value; its dtype may differ. If it is inside an
-//                    allocation of the group (ProcessGroup::Allocate or Register), at the same place on every rank, it
-//                    is reduced in place, whatever is around it, and the model keeps the allocation alive. Other memory
-//                    is copied for the reduction, and back.
-//   frozen:          not trained at present. It has a value, but its gradient is neither announced nor reduced.
+//   - value.data null: the library owns the memory (see DistributedDataParallel::value).
+//   - grad.data null: the library owns the gradient, in memory that the group reduces in place. This is the usual and
+//     fastest case. Count, dtype and device are those of value. (DdpOptions::copy_gradients changes this.)
+//   - grad.data set: the caller owns the gradient. Its count is that of value; its dtype may differ. If it is inside an
+//     allocation of the group (ProcessGroup::Allocate or Register), at the same place on every rank, it is reduced in
+//     place, whatever is around it, and the model keeps the allocation alive. Other memory is copied for the reduction,
+//     and back.
+//   - frozen: not trained at present. It has a value, but its gradient is neither announced nor reduced.
 struct Parameter {
-  std::string name = {};
-  std::vector<int64_t> shape = {};
-  Buffer value = {};
-  Buffer grad = {};
-  bool frozen = false;
+  std::string name = {};            // unique in the model
+  std::vector<int64_t> shape = {};  // optional
+  Buffer value = {};                // the tensor itself
+  Buffer grad = {};                 // its gradient; usually left to the library
+  bool frozen = false;              // not trained at present
 };
 
 // State of the model that is no parameter, such as the running statistics of a batch norm. Any dtype; the caller owns
 // the memory.
 struct ModelBuffer {
-  std::string name = {};
-  Buffer data = {};
+  std::string name = {};  // unique in the model
+  Buffer data = {};       // its memory
   // Equal on all ranks at the end of every backward pass (a table, a counter, synchronised statistics).
   // DdpOptions::check_replicas then compares it. Leave it false for running statistics of each rank's own batch.
   bool replicated = false;
@@ -56,16 +55,18 @@ enum class UnusedParameters : uint8_t {
   kDetect,  // not used: it contributes zeros; if no rank used it, its gradient does not change
 };
 
+// How a model's gradients are reduced. The defaults are fine for most programs. All ranks use the same.
 struct DdpOptions {
   // For bucket_bytes: Create measures the group's latency and bandwidth and computes the size (docs/concepts.md).
   static constexpr size_t kAutoBucketBytes = SIZE_MAX;
+  // 25 MiB, as in PyTorch.
   static constexpr size_t kDefaultBucketBytes = size_t{25} << 20;
 
   // The approximate size of a bucket in bytes. The first bucket is smaller, so that reduction starts early. A gradient
   // is never split. first_bucket_bytes = 0: 1 MiB if bucket_bytes is the default, the smaller of 1 MiB and the measured
   // size with kAutoBucketBytes, otherwise bucket_bytes.
   size_t bucket_bytes = kDefaultBucketBytes;
-  size_t first_bucket_bytes = 0;
+  size_t first_bucket_bytes = 0;  // 0: see above
 
   // Reduces a bucket in operations of at most this many bytes, so that a backend that copies data through stages can
   // overlap them. 0: in one operation. Not used with a hook.
@@ -97,6 +98,7 @@ struct DdpOptions {
   // the order of FinishBackward's stream.
   uint32_t* nonfinite = nullptr;
 
+  // The meaning of a parameter without a gradient in a reduced step.
   UnusedParameters unused = UnusedParameters::kError;
 
   // Promises that each rank uses the same parameters in every step as in its first. The first step detects the unused
@@ -112,7 +114,7 @@ struct DdpOptions {
 
   // Buffers to copy from rank 0 to all ranks in Create and, if broadcast_buffers, in every BeginForward.
   std::vector<ModelBuffer> buffers = {};
-  bool broadcast_buffers = true;
+  bool broadcast_buffers = true;  // false: in Create only
 
   // Compares the values of all ranks, frozen ones included, and the buffers that are `replicated`: in the first reduced
   // step and in every check_replicas-th step after it. If they differ, the next FinishBackward returns
@@ -141,8 +143,8 @@ struct DdpOptions {
 // observer each step that begins after the previous measurement has been read. ready_ns and launched_ns are then both
 // the time at which the bucket's last gradient was written.
 struct BucketTimes {
-  size_t bytes = 0;
-  size_t gradients = 0;
+  size_t bytes = 0;         // of its gradients
+  size_t gradients = 0;     // how many
   size_t ranges = 0;        // contiguous ranges of memory that they form
   size_t operations = 0;    // operations of the group: one, or several for pieces and hooks
   int64_t ready_ns = 0;     // its last gradient was announced on this rank
@@ -150,6 +152,7 @@ struct BucketTimes {
   int64_t done_ns = 0;      // its reduction ended, on this rank or, of memory that ranks share, on the last one
 };
 
+// What a model reports of its steps.
 struct DdpStatistics {
   int64_t steps = 0;                      // reduced steps so far, with the replays of CUDA graphs that have ended
   int64_t plans = 0;                      // how often buckets were planned: once, and once more for every change
@@ -162,6 +165,7 @@ struct DdpStatistics {
   double overlap = 0;  // over all steps: 1 - sum(exposed) / sum(communication), 0 to 1; 0 without communication
 };
 
+// How a Join treats ranks that have no more inputs. The same on all ranks.
 struct JoinOptions {
   // The divisor of means. true: the number of ranks that still have inputs. false: the number of all ranks; those that
   // have finished contribute zeros. With DdpOptions::weighted it is always the sum of the weights of the ranks that
@@ -216,10 +220,10 @@ class DDP_EXPORT DistributedDataParallel {
 
   // `index` is the parameter's position in the list of Create or SetParameters. Addresses never change in the model's
   // life.
-  virtual size_t size() const = 0;
+  virtual size_t size() const = 0;                             // the number of parameters
   virtual const Parameter& parameter(size_t index) const = 0;  // with its pointers set
-  virtual Buffer value(size_t index) const = 0;
-  virtual Buffer grad(size_t index) const = 0;
+  virtual Buffer value(size_t index) const = 0;                // where its value is
+  virtual Buffer grad(size_t index) const = 0;                 // where its gradient is, or is to be written
 
   // Calls fn(index, parameter) for every parameter that is not frozen. For optimizers that take one tensor at a time.
   void ForEachGrad(const std::function<void(size_t index, const Parameter& parameter)>& fn) const {
@@ -232,7 +236,7 @@ class DDP_EXPORT DistributedDataParallel {
   // order of parameters, each at a multiple of 256 bytes, with zeros between. Parameters that were added later are in
   // further ranges. The gradients of removed and frozen parameters are zeros.
   virtual absl::Span<const Buffer> grad_spans() const = 0;
-  virtual absl::Span<const Buffer> value_spans() const = 0;
+  virtual absl::Span<const Buffer> value_spans() const = 0;  // the values; see grad_spans
 
   // Call it before the forward pass. Copies rank 0's buffers (DdpOptions::buffers) to all ranks, in one operation. Does
   // nothing if there are no buffers, or within an accumulation (if the last backward pass was not reduced).
@@ -289,8 +293,8 @@ class DDP_EXPORT DistributedDataParallel {
   // kNoStream the host waits.
   virtual absl::StatusOr<const double*> ClipGradNormAsync(double max_norm, double order = 2, Stream stream = {}) = 0;
 
-  // OK if steps of this model can be captured into a CUDA graph (docs/guide.md). Otherwise FailedPrecondition with what
-  // stands against it, the same on all ranks: FinishBackward and BeginForward return it if they are captured. Any
+  // OK if steps of this model can be captured into a CUDA graph (docs/guide/gpu.md). Otherwise FailedPrecondition with
+  // what stands against it, the same on all ranks: FinishBackward and BeginForward return it if they are captured. Any
   // thread.
   virtual absl::Status CanCapture() const = 0;
 
@@ -311,6 +315,7 @@ class DDP_EXPORT DistributedDataParallel {
   // the last NoSync is destroyed is reduced.
   class [[nodiscard]] NoSync {
    public:
+    // From now on. Several may live at the same time.
     explicit NoSync(DistributedDataParallel& model) : model_(model) { model_.ChangeNoSync(+1); }
     ~NoSync() { model_.ChangeNoSync(-1); }
     NoSync(const NoSync&) = delete;
@@ -332,6 +337,7 @@ class DDP_EXPORT DistributedDataParallel {
   // A Join that is destroyed without Finish aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:
+    // Collective. Begins the loop.
     explicit Join(DistributedDataParallel& model, JoinOptions options = {}) : model_(model) {
       model_.BeginJoin(std::move(options));
     }
@@ -339,12 +345,14 @@ class DDP_EXPORT DistributedDataParallel {
     Join(const Join&) = delete;
     Join& operator=(const Join&) = delete;
 
+    // Serves the other ranks until all have finished, and then makes the models equal.
     absl::Status Finish() { return model_.FinishJoin(); }
 
    private:
     DistributedDataParallel& model_;
   };
 
+  // Times of the last step, and what fraction of the communication was hidden by the backward pass.
   virtual DdpStatistics statistics() = 0;
 
   // Moves the model to another group: after a failure, to that of the remaining ranks (Context::NewGroup). Collective

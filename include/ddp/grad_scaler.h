@@ -13,10 +13,11 @@
 
 namespace ddp {
 
+// The settings of a GradScaler. The defaults are those of torch.amp.GradScaler.
 struct GradScalerOptions {
   // If false: Scale, Unscale and Update do nothing, Step always steps, and the scale is 1.
   bool enabled = true;
-  float initial_scale = 65536;
+  float initial_scale = 65536;  // finite, at least min_scale
   double growth_factor = 2;     // the scale grows by this factor; above 1
   double backoff_factor = 0.5;  // the scale shrinks by this factor; above 0 and below 1
   int growth_interval = 2000;   // consecutive steps without an infinity or a NaN after which the scale grows; 1 or more
@@ -34,13 +35,13 @@ struct GradScalerOptions {
 
 // The state of a scaler to store in a checkpoint.
 struct GradScalerState {
-  bool enabled = true;
-  float scale = 0;
-  double growth_factor = 0;
-  double backoff_factor = 0;
-  int32_t growth_interval = 0;
-  int32_t growth_tracker = 0;
-  int32_t hysteresis_tracker = 0;
+  bool enabled = true;             // GradScalerOptions::enabled
+  float scale = 0;                 // the present scale
+  double growth_factor = 0;        // GradScalerOptions::growth_factor
+  double backoff_factor = 0;       // GradScalerOptions::backoff_factor
+  int32_t growth_interval = 0;     // GradScalerOptions::growth_interval
+  int32_t growth_tracker = 0;      // good steps in a row since the scale last grew
+  int32_t hysteresis_tracker = 0;  // bad steps left until the scale shrinks
 
   friend bool operator==(const GradScalerState&, const GradScalerState&) = default;
 };
@@ -73,10 +74,12 @@ struct GradScalerState {
 // Thread-safety: one thread at a time.
 class DDP_EXPORT GradScaler {
  public:
+  // Errors: InvalidArgument names an option out of range; Unimplemented for a device without kernels in this build.
   static absl::StatusOr<std::unique_ptr<GradScaler>> Create(const GradScalerOptions& options = {});
 
   virtual ~GradScaler() = default;
 
+  // GradScalerOptions::enabled.
   virtual bool enabled() const = 0;
 
   // The current scale, for logs. Waits for the device.
@@ -121,6 +124,7 @@ class DDP_EXPORT GradScaler {
   // enabled. A scaler that is not enabled ignores the given state. The scale may be below min_scale, as torch's may be:
   // it then shrinks and grows as in torch until it has grown to min_scale.
   virtual absl::StatusOr<GradScalerState> State() = 0;
+  // Continues from a state that State has returned.
   virtual absl::Status Load(const GradScalerState& state) = 0;
 
   // Collective. Copies the scale and counters of `root` to all ranks, and forgets the infinities found since the last

@@ -12,7 +12,7 @@ namespace ddp {
 // Options of one step. The pointers refer to memory on the gradients' device, may be null, and are read in the order of
 // `stream`.
 struct StepOptions {
-  Stream stream = {};
+  Stream stream = {};  // the step runs in its order
   // Each gradient is multiplied by *inv_scale when it is read. The gradient in memory does not change.
   const float* inv_scale = nullptr;
   // If *found_inf or *skip_step is not 0, the step changes nothing: no value, no state, no step count.

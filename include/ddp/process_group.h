@@ -42,12 +42,16 @@ class DDP_EXPORT Work {
  public:
   Work() = default;
   // A call that was refused: the Work is done, and Wait returns `error`. With OkStatus the same as Work().
-  Work(absl::Status error);                                         // NOLINT(google-explicit-constructor)
-  explicit Work(internal::WorkState* adopted) : state_(adopted) {}  // takes ownership of one reference
+  Work(absl::Status error);  // NOLINT(google-explicit-constructor)
+  // For backends: takes ownership of one reference.
+  explicit Work(internal::WorkState* adopted) : state_(adopted) {}
+  // Another handle to the same operation.
   Work(const Work& other) : state_(other.state_) {
     if (state_ != nullptr) state_->Ref();
   }
+  // Takes over the handle; `other` is then as if default-constructed.
   Work(Work&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  // From now on a handle to the other operation.
   Work& operator=(Work other) noexcept {
     std::swap(state_, other.state_);
     return *this;
@@ -86,13 +90,14 @@ class DDP_EXPORT Work {
 class DDP_EXPORT Allocation {
  public:
   Allocation() = default;
+  // `bytes` bytes of `device` at `data`, which are freed with the last copy of `data`.
   Allocation(std::shared_ptr<void> data, size_t bytes, Device device)
       : data_(std::move(data)), bytes_(bytes), device_(device) {}
 
-  void* data() const { return data_.get(); }
+  void* data() const { return data_.get(); }                    // the first byte
   const std::shared_ptr<void>& owner() const { return data_; }  // keeps the memory alive
-  size_t bytes() const { return bytes_; }
-  Device device() const { return device_; }
+  size_t bytes() const { return bytes_; }                       // its size
+  Device device() const { return device_; }                     // whose memory it is
 
   // Returns the `count` elements of `dtype` that start at `offset_bytes`. The range must lie inside the memory.
   Buffer View(DType dtype, size_t offset_bytes, size_t count) const {
@@ -105,11 +110,12 @@ class DDP_EXPORT Allocation {
   Device device_;
 };
 
+// How a reduction combines the inputs of the ranks.
 struct ReduceOptions {
-  ReduceOp op = ReduceOp::kSum;
+  ReduceOp op = ReduceOp::kSum;  // the sum by default
   // result = postscale * reduce(prescale * input). Floating-point types only. kAvg multiplies postscale by 1 / size().
-  double prescale = 1;
-  double postscale = 1;
+  double prescale = 1;   // of each input
+  double postscale = 1;  // of the result
   // If set, 1 is stored there before the Work is done if the result, as stored in `out`, contains an infinity or a NaN.
   // Otherwise the word does not change. A float16 sum above 65504 counts, although the sum in float32 was finite. Equal
   // on all ranks for AllReduce. Floating-point types only.
@@ -119,11 +125,14 @@ struct ReduceOptions {
   int bucket = -1;
 };
 
+// The sum over all ranks.
 inline ReduceOptions Sum() { return {.op = ReduceOp::kSum}; }
+// The mean over all ranks.
 inline ReduceOptions Avg() { return {.op = ReduceOp::kAvg}; }
 
 // One operation, as the methods of ProcessGroup hand it to Start. What it refers to lives as long as the call.
 struct Call {
+  // Which operation it is.
   enum class Kind : uint8_t {
     kAllReduce,
     kReduceScatter,
@@ -142,15 +151,16 @@ struct Call {
     kSendRecv
   };
 
-  Kind kind = Kind::kBarrier;
-  Buffers in = {}, out = {};  // equal for kBroadcast, kSend and kRecv
-  int peer = 0;               // kBroadcast, kReduce, kGather, kScatter: the root. kSend, kRecv: the other rank
-  int from = 0;               // kSendRecv; `peer` is where to
-  int tag = 0;                // kSend, kRecv, kSendRecv
+  Kind kind = Kind::kBarrier;  // which operation
+  Buffers in = {};             // what this rank gives
+  Buffers out = {};            // what it gets; equal to `in` for kBroadcast, kSend and kRecv
+  int peer = 0;                // kBroadcast, kReduce, kGather, kScatter: the root. kSend, kRecv: the other rank
+  int from = 0;                // kSendRecv; `peer` is where to
+  int tag = 0;                 // kSend, kRecv, kSendRecv
   absl::Span<const size_t> counts = {};      // kAllGatherV, kReduceScatterV; kAllToAllV: of `in`
   absl::Span<const size_t> out_counts = {};  // kAllToAllV
   ReduceOptions reduce = {};                 // kAllReduce, kReduceScatter, kReduceScatterV, kReduce
-  Stream after = {};
+  Stream after = {};                         // the operation starts after this work
 };
 
 // Returns the ranks that caused an error of a group: those that have died or left, or did not arrive in time. Empty if
@@ -195,8 +205,8 @@ class DDP_EXPORT ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual int rank() const = 0;                   // this rank, 0 to size() - 1
+  virtual int size() const = 0;                   // the number of ranks
   virtual absl::string_view backend() const = 0;  // "nccl", "hierarchical", "local"
   // The device whose memory is fast in this group. A group of a GPU also accepts CPU memory.
   virtual Device device() const { return Device{}; }
@@ -300,6 +310,7 @@ class DDP_EXPORT ProcessGroup {
   Work Send(Buffers buffers, int to, int tag, Stream after = {}) {
     return Start({.kind = Call::Kind::kSend, .in = buffers, .out = buffers, .peer = to, .tag = tag, .after = after});
   }
+  // Receives a message that rank `from` sends to this rank: see Send.
   Work Recv(Buffers buffers, int from, int tag, Stream after = {}) {
     return Start({.kind = Call::Kind::kRecv, .in = buffers, .out = buffers, .peer = from, .tag = tag, .after = after});
   }
@@ -347,7 +358,7 @@ class DDP_EXPORT ProcessGroup {
   // of this rank: call it on all ranks alike, because the rank that gives up first fails the group for all.
   // InvalidArgument if it is not above 0.
   virtual absl::Status SetTimeout(absl::Duration timeout) = 0;
-  virtual absl::Duration timeout() const = 0;
+  virtual absl::Duration timeout() const = 0;  // of the operations that begin now
 
   // Fails the group on all ranks: every unfinished Work, on this rank and on its peers, ends with Aborted and the text
   // of `why`. Any thread may call it at any time. Only the first cause counts.

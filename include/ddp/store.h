@@ -37,6 +37,7 @@ class DDP_EXPORT Store {
 // A store for ranks that are threads of one process. All ranks share one object.
 DDP_EXPORT std::shared_ptr<Store> CreateMemoryStore();
 
+// Where a file store is, and whose.
 struct FileStoreOptions {
   // The file. It is created if missing; its folder must exist and be visible to all ranks. Not on NFS, because the
   // store relies on flock.
@@ -56,6 +57,7 @@ struct FileStoreOptions {
 // data; FailedPrecondition if another run is using the path.
 DDP_EXPORT absl::StatusOr<std::shared_ptr<Store>> CreateFileStore(FileStoreOptions options);
 
+// Where a TCP store is, who serves it, and who may use it.
 struct TcpStoreOptions {
   // The name or address under which all ranks reach the host of the serving rank. Empty: all ranks are on this host,
   // and the store listens only on the loopback interface.

@@ -12,9 +12,10 @@ namespace ddp {
 
 // Makes the state of a training equal on all ranks of a group. Call it after an earlier group has failed, because some
 // ranks may have completed the last step while others have not.
-//   step   the number of steps that this rank's optimizer has completed
-//   state  the memory that a step changes: parameters, optimizer state, counters. Any dtypes. All ranks pass the same
-//          counts in the same order
+//   - step: the number of steps that this rank's optimizer has completed
+//   - state: the memory that a step changes: parameters, optimizer state, counters. Any dtypes. All ranks pass the same
+//     counts in the same order
+//
 // Returns the lowest `step` of all ranks, which is the last step that all ranks have completed. Before that, it copies
 // to every rank the state of the lowest-numbered rank with that `step`.
 //

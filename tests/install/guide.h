@@ -1,4 +1,4 @@
-// What the snippets of docs/guide.md take from the program around them.
+// What the snippets of docs/*.md and docs/guide/*.md take from the program around them.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

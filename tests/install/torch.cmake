@@ -1,20 +1,18 @@
-# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds docs/guide.md's LibTorch program against the package's component torch, with
+# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds the project of docs/guide/libtorch.md against the component torch, with
 # strict warnings, and runs it alone and, given MPIEXEC, with two ranks. Without LibTorch the component is reported as missing.
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
 file(REMOVE_RECURSE ${WORK_DIR})
 run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --prefix ${WORK_DIR}/prefix)
-file(WRITE ${WORK_DIR}/consumer/CMakeLists.txt [[
-cmake_minimum_required(VERSION 3.22)
-project(train LANGUAGES CXX)
-find_package(ddp REQUIRED COMPONENTS torch)
-add_executable(train main.cc)
-target_link_libraries(train PRIVATE ddp::torch)
-]])
-file(READ ${SOURCE_DIR}/docs/guide.md guide)
+file(READ ${SOURCE_DIR}/docs/guide/libtorch.md guide)
+string(REGEX MATCH "```cmake\n([^`]*ddp::torch[^`]*)```" found "${guide}")
+if(NOT found)
+  message(FATAL_ERROR "docs/guide/libtorch.md has no CMake block that links ddp::torch")
+endif()
+file(WRITE ${WORK_DIR}/consumer/CMakeLists.txt "cmake_minimum_required(VERSION 3.22)\nproject(train LANGUAGES CXX)\n${CMAKE_MATCH_1}")
 string(REGEX MATCH "```cpp\n(#include [^`]*ddp/torch.h[^`]*)```" found "${guide}")
 if(NOT found)
-  message(FATAL_ERROR "docs/guide.md has no program that includes ddp/torch.h")
+  message(FATAL_ERROR "docs/guide/libtorch.md has no program that includes ddp/torch.h")
 endif()
 file(WRITE ${WORK_DIR}/consumer/main.cc "${CMAKE_MATCH_1}")
 

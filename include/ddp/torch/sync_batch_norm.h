@@ -183,9 +183,11 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 // c10::Error; a failed operation of the group is one, whose text says why. Thread-safety: one thread at a time.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<2, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
+  // Exchanges statistics in `group`.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& batch_norm_options, ProcessGroup& group)
       : NormImplBase(batch_norm_options), group_(&group) {}
 
+  // Normalises the batch. Collective in training.
   torch::Tensor forward(const torch::Tensor& input) {
     _check_input_dim(input);
     const bool batch_statistics = is_training() || !options.track_running_stats();
@@ -204,11 +206,13 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<2, SyncBatchNormImpl, t
                                                      factor, options.eps());
   }
 
+  // The line of this module in a printed model.
   void pretty_print(std::ostream& stream) const override {
     stream << "ddp::SyncBatchNorm(" << options.num_features() << ", ranks=" << group_->size() << ")";
   }
 
  protected:
+  // Throws unless the input has the right number of channels.
   void _check_input_dim(const torch::Tensor& input) override {
     TORCH_CHECK(input.dim() >= 2 && input.size(1) == options.num_features(), "ddp::SyncBatchNorm: expected [N, ",
                 options.num_features(), ", ...], got ", input.sizes());

@@ -36,7 +36,7 @@ std::unique_ptr<ddp::Context> DdpBackend::MakeContext(const std::string& prefix,
   options.device = device;
   options.timeout = absl::FromChrono(options_->timeout);
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
-  ThrowIfFailed(context.status(), rank_, "start of the group");
+  ThrowIfFailed(context.status(), rank_, "ddp:init_process_group");
   return *std::move(context);
 }
 
@@ -54,7 +54,7 @@ ddp::ProcessGroup& DdpBackend::GroupOf(const at::Device& device) {
 ddp::ProcessGroup& DdpBackend::GroupFor(const at::Device& device, milliseconds timeout) {
   ddp::ProcessGroup& group = GroupOf(device);
   const absl::Duration wanted = absl::FromChrono(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
-  if (group.timeout() != wanted) ThrowIfFailed(group.SetTimeout(wanted), rank_, "time-out");
+  if (group.timeout() != wanted) ThrowIfFailed(group.SetTimeout(wanted), rank_, "ddp:set_timeout");
   return group;
 }
 

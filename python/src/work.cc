@@ -15,16 +15,16 @@ namespace {
 const char* Remedy(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kDeadlineExceeded:
-      return "Timed out. Look at what the ranks that did not arrive were doing, or give init_process_group a longer "
+      return ". Timed out waiting for other ranks: look at what they were doing, or give init_process_group a longer "
              "timeout";
     case absl::StatusCode::kUnavailable:
-      return "Connection closed: a peer has ended. Look at its output, and start the program again";
+      return ". Connection closed by a peer that has ended: look at its output, and start the program again";
     case absl::StatusCode::kInvalidArgument:
-      return "Nothing has happened; correct the call";
+      return ". Nothing has happened: correct the call";
     case absl::StatusCode::kFailedPrecondition:
-      return "Make the same calls in the same order, with equal sizes and types, on all ranks";
+      return "";  // the text says it
     default:
-      return "The group has failed; make a new one or start the program again";
+      return ". The group has failed: make a new one, or start the program again";
   }
 }
 
@@ -39,8 +39,8 @@ std::vector<c10::Device> GpusOf(const std::vector<at::Tensor>& tensors) {
 
 void ThrowIfFailed(const absl::Status& status, int rank, const char* operation) {
   if (status.ok()) return;
-  C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank, "] ddp: ", operation, ": ", status.message(), ". ",
-                                                 Remedy(status), "."));
+  C10_THROW_ERROR(DistBackendError,
+                  absl::StrCat("[Rank ", rank, "] ", operation, ": ", status.message(), Remedy(status)));
 }
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, int rank, c10d::OpType type, const char* title, uint64_t sequence,

@@ -61,7 +61,8 @@ def reductions(rank, n):
     want[:n] = 1
     want[3] += 2 * n
     equal(x.to_dense(), want, "sparse all_reduce")
-    work = [dist.all_reduce(y, async_op=True) for y in (ys := [torch.full((1000 + i,), float(i)) for i in range(20)])]
+    ys = [torch.full((1000 + i,), float(i)) for i in range(20)]
+    work = [dist.all_reduce(y, async_op=True) for y in ys]
     for w in work:
         w.wait()
     for i, y in enumerate(ys):

@@ -45,7 +45,9 @@ def load(backend):
         sys.exit(f"{found.origin} is not the file that this program knows: it lacks the line {line}")
     if backend != "gloo":
         import ddp_torch
+        from torch.testing._internal.common_distributed import DistTestCases
 
+        DistTestCases.backend_feature["plugin"].add(backend)
         # `get_backend() in LIST`: the cases ask so whether there are profiles of the operations.
         text = text.replace(line, f"BACKEND = Both({backend!r})").replace(
             "    dist.Backend.GLOO,\n", f"    dist.Backend.GLOO,\n    {backend!r},\n")
@@ -182,7 +184,7 @@ def main():
     parser.add_argument("--limit", type=float, default=60, help="seconds for a case")
     parser.add_argument("--only", default="", help="only cases whose name has this regular expression")
     parser.add_argument("--budget", type=float, default=0, help="seconds after which no further case begins")
-    parser.add_argument("--json", default="", help="write all outcomes to this file")
+    parser.add_argument("--json", default="", help="write all outcomes to this file; cases that it already has are not run again")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -191,7 +193,12 @@ def main():
     names = [w.read() for w in workers.values()][0]
     cases = [n for n in names if re.search(args.only, n)]
     results, begin = {}, time.monotonic()
+    if args.json and os.path.exists(args.json):
+        with open(args.json) as f:
+            results = json.load(f)
     for case in cases:
+        if case in results:
+            continue
         if args.budget and time.monotonic() - begin > args.budget:
             break
         results[case] = {}
@@ -202,14 +209,16 @@ def main():
             w.ask(case)
             results[case][backend] = w.read()
         r = results[case]
-        if "ddp" in r and r["ddp"][0] != PASSED:
-            print(f"{case}: {r['ddp'][0]}: {reason(r['ddp'][1])}", flush=True)
         if args.json:
-            with open(args.json, "w") as f:
+            with open(args.json + ".new", "w") as f:
                 json.dump(results, f, indent=1)
+            os.replace(args.json + ".new", args.json)
     for w in workers.values():
         w.process.stdin.close()
         w.process.wait()
+    for case, r in results.items():
+        if "ddp" in r and r["ddp"][0] != PASSED:
+            print(f"{case}: {r['ddp'][0]}: {reason(r['ddp'][1])}")
     gloo = [c for c, r in results.items() if r["gloo"][0] == PASSED]
     ddp = [c for c in gloo if results[c]["ddp"][0] == PASSED]
     share = 100 * len(ddp) / len(gloo) if gloo else 0

@@ -102,7 +102,9 @@ void DdpBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_al
     if (!store.Get(absl::StrCat(rank), deadline).ok()) missing.push_back(rank);
   }
   std::string failure;
-  if (!missing.empty()) {
+  if (timeout.count() <= 0) {
+    failure = "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms. Give it a longer timeout";
+  } else if (!missing.empty()) {
     failure = absl::StrCat("[Rank 0]: Rank", missing.size() > 1 ? "s " : " ", absl::StrJoin(missing, ", "),
                            " failed to pass monitoredBarrier in ", timeout.count(), " ms. Look at what ",
                            missing.size() > 1 ? "they were" : "it was", " doing");

@@ -1,0 +1,177 @@
+#include "work.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp_torch {
+namespace {
+
+const char* Remedy(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kDeadlineExceeded:
+      return ". Timed out waiting for other ranks: look at what they were doing, or give init_process_group a longer "
+             "timeout";
+    case absl::StatusCode::kUnavailable:
+      return ". Connection closed by a peer that has ended: look at its output, and start the program again";
+    case absl::StatusCode::kInvalidArgument:
+      return ". Nothing has happened: correct the call";
+    case absl::StatusCode::kFailedPrecondition:
+      return "";  // the text says it
+    default:
+      return ". The group has failed: make a new one, or start the program again";
+  }
+}
+
+std::vector<c10::Device> GpusOf(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_cuda()) return {tensor.device()};
+  }
+  return {};
+}
+
+}  // namespace
+
+void ThrowIfFailed(const absl::Status& status, int rank, const char* operation) {
+  if (status.ok()) return;
+  C10_THROW_ERROR(DistBackendError,
+                  absl::StrCat("[Rank ", rank, "] ", operation, ": ", status.message(), Remedy(status)));
+}
+
+QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, int rank, c10d::OpType type, const char* title, uint64_t sequence,
+                       std::chrono::milliseconds timeout, std::vector<at::Tensor> inputs,
+                       std::vector<at::Tensor> outputs, Task task)
+    : Work(rank, type, title, inputs),
+      queue_(std::move(queue)),
+      title_(title),
+      sequence_(sequence),
+      timeout_(timeout),
+      inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), GpusOf(outputs_))),
+      task_(std::move(task)) {}
+
+void QueuedWork::Issue() {
+  issued_ = true;
+  if (task_.start) pending_ = task_.start();
+}
+
+void QueuedWork::Execute() try {
+  const at::NoGradGuard no_grad;
+  if (!issued_) Issue();
+  ThrowIfFailed(pending_.Wait(), rank_, title_);
+  if (task_.run) task_.run();
+} catch (...) {
+  error_ = std::current_exception();
+}
+
+void QueuedWork::Complete() {
+  task_ = {};
+  finish(error_);
+  if (error_) {
+    future_->setError(error_);
+  } else {
+    future_->markCompleted(outputs_);
+  }
+  queue_ = nullptr;
+}
+
+bool QueuedWork::wait(std::chrono::milliseconds timeout) {
+  std::shared_ptr<Queue> queue;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!completed_) queue = queue_;
+  }
+  if (timeout == kNoTimeout) {
+    if (queue != nullptr) queue->Help(*this);
+    return Work::wait();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) {
+    C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank_, "] ", title_,
+                                                   ": Timed out: Operation timed out! It has not finished within the ",
+                                                   timeout.count(), " ms that wait() was given; it goes on."));
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+Queue::Queue() : process_(getpid()), thread_([this] { Loop(); }) {}
+
+void Queue::Stop() {
+  if (process_ == getpid()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  filled_.notify_all();
+  if (!thread_.joinable()) return;
+  // The last owner may be a work that this thread has just executed. After fork there is no thread.
+  if (process_ != getpid() || thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Queue::Submit(const c10::intrusive_ptr<QueuedWork>& work, bool now) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (not_issued_ == 0 && work->task_.start) {
+      work->Issue();
+    } else {
+      ++not_issued_;
+    }
+    tasks_.push_back(work);
+  }
+  if (now) {
+    Help(*work);
+  } else {
+    filled_.notify_one();
+  }
+}
+
+bool Queue::RunFirst() {
+  c10::intrusive_ptr<QueuedWork> work;
+  {
+    const std::lock_guard<std::mutex> run(running_);
+    bool late = false;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (tasks_.empty()) return false;
+      work = std::move(tasks_.front());
+      tasks_.pop_front();
+      late = !work->issued_;
+    }
+    work->Execute();
+    if (late) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      --not_issued_;
+    }
+  }
+  // Not under the lock: what a program has tied to the future may wait for another task.
+  work->Complete();
+  return true;
+}
+
+void Queue::Help(const QueuedWork& work) {
+  while (!const_cast<QueuedWork&>(work).isCompleted() && RunFirst()) {
+  }
+}
+
+void Queue::Loop() {
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      filled_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+    }
+    RunFirst();
+  }
+}
+
+}  // namespace ddp_torch

@@ -1,0 +1,185 @@
+"""Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks."""
+
+import datetime
+import os
+import sys
+import tempfile
+import traceback
+
+try:
+    import torch
+    import torch.distributed as dist
+    import ddp_torch
+except ImportError as e:
+    print(f"SKIPPED: {e}; pip install torch and ./python")
+    sys.exit(77)
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
+          torch.int64]
+
+
+def equal(got, want, what):
+    assert torch.equal(got, want), f"{what}: {got} instead of {want}"
+
+
+def reductions(rank, n):
+    total, product = n * (n + 1) // 2, [1, 1, 2, 6, 24][n]
+    ops = {dist.ReduceOp.SUM: total, dist.ReduceOp.MIN: 1, dist.ReduceOp.MAX: n, dist.ReduceOp.PRODUCT: product}
+    for dtype in DTYPES:
+        for op, want in ops.items():
+            x = torch.full((3, 5), rank + 1, dtype=dtype)
+            dist.all_reduce(x, op)
+            equal(x, torch.full((3, 5), want, dtype=dtype), f"all_reduce {dtype} {op}")
+    for op, fold in ((dist.ReduceOp.BAND, torch.bitwise_and), (dist.ReduceOp.BOR, torch.bitwise_or),
+                     (dist.ReduceOp.BXOR, torch.bitwise_xor)):
+        want = torch.tensor([1, 4])
+        for r in range(1, n):
+            want = fold(want, torch.tensor([r + 1, 4 + r]))
+        x = torch.tensor([rank + 1, 4 + rank])
+        dist.all_reduce(x, op)
+        equal(x, want, f"all_reduce {op}")
+    x = torch.full((4,), float(rank))
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    equal(x, torch.full((4,), (n - 1) / 2), "all_reduce AVG")
+    x = torch.full((4,), complex(rank, 1))
+    dist.all_reduce(x)
+    equal(x, torch.full((4,), complex(n * (n - 1) / 2, n)), "all_reduce complex")
+    x = torch.tensor([rank == 0, False])
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    equal(x, torch.tensor([True, False]), "all_reduce bool")
+    x = torch.full((6, 4), 1.0).t()[:, 1:4]
+    dist.all_reduce(x)
+    equal(x, torch.full((4, 3), float(n)), "all_reduce with gaps")
+    for root in range(n):
+        x = torch.full((5,), float(rank + 1))
+        dist.reduce(x, root)
+        if rank == root:
+            equal(x, torch.full((5,), float(total)), "reduce")
+    x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (8,))
+    dist.all_reduce(x)
+    want = torch.zeros(8)
+    want[:n] = 1
+    want[3] += 2 * n
+    equal(x.to_dense(), want, "sparse all_reduce")
+    ys = [torch.full((1000 + i,), float(i)) for i in range(20)]
+    work = [dist.all_reduce(y, async_op=True) for y in ys]
+    for w in work:
+        w.wait()
+    for i, y in enumerate(ys):
+        equal(y, torch.full((1000 + i,), float(i * n)), "asynchronous all_reduce")
+    future = dist.all_reduce(torch.ones(7), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    equal(future.wait(), torch.full((7,), 2.0 * n), "future")
+
+
+def moves(rank, n):
+    for dtype in DTYPES + [torch.bool, torch.complex64]:
+        x = torch.full((2, 3), rank, dtype=dtype)
+        dist.broadcast(x, n - 1)
+        equal(x, torch.full((2, 3), n - 1, dtype=dtype), f"broadcast {dtype}")
+        out = [torch.empty(2, 3, dtype=dtype) for _ in range(n)]
+        dist.all_gather(out, torch.full((2, 3), rank, dtype=dtype))
+        for r in range(n):
+            equal(out[r], torch.full((2, 3), r, dtype=dtype), f"all_gather {dtype}")
+    out = torch.empty(n, 3)
+    dist.all_gather_into_tensor(out, torch.full((3,), float(rank)))
+    equal(out, torch.arange(float(n)).unsqueeze(1).expand(n, 3), "all_gather_into_tensor")
+    out = [torch.empty(r) for r in range(n)]
+    dist.all_gather(out, torch.full((rank,), float(rank)))
+    for r in range(n):
+        equal(out[r], torch.full((r,), float(r)), "uneven all_gather")
+    out = [torch.empty(2) for _ in range(n)]
+    dist.gather(torch.full((2,), float(rank)), out if rank == 1 else None, dst=1)
+    if rank == 1:
+        equal(torch.stack(out), torch.arange(float(n)).unsqueeze(1).expand(n, 2), "gather")
+    x = torch.empty(2)
+    dist.scatter(x, [torch.full((2,), float(r)) for r in range(n)] if rank == 0 else None, src=0)
+    equal(x, torch.full((2,), float(rank)), "scatter")
+    x = torch.empty(2)
+    dist.reduce_scatter(x, [torch.full((2,), float(r)) for r in range(n)])
+    equal(x, torch.full((2,), float(rank * n)), "reduce_scatter")
+    x = torch.empty(2)
+    dist.reduce_scatter_tensor(x, torch.arange(2.0 * n))
+    equal(x, torch.tensor([2.0 * rank, 2.0 * rank + 1]) * n, "reduce_scatter_tensor")
+    x = torch.empty(n)
+    dist.all_to_all_single(x, torch.full((n,), float(rank)))
+    equal(x, torch.arange(float(n)), "all_to_all_single")
+    x = torch.empty(sum(range(1, n + 1)))
+    dist.all_to_all_single(x, torch.full(((rank + 1) * n,), float(rank)), list(range(1, n + 1)), [rank + 1] * n)
+    equal(x, torch.cat([torch.full((r + 1,), float(r)) for r in range(n)]), "uneven all_to_all_single")
+    out = [torch.empty(r + 1) for r in range(n)]
+    dist.all_to_all(out, [torch.full((rank + 1,), float(rank)) for _ in range(n)])
+    equal(torch.cat(out), torch.cat([torch.full((r + 1,), float(r)) for r in range(n)]), "all_to_all")
+    objects = [None] * n
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(n)], "all_gather_object"
+
+
+def messages(rank, n):
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for size in (1, 1000, 300000):
+        x = torch.empty(size)
+        work = [dist.irecv(x, left), dist.isend(torch.full((size,), float(rank)), right)]
+        for w in work:
+            w.wait()
+        equal(x, torch.full((size,), float(left)), "irecv")
+    if rank == 0:
+        seen = set()
+        for _ in range(n - 1):
+            x = torch.empty(2)
+            source = dist.recv(x)
+            equal(x, torch.full((2,), float(source)), "recv from any rank")
+            seen.add(source)
+        assert seen == set(range(1, n)), seen
+    else:
+        dist.send(torch.full((2,), float(rank)), 0)
+
+
+def groups(rank, n):
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        x = torch.ones(3)
+        dist.all_reduce(x, group=pair)
+        equal(x, torch.full((3,), 2.0), "all_reduce of a subgroup")
+        dist.destroy_process_group(pair)
+    dist.barrier()
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=20))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2, bias=False))
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    equal(model.module.weight.grad, torch.full((2, 3), (n - 1) / 2), "gradient")
+    try:
+        dist.all_reduce(torch.ones(2 + rank))
+        raise AssertionError("ranks that disagree were not told")
+    except dist.DistBackendError as e:
+        assert f"[Rank {rank}] ddp:all_reduce" in str(e), e
+
+
+def main(rank, n, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
+                            timeout=datetime.timedelta(seconds=60))
+    for part in (reductions, moves, messages, groups):
+        part(rank, n)
+    dist.destroy_process_group()
+
+
+def start(n):
+    pids = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(n):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    main(rank, n, folder + "/store")
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            pids.append(pid)
+        return [os.waitpid(pid, 0)[1] for pid in pids]
+
+
+if __name__ == "__main__":
+    for ranks in (2, 3):
+        if any(start(ranks)):
+            sys.exit(f"failed at {ranks} ranks")
+        print(f"passed at {ranks} ranks")

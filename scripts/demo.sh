@@ -9,7 +9,8 @@ usage() {
 Usage: bash scripts/demo.sh [-n RANKS] [--no-setup] [train_mlp flags]
 
 Installs missing packages (apt-get), builds examples/train_mlp, and trains it with 2 ranks for 10 epochs on the
-handwritten digits that are part of the project.
+handwritten digits that are part of the project. A new build folder is made for the GPUs of this machine, or without
+CUDA where there are none.
 
   -n RANKS         the number of ranks (default: 2)
   --no-setup       installs nothing
@@ -39,7 +40,16 @@ main() {
 
   ((!setup)) || require_packages "${ddp_packages[@]}"
   # A new build folder gets no tests and benchmarks, which need more packages.
-  configured release || configure release -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF
+  if ! configured release; then
+    local -a flags=(-DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF)
+    # Kernels for every kind of GPU take minutes to compile: here only for those that are in this machine.
+    if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+      flags+=(-DCMAKE_CUDA_ARCHITECTURES=native)
+    else
+      flags+=(-DDDP_WITH_CUDA=OFF)
+    fi
+    configure release "${flags[@]}"
+  fi
   build release train_mlp
 
   local mpirun

@@ -16,7 +16,7 @@ namespace {
 using staged::Move;
 
 // Parts begin at multiples of 16 bytes in a slot, whatever the type.
-constexpr uint64_t kAlign = 16;
+constexpr uint64_t kElementAlign = 16;
 // A thread block copies less than this no faster.
 constexpr uint64_t kLeastBytes = 4 << 10;
 // Of everybody's packets that a rank reads; what is larger is done sooner in slots.
@@ -116,10 +116,10 @@ void PlanTiles(int blocks, staged::Collective* c, uint64_t slot) {
   }
   uint64_t most = slot / out_size;
   if (UsesInputs(c->move)) most = std::min(most, slot / (parts * in_size));
-  most = most / kAlign * kAlign;
+  most = most / kElementAlign * kElementAlign;
   const uint64_t channels = static_cast<uint64_t>(std::clamp(blocks / 3, 1, staged::kMaxChannels));
-  const uint64_t even = RoundUp(CeilDiv(longest, channels), kAlign);
-  const uint64_t least = RoundUp(kLeastBytes / std::max(in_size, out_size), kAlign);
+  const uint64_t even = RoundUp(CeilDiv(longest, channels), kElementAlign);
+  const uint64_t least = RoundUp(kLeastBytes / std::max(in_size, out_size), kElementAlign);
   c->part_elements = std::clamp(even, std::min(least, most), most);
   c->tiles = std::max<uint64_t>(1, CeilDiv(longest, c->part_elements));
   c->channels = static_cast<int>(std::min(channels, c->tiles));

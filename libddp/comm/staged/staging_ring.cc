@@ -19,25 +19,25 @@ namespace ddp {
 namespace {
 
 // Memory that CUDA knows. Ranks that are threads share one mapping, which is registered once.
-class RegisteredMemory {
+class RegisteredSegment {
  public:
   static absl::StatusOr<std::shared_ptr<void>> Get(DeviceRuntime& runtime,
                                                    const std::shared_ptr<SharedSegment>& memory) {
     const std::lock_guard<std::mutex> lock(Mutex());
     const auto entry = Known().find(memory->data());
-    std::shared_ptr<RegisteredMemory> present = entry == Known().end() ? nullptr : entry->second.lock();
+    std::shared_ptr<RegisteredSegment> present = entry == Known().end() ? nullptr : entry->second.lock();
     if (present == nullptr) {
       absl::StatusOr<std::shared_ptr<void>> made = runtime.RegisterHost(memory->data(), memory->bytes());
       if (!made.ok()) return made.status();
-      present = std::make_shared<RegisteredMemory>(memory, *std::move(made));
+      present = std::make_shared<RegisteredSegment>(memory, *std::move(made));
       Known()[memory->data()] = present;
     }
     return std::shared_ptr<void>(present, present->registered_.get());
   }
-  RegisteredMemory(std::shared_ptr<SharedSegment> memory, std::shared_ptr<void> registered)
+  RegisteredSegment(std::shared_ptr<SharedSegment> memory, std::shared_ptr<void> registered)
       : memory_(std::move(memory)), registered_(std::move(registered)) {}
   // Another may have taken the address by now.
-  ~RegisteredMemory() {
+  ~RegisteredSegment() {
     const std::lock_guard<std::mutex> lock(Mutex());
     const auto entry = Known().find(memory_->data());
     if (entry != Known().end() && entry->second.expired()) Known().erase(entry);
@@ -48,8 +48,8 @@ class RegisteredMemory {
     static auto* const mutex = new std::mutex;
     return *mutex;
   }
-  static std::map<const void*, std::weak_ptr<RegisteredMemory>>& Known() {
-    static auto* const known = new std::map<const void*, std::weak_ptr<RegisteredMemory>>;
+  static std::map<const void*, std::weak_ptr<RegisteredSegment>>& Known() {
+    static auto* const known = new std::map<const void*, std::weak_ptr<RegisteredSegment>>;
     return *known;
   }
 
@@ -110,7 +110,7 @@ absl::Status StagingRing::Reserve(int node, Beside beside) {
 absl::Status StagingRing::Register(DeviceRuntime& runtime, Device device) {
   const DeviceGuard guard(runtime, device);
   if (!guard.status().ok()) return guard.status();
-  absl::StatusOr<std::shared_ptr<void>> registered = RegisteredMemory::Get(runtime, memory_);
+  absl::StatusOr<std::shared_ptr<void>> registered = RegisteredSegment::Get(runtime, memory_);
   if (!registered.ok()) {
     return absl::Status(
         registered.status().code(),

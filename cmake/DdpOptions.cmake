@@ -60,8 +60,8 @@ if(DDP_SANITIZE)
   target_link_options(ddp_build_flags INTERFACE -fsanitize=${DDP_SANITIZE})
 endif()
 if(DDP_BUILD_FUZZERS)
-  # Tells the fuzzer which ways an input has taken, everywhere; its main() is linked to the fuzz targets alone.
-  target_compile_options(ddp_build_flags INTERFACE -fsanitize=fuzzer-no-link)
+  # Tells the fuzzer which ways an input has taken, in all libraries; its main() is linked to the fuzz targets alone.
+  target_compile_options(ddp_build_flags INTERFACE $<$<NOT:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>>:-fsanitize=fuzzer-no-link>)
   target_link_options(ddp_build_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 

@@ -65,7 +65,7 @@ main() {
   fi
 
   # clang-tidy needs the compile commands of a configured build folder. Nothing has to be built.
-  local build=build/asan
+  local build
   if ((${#files[@]} == 0)); then
     # All of the library: CMake puts eight sources into one ("unity build"), and the headers that they share are read once.
     # What this build leaves out, like the CUDA backend, is not checked.
@@ -73,7 +73,8 @@ main() {
     configure asan -B "$repo/$build" -DCMAKE_UNITY_BUILD=ON -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF -DDDP_BUILD_EXAMPLES=OFF
     mapfile -t files < <(sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json")
   else
-    [[ -f $build/compile_commands.json ]] || configure asan
+    build=build/lint-files
+    configure asan -B "$repo/$build" -DCMAKE_UNITY_BUILD=OFF
     local file
     for file in "${files[@]}"; do
       grep -qF "$file\"" "$build/compile_commands.json" || die "$file is not compiled in $build: clang-tidy cannot check it"

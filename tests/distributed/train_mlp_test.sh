@@ -4,7 +4,7 @@
 #   train_mlp_test.sh CASE PROGRAM [MPIRUN...]
 #
 # PROGRAM is train_cnn for the cases that begin with cnn_, else train_mlp. MPIRUN is a command line that the number of ranks is
-# added to; without it, only the cases help, one_rank, cnn_help and cnn_one_rank can be run.
+# added to; without it, only the cases help, one_rank, cnn_help, cnn_one_rank and cnn_learns can be run.
 set -u
 
 case_name=$1
@@ -351,8 +351,6 @@ case $case_name in
   cnn_one_rank)
     succeeds 1 --epochs=5 --augment --label-smoothing=0.05 --summary-json=summary
     holds "$(number test_accuracy summary) >= 0.95"
-    succeeds 1 --model=resnet20 --epochs=4 --schedule=cosine --lr-warmup=20 --lr=0.1 --weight-decay=0.0005 --summary-json=summary
-    holds "$(number test_accuracy summary) >= 0.9"
     learns_in_16_bits --epochs=5
     succeeds 1 --synthetic --steps=3 --batch=8
     grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
@@ -361,6 +359,12 @@ case $case_name in
     succeeds 1 --model=resnet50 --synthetic --steps=2 --batch=2 --lr=0.001
     grep -q "1024 training and 32 test images of 224x224 in 3 channels$" out || fail "synthetic images for resnet50"
     grep -q " 25557032 parameters;" out || fail "parameters of resnet50"
+    ;;
+
+  # Minutes where oneDNN has no fast kernels for layers of a few pixels.
+  cnn_learns)
+    succeeds 1 --model=resnet20 --epochs=4 --schedule=cosine --lr-warmup=20 --lr=0.1 --weight-decay=0.0005 --summary-json=summary
+    holds "$(number test_accuracy summary) >= 0.9"
     ;;
 
   cnn_ranks)
@@ -373,17 +377,17 @@ case $case_name in
     succeeds 2 --model=resnet20 --batch=16 --steps=8 --lr=0.02 --sync-bn --summary_json=two
     holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
     flags=(--model=resnet20 --batch=16 --deterministic --augment)
-    succeeds 2 "${flags[@]}" --steps=60 --summary_json=whole
-    succeeds 2 "${flags[@]}" --steps=60 --summary_json=again --bucket-mb=0.1
+    succeeds 2 "${flags[@]}" --steps=20 --summary_json=whole
+    succeeds 2 "${flags[@]}" --steps=20 --summary_json=again --bucket-mb=0.1
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 again) ]] || fail "runs differ"
     # Running statistics are a part of the checkpoint.
-    succeeds 2 "${flags[@]}" --steps=25 --save=checkpoint
-    succeeds 2 "${flags[@]}" --steps=60 --resume=checkpoint --summary_json=resumed
+    succeeds 2 "${flags[@]}" --steps=8 --save=checkpoint
+    succeeds 2 "${flags[@]}" --steps=20 --resume=checkpoint --summary_json=resumed
     for key in parameters_sha256 test_accuracy; do
       [[ $(number $key whole) == $(number $key resumed) ]] || fail "$key after resuming"
     done
     # So they are of exported weights: evaluated again, by any number of ranks, they answer as before.
-    succeeds 2 "${flags[@]}" --steps=60 --export-weights=weights --summary_json=whole
+    succeeds 2 "${flags[@]}" --steps=20 --export-weights=weights --summary_json=whole
     succeeds 1 "${flags[@]}" --steps=1 --lr=0 --init-weights=weights --export-weights=same --summary_json=loaded
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 loaded) ]] || fail "--init-weights"
     ;;

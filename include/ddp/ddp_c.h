@@ -40,6 +40,8 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------------- errors
 
+// NOLINTBEGIN(readability-identifier-naming): names as C has them
+
 // What went wrong, by the numbers of absl::StatusCode; docs/guide.md, "Errors", says what to do.
 typedef int32_t ddp_status;
 enum {
@@ -475,6 +477,8 @@ DDP_C_API ddp_status ddp_autocast_type_for(int32_t op, int32_t device_kind, cons
                                            ddp_dtype* dtype);
 DDP_C_API ddp_status ddp_autocast_cast_weight(const ddp_buffer* weight, ddp_dtype dtype, void* stream,
                                               ddp_memory** memory);
+
+// NOLINTEND(readability-identifier-naming)
 
 #ifdef __cplusplus
 }  // extern "C"

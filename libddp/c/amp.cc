@@ -71,11 +71,13 @@ Device::Kind KindOf(Arguments& arguments, int32_t kind) { return arguments.OfDev
 }  // namespace
 }  // namespace ddp::c
 
+// NOLINTBEGIN(google-global-names-in-headers): this is no header
 using ddp::GradScaler;
 using ddp::Stream;
 using ddp::c::Arguments;
 using ddp::c::Guard;
 using ddp::c::OnScaler;
+// NOLINTEND(google-global-names-in-headers)
 
 struct ddp_optimizer {
   std::unique_ptr<ddp::Optimizer> optimizer;
@@ -107,8 +109,9 @@ ddp_status ddp_scaler_create(const ddp_scaler_options* options, ddp_scaler** sca
     const ddp::GradScalerOptions o = ddp::c::OptionsOfScaler(a, given);
     if (!a.ok()) return a.status();
     auto made = GradScaler::Create(o);
-    if (made.ok()) *scaler = new ddp_scaler{*std::move(made), o.device};
-    return made.status();
+    if (!made.ok()) return made.status();
+    *scaler = new ddp_scaler{*std::move(made), o.device};
+    return absl::OkStatus();
   });
 }
 
@@ -248,7 +251,8 @@ ddp_status ddp_autocast_cast_weight(const ddp_buffer* weight, ddp_dtype dtype, v
     const ddp::DType type = a.Type(dtype);
     if (!a.ok()) return a.status();
     auto made = ddp::Autocast::CastWeight(from, type, ddp::c::OnDevice(from.device, stream));
-    if (made.ok()) *memory = new ddp_memory{*std::move(made)};
-    return made.status();
+    if (!made.ok()) return made.status();
+    *memory = new ddp_memory{*std::move(made)};
+    return absl::OkStatus();
   });
 }

@@ -186,8 +186,10 @@ absl::Time Deadline(double seconds) {
 
 }  // namespace ddp::c
 
+// NOLINTBEGIN(google-global-names-in-headers): this is no header
 using ddp::c::Arguments;
 using ddp::c::Guard;
+// NOLINTEND(google-global-names-in-headers)
 
 struct ddp_context {
   std::unique_ptr<ddp::Observer> observer;  // outlives the context

@@ -82,9 +82,11 @@ ddp_status ReduceScalar(ddp_group* group, T* value, ddp_reduce_op op) noexcept {
 }  // namespace
 }  // namespace ddp::c
 
+// NOLINTBEGIN(google-global-names-in-headers): this is no header
 using ddp::c::Arguments;
 using ddp::c::Guard;
 using ddp::c::Start;
+// NOLINTEND(google-global-names-in-headers)
 using Kind = ddp::Call::Kind;
 
 void ddp_group_destroy(ddp_group* group) {
@@ -144,8 +146,9 @@ ddp_status ddp_group_split(ddp_group* group, int32_t color, int32_t key, ddp_gro
     Arguments a;
     if (!a.Result(part, "part").Need(group, "group").ok()) return a.status();
     auto made = group->group->Split(color, key);
-    if (made.ok() && *made != nullptr) *part = new ddp_group(*std::move(made));
-    return made.status();
+    if (!made.ok()) return made.status();
+    if (*made != nullptr) *part = new ddp_group(*std::move(made));
+    return absl::OkStatus();
   });
 }
 
@@ -155,8 +158,9 @@ ddp_status ddp_group_allocate(ddp_group* group, size_t bytes, ddp_device device,
     const ddp::Device where = a.Result(memory, "memory").Need(group, "group").OfDevice(device);
     if (!a.ok()) return a.status();
     auto made = group->group->Allocate(bytes, where);
-    if (made.ok()) *memory = new ddp_memory{*std::move(made)};
-    return made.status();
+    if (!made.ok()) return made.status();
+    *memory = new ddp_memory{*std::move(made)};
+    return absl::OkStatus();
   });
 }
 

@@ -87,12 +87,14 @@ ddp_status OnModelInto(ddp_model* model, void* stream, T* result, F f) noexcept 
 }  // namespace
 }  // namespace ddp::c
 
+// NOLINTBEGIN(google-global-names-in-headers): this is no header
 using ddp::DistributedDataParallel;
 using ddp::Stream;
 using ddp::c::Arguments;
 using ddp::c::Guard;
 using ddp::c::OnModel;
 using ddp::c::OnModelInto;
+// NOLINTEND(google-global-names-in-headers)
 
 ddp_status ddp_hook_create_all_reduce(ddp_hook** hook) {
   return Guard([&] {
@@ -149,8 +151,9 @@ ddp_status ddp_model_create(ddp_group* group, const ddp_parameter* parameters, s
     const ddp::DdpOptions o = ddp::c::OptionsOfModel(a, given);
     if (!a.ok()) return a.status();
     auto made = DistributedDataParallel::Create(*group->group, std::move(list), o);
-    if (made.ok()) *model = new ddp_model{*std::move(made)};
-    return made.status();
+    if (!made.ok()) return made.status();
+    *model = new ddp_model{*std::move(made)};
+    return absl::OkStatus();
   });
 }
 

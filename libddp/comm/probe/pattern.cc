@@ -41,8 +41,7 @@ size_t MostElements(int ranks, bool timing) {
 }
 
 void FillPattern(int pattern, int rank, absl::Span<uint32_t> given) {
-  size_t i = 0;
-  for (uint32_t& element : given) element = Element(i++, pattern).OfRank(static_cast<uint32_t>(rank));
+  for (size_t i = 0; i < given.size(); ++i) given[i] = Element(i, pattern).OfRank(static_cast<uint32_t>(rank));
 }
 
 std::string CheckPattern(const ProbeStep& step, int pattern, int ranks, absl::Span<const uint32_t> result) {

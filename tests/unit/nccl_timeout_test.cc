@@ -27,6 +27,26 @@ TEST_CASE("a rank that does not come is named when time is out") {
   });
 }
 
+TEST_CASE("an operation on CPU memory that times out stays the cause after an abort, also for work on the GPU") {
+  Job job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    RANK_CHECK_OK(group.SetTimeout(TimeFor(absl::Seconds(1))));
+    Array a(rank, group, DType::kFloat32, 10, false);
+    if (rank.rank == 0) {
+      int value = 0;
+      const absl::Status late =
+          group.AllReduce(Buffer{&value, 1, DType::kInt32, {}}, Buffer{&value, 1, DType::kInt32, {}}, {}).Wait();
+      RANK_CHECK_STATUS(late, absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1");
+      group.Abort(late);
+    } else {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    RANK_CHECK_STATUS(group.status(), absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1");
+    RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
+                      "did not arrive: rank 1");
+  });
+}
+
 TEST_CASE("a time-out that is set counts for what begins after it") {
   const absl::Duration timeout = TimeFor(absl::Seconds(1));
   std::atomic<bool> come{false};

@@ -88,8 +88,10 @@ class DeviceGroup final : public CheckedGroup, public BlockReducer {
     const absl::Status status = CheckedGroup::SetTimeout(timeout);
     return status.ok() ? control_->SetTimeout(timeout) : status;
   }
+  // An operation on CPU memory may have failed already. Then that is the cause, and `why` may only follow from it.
   void Fail(const absl::Status& why) override {
-    engine_->Fail(why);
+    const absl::Status first = control_->status();
+    engine_->Fail(first.ok() ? why : first);
     control_->Fail(engine_->status());
   }
   absl::Status status() const override {

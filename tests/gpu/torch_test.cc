@@ -79,7 +79,7 @@ TEST_CASE("autograd's gradients on GPUs are reduced where they lie, in the order
 TEST_CASE("batches of all GPUs are normalised as one") {
   RunOnTorchGpus([](Rank& rank, torch::Device device) {
     const torch::nn::BatchNormOptions options(kChannels);
-    const torch::TensorOptions tensors(device);
+    const torch::TensorOptions tensors = torch::TensorOptions(device).dtype(torch::kFloat32);
     CompareNorms<torch::nn::BatchNorm2d>(rank, {kChannels, 4, 5}, tensors, options);
     CompareNorms<torch::nn::BatchNorm2d>(rank, {kChannels, 16, 16}, tensors.dtype(torch::kFloat16), options);
     CompareNorms<torch::nn::BatchNorm1d>(rank, {kChannels}, tensors.dtype(torch::kFloat64), options);

@@ -11,9 +11,9 @@ Usage: bash scripts/gpu_bundle.sh [--no-setup] [--build FOLDER] [-DVARIABLE=VALU
 Builds the tests, benchmarks and trainers that need GPUs (in build/bundle) and copies them to FOLDER. An earlier bundle
 in FOLDER is replaced. The bundle contains:
 
-  bin/            the programs
-  lib/            the shared libraries that they need, without those of the system's C and C++, MPI, CUDA and NCCL
-  gpu_verify.sh   unpacks the large files of bin/ and lib/ and runs everything; see bash FOLDER/gpu_verify.sh --help
+  files.tar.xz    bin/, the programs, and lib/, the shared libraries that they need, without those of the system's C and
+                  C++, MPI, CUDA and NCCL
+  gpu_verify.sh   unpacks them and runs everything; see bash FOLDER/gpu_verify.sh --help
 
 You can copy FOLDER to any place on any machine. That machine needs the GPU driver, NCCL 2.18 or newer (or
 DDP_NCCL_LIBRARY), cuBLAS and cuDNN for the trainers, and Open MPI for the steps under mpirun. If CMake finds a LibTorch
@@ -95,7 +95,8 @@ main() {
   for program in "${torch_programs[@]}"; do
     strip -o "$folder/bin/$program" "$build/bin/$program"
   done
-  find "$folder/bin" "$folder/lib" -size +1M -exec xz -T0 -1 {} +
+  # The programs contain the same library: in one archive with a window as large as all of them it is stored once.
+  tar -C "$folder" --remove-files -c bin lib | xz --lzma2=preset=1,dict=256MiB >"$folder/files.tar.xz"
   cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
     "$repo/tests/fault/auto_fault.sh" "$folder/"
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"

@@ -401,13 +401,13 @@ part_cnn() {
     peer_train "mlp-fp16-$n" "$n" --amp fp16
     [[ -z $data ]] || cnn_accuracy "$n"
   done
-  # N ranks with B / N images that normalise together, and one with B; on the CPU, too.
-  local sync=(--model=resnet20 --steps=20 --warmup=5 --lr=0.02)
-  trainer train_cnn 60 sync-bn-cpu 1 "${sync[@]}" --batch=32
+  # N ranks with B / N images that normalise together, and one with B that does not.
+  local sync=(--model=resnet20 --steps=20 --warmup=5 --lr=0.02 --device=cuda)
+  trainer train_cnn 60 sync-bn-whole 1 "${sync[@]}" --batch=32
   for n in 1 2 4; do
     ((n == 1)) || ranks "$n" || continue
-    trainer train_cnn 60 "sync-bn-$n" "$n" "${sync[@]}" --batch=$((32 / n)) --sync-bn --device=cuda
-    same_losses sync-bn-cpu "sync-bn-$n" 1e-2
+    trainer train_cnn 60 "sync-bn-$n" "$n" "${sync[@]}" --batch=$((32 / n)) --sync-bn
+    same_losses sync-bn-whole "sync-bn-$n" 1e-2
   done
   if python3 -c 'import torch' 2>/dev/null; then
     step 60 cnn-parity-mlp python3 "$here/torch_parity_test.py" mlp "$here/bin/train_mlp" --device=cuda
@@ -590,12 +590,10 @@ peer_bench() {
   fi
 }
 
-# Unpacks the large files, and adds the folders of cuBLAS and cuDNN to LD_LIBRARY_PATH if the loader does not find them.
+# Unpacks the programs, and adds the folders of cuBLAS and cuDNN to LD_LIBRARY_PATH if the loader does not find them.
 unpack() {
-  local packed library found
-  for packed in "$here"/{bin,lib}/*.xz; do
-    [[ ! -f $packed || -f ${packed%.xz} ]] || xz -dk "$packed"
-  done
+  local library found
+  [[ -d $here/bin ]] || tar -C "$here" -xJf "$here/files.tar.xz"
   for library in libcublasLt.so.1[23] libcudnn.so.9; do
     ldconfig -p 2>/dev/null | grep -q "${library%%[*}" && continue
     found=$(find /usr/local /opt /usr/lib -name "$library" 2>/dev/null | sort -V | tail -n 1)

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -11,6 +12,17 @@
 
 namespace nn {
 namespace {
+
+class CpuTimer final : public Timer {
+ public:
+  void Mark(int64_t n) override { moments_[n % kMarks] = std::chrono::steady_clock::now(); }
+  int64_t NsToMark(int64_t n) override {
+    return std::chrono::nanoseconds(moments_[n % kMarks] - moments_[(n - 1) % kMarks]).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point moments_[kMarks];
+};
 
 class CpuDevice final : public Device {
  public:
@@ -33,6 +45,7 @@ class CpuDevice final : public Device {
   void UploadTo(int, const void* from, void* to, size_t bytes) override { std::memcpy(to, from, bytes); }
   void Release(int) override {}
   void Await(int) override {}
+  std::unique_ptr<Timer> MakeTimer() override { return std::make_unique<CpuTimer>(); }
   std::unique_ptr<Graph> Capture(absl::FunctionRef<bool()>) override {
     throw DeviceError("a CPU has no graphs; give --device=cuda, or leave out --cuda-graph");
   }

@@ -32,6 +32,27 @@ class CudaGraph final : public Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+class CudaTimer final : public Timer {
+ public:
+  explicit CudaTimer(cudaStream_t stream) : stream_(stream) {
+    for (cudaEvent_t& moment : moments_) Check(cudaEventCreate(&moment), "cudaEventCreate");
+  }
+  ~CudaTimer() override {
+    for (cudaEvent_t moment : moments_) cudaEventDestroy(moment);
+  }
+  void Mark(int64_t n) override { Check(cudaEventRecord(moments_[n % kMarks], stream_), "cudaEventRecord"); }
+  int64_t NsToMark(int64_t n) override {
+    float ms = 0;
+    Check(cudaEventSynchronize(moments_[n % kMarks]), "cudaEventSynchronize");
+    Check(cudaEventElapsedTime(&ms, moments_[(n - 1) % kMarks], moments_[n % kMarks]), "cudaEventElapsedTime");
+    return static_cast<int64_t>(1e6 * static_cast<double>(ms));
+  }
+
+ private:
+  const cudaStream_t stream_;
+  cudaEvent_t moments_[kMarks] = {};
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(cudaStream_t stream, const CudaOptions& options)
@@ -80,6 +101,8 @@ class CudaDevice final : public Device {
   }
   void Release(int slot) override { Check(cudaEventRecord(released_[slot], stream_), "cudaEventRecord"); }
   void Await(int slot) override { Check(cudaEventSynchronize(arrived_[slot]), "cudaEventSynchronize"); }
+
+  std::unique_ptr<Timer> MakeTimer() override { return std::make_unique<CudaTimer>(stream_); }
 
   // Other threads of the process may go on with whatever they do.
   std::unique_ptr<Graph> Capture(absl::FunctionRef<bool()> submit) override {

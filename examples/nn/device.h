@@ -37,6 +37,18 @@ class Graph {
 //
 // On a GPU, all work is submitted to one stream and runs in this order. A function waits only if its comment says so.
 // Errors are thrown as DeviceError. Thread-safety: one thread at a time.
+// Measures time on a device, which may be behind the host.
+class Timer {
+ public:
+  static constexpr int64_t kMarks = 8;
+
+  virtual ~Timer() = default;
+  // Notes the moment at which all work submitted so far is done, as moment n. The last kMarks moments are kept.
+  virtual void Mark(int64_t n) = 0;
+  // Waits for moment n, and returns the nanoseconds from moment n - 1 to it.
+  virtual int64_t NsToMark(int64_t n) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -67,6 +79,8 @@ class Device {
   virtual void UploadTo(int slot, const void* from, void* to, size_t bytes) = 0;
   virtual void Release(int slot) = 0;
   virtual void Await(int slot) = 0;
+
+  virtual std::unique_ptr<Timer> MakeTimer() = 0;
 
   // Returns as a graph what `submit` submits to the stream, and to streams that it makes wait for it; nothing of it
   // runs. `submit` must not wait or allocate: whatever it calls has to have run before, with the same sizes. Null if

@@ -61,6 +61,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
   loss_calls_ = device_.Allocate(sizeof(uint64_t) / sizeof(float));
   loss_ring_ = {losses_, reinterpret_cast<uint64_t*>(loss_calls_.get()), losses};
   hits_memory_ = device_.AllocateHost(sizeof(int64_t));
+  timer_ = device_.MakeTimer();
 }
 
 // Again after a recovery: the group may have got smaller.
@@ -150,7 +151,7 @@ absl::Status Trainer::RunEpoch() {
   loss_steps_ = group_->rank() == 0 ? progress_.loss_steps : 0;
   // A step lasts from the end of the one before to its own end, so that nothing between them is left out of the
   // figures.
-  Clock::time_point before = Clock::now();
+  timer_->Mark(started_);
   loader_->Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
   if (energy_ != nullptr) energy_->Begin();
   while (progress_.epoch == epoch && progress_.step < last_step_) {
@@ -164,11 +165,10 @@ absl::Status Trainer::RunEpoch() {
     if (progress_.epoch != epoch || progress_.step >= last_step_) {
       device_.Wait();
       TakeLosses(started_);
+      TakeTimes(started_);
     }
     const Clock::time_point now = Clock::now();
-    step_times_.Add(Nanoseconds(now - before));
     console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(std::max<int64_t>(1, loss_steps_)));
-    before = now;
     Watch(now);
     if (absl::Status status = AfterStep(); !status.ok()) return status;
   }
@@ -188,6 +188,8 @@ absl::Status Trainer::Step(const Batch& given) {
   const bool replayed = uses_graphs_ && started_ > eager_until_;
   absl::Status status = replayed ? Replay(batch) : Compute(batch, /*captured=*/false);
   if (!device_.is_host()) device_.Release(Slot());
+  timer_->Mark(started_);
+  TakeTimes(started_ - kStepsBehind);
   return status;
 }
 
@@ -242,9 +244,8 @@ std::string Trainer::WhyNoGraphs() const {
   return std::string(status.message());
 }
 
-// A GPU has done the steps before the two that it may still have uploaded for.
 absl::Status Trainer::BeginNews() {
-  TakeLosses(device_.is_host() ? started_ : started_ - 3);
+  TakeLosses(device_.is_host() ? started_ : started_ - kStepsBehind);
   news_ = News();
   return notice_.has_value() ? notice_->Begin(news_) : absl::OkStatus();
 }
@@ -284,6 +285,10 @@ absl::Status Trainer::Forward(const Batch& batch, int micro) {
 }
 
 // Takes up the losses of this run's steps before `end`, which are done.
+void Trainer::TakeTimes(int64_t end) {
+  while (timed_ < end) step_times_.Add(timer_->NsToMark(++timed_));
+}
+
 void Trainer::TakeLosses(int64_t end) {
   for (; taken_ < end; ++taken_) {
     const double* const losses = losses_ + taken_ % kLossSteps * flags_.accumulate;

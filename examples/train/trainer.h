@@ -109,6 +109,7 @@ class Trainer {
   int Slot() const { return static_cast<int>((started_ - 1) % nn::Device::kSlots); }
   Batch Upload(const Batch& batch, int slot);
   absl::Status Forward(const Batch& batch, int micro);
+  void TakeTimes(int64_t end);
   void TakeLosses(int64_t end);
   int32_t News() const;
   absl::Status Backward(int micro, bool captured);
@@ -176,10 +177,14 @@ class Trainer {
   double* losses_ = nullptr;
   std::shared_ptr<float> loss_calls_;  // counted by the device
   nn::LossRing loss_ring_{nullptr};
-  int64_t started_ = 0;           // steps started in this run
-  int64_t taken_ = 0;             // steps of this run whose losses are in loss_sum_
-  double last_loss_ = 0;          // the last loss added
-  bool loss_not_finite_ = false;  // one of the added losses was not finite
+  // A GPU has done the steps before the two that it may still have uploaded for.
+  static constexpr int64_t kStepsBehind = nn::Device::kSlots + 1;
+  int64_t started_ = 0;               // steps started in this run
+  std::unique_ptr<nn::Timer> timer_;  // moment n: the end of step n of this run
+  int64_t timed_ = 0;                 // steps of this run whose times are in step_times_
+  int64_t taken_ = 0;                 // steps of this run whose losses are in loss_sum_
+  double last_loss_ = 0;              // the last loss added
+  bool loss_not_finite_ = false;      // one of the added losses was not finite
 
   // This rank's values since the start of the epoch. On rank 0 they include the steps before a checkpoint of this
   // epoch.

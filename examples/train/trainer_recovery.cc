@@ -64,7 +64,7 @@ absl::Status Trainer::GoOn() {
 void Trainer::ForgetStepsUnderWay() {
   notice_.reset();
   device_.Wait();
-  taken_ = started_;
+  taken_ = timed_ = started_;
   loss_not_finite_ = false;
   // A step may have ended before its losses.
   const auto calls = static_cast<uint64_t>(started_ * flags_.accumulate);

@@ -20,6 +20,7 @@ class ForwardingDevice : public nn::Device {
   void UploadTo(int, const void* from, void* to, size_t bytes) override { Upload(from, to, bytes); }
   void Release(int) override {}
   void Await(int) override {}
+  std::unique_ptr<nn::Timer> MakeTimer() override { return nn::Cpu().MakeTimer(); }
   std::unique_ptr<nn::Graph> Capture(absl::FunctionRef<bool()> submit) override { return nn::Cpu().Capture(submit); }
   std::unique_ptr<nn::Layer> MakeLinear(int inputs, int outputs, nn::Activation activation, int max_batch,
                                         nn::Layer* below) override {

@@ -71,6 +71,30 @@ class SimulatedDevice final : public ddp::testing::ForwardingDevice {
   const float* optimizer_state_ = nullptr;
 };
 
+// Computes as the CPU does, but step n of a run takes n ms by its clock.
+class TimedDevice final : public ddp::testing::ForwardingDevice {
+ public:
+  std::string name() const override { return "timed"; }
+  void* stream() const override { return nullptr; }
+  std::unique_ptr<nn::Timer> MakeTimer() override { return std::make_unique<Clock>(); }
+
+ private:
+  class Clock final : public nn::Timer {
+   public:
+    void Mark(int64_t n) override {
+      REQUIRE((n == marked_ || n == marked_ + 1));
+      marked_ = n;
+    }
+    int64_t NsToMark(int64_t n) override {
+      REQUIRE((n <= marked_ && n - 1 > marked_ - kMarks));
+      return n * 1'000'000;
+    }
+
+   private:
+    int64_t marked_ = 0;
+  };
+};
+
 // Trains, or evaluates where there is nothing left to train.
 Summary Run(ddp::ProcessGroup& group, nn::Device& device, const TrainFlags& flags,
             const std::function<void(Trainer&)>& look) {
@@ -134,6 +158,21 @@ TEST_CASE("a training on GPUs starts from given weights, and from a checkpoint, 
     const auto written = std::count_if(states[1].begin(), states[1].end(), [](float x) { return x != 0; });
     CHECK((written > 0) == resume);
   }
+}
+
+TEST_CASE("the time of a step is the device's, whatever the host does meanwhile") {
+  nn::SetThreads(1);
+  TrainFlags flags;
+  flags.batch = 512;  // two steps an epoch
+  flags.steps = flags.epochs = 7;
+  flags.warmup = 0;
+  TimedDevice device;
+  const Summary summary = Run(*ddp::CreateLocalGroup(nullptr, absl::Minutes(10)), device, flags, [](Trainer&) {});
+  CHECK(summary.measured_steps == 7);
+  CHECK(summary.step_ms_min == 1);
+  CHECK(summary.step_ms_median == 4);
+  CHECK(summary.step_ms_max == 7);
+  CHECK(summary.samples_per_second == ddp::testing::Approx(512 / 4e-3));
 }
 
 }  // namespace examples

@@ -73,5 +73,6 @@ function(ddp_one_vector_target)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     list(APPEND flags -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -maes -mpclmul)
   endif()
-  set_source_files_properties(${ARGN} PROPERTIES COMPILE_DEFINITIONS HWY_COMPILE_ONLY_STATIC COMPILE_OPTIONS "${flags}")
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_DEFINITIONS HWY_COMPILE_ONLY_STATIC COMPILE_OPTIONS "${flags}"
+                              SKIP_PRECOMPILE_HEADERS ON)
 endfunction()

@@ -57,6 +57,10 @@ endfunction()
 function(_ddp_test_executable target main sources libs)
   add_executable(${target} ${sources})
   target_link_libraries(${target} PRIVATE ${main} ${libs})
+  # What has flags of its own reads its headers itself.
+  if(NOT "${libs}" MATCHES "torch")
+    target_precompile_headers(${target} REUSE_FROM ddp_test_headers)
+  endif()
 endfunction()
 
 # ddp_add_unit_test(name source... [LIBS library...] [ARGS argument...] [LABELS label...])

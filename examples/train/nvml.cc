@@ -80,9 +80,9 @@ std::vector<std::string> SlowdownNames(uint64_t reasons) {
 }
 
 std::string GpuBusId(int index) {
-  constexpr char kCuda[] = "libcuda.so.1";
-  auto* const init = FindFunction<int(unsigned)>(kCuda, "cuInit");
-  auto* const bus_id = FindFunction<int(char*, int, int)>(kCuda, "cuDeviceGetPCIBusId");
+  constexpr char kCudaDriver[] = "libcuda.so.1";
+  auto* const init = FindFunction<int(unsigned)>(kCudaDriver, "cuInit");
+  auto* const bus_id = FindFunction<int(char*, int, int)>(kCudaDriver, "cuDeviceGetPCIBusId");
   char text[32] = {};
   if (init == nullptr || bus_id == nullptr || init(0) != 0 || bus_id(text, sizeof(text), index) != 0) return "";
   return text;

@@ -153,6 +153,9 @@ struct PowerSgdOptions {
 // ranks exchange P = MQ and Q = M'P, which have (rows + columns) x rank elements. Other gradients are reduced
 // uncompressed, in the same operation as P.
 //
+// It computes where the gradients are; on GPUs the host waits for nothing. From start_step on, steps can be captured
+// into a CUDA graph.
+//
 // The state takes twice the size of the gradients in float32 (once without error feedback). A step whose result
 // contains an infinity or a NaN does not change the state. Frozen and removed parameters lose their state. The model's
 // Create returns InvalidArgument for a rank below 1 or a start_step below 0.

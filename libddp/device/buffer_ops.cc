@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libddp/device/cpu_blocks.h"
+#include "libddp/device/cpu_low_rank.h"
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/host_memory.h"
@@ -188,6 +189,17 @@ absl::Status Clip(Buffers buffers, NormKind kind, double max_norm, ClipNumbers* 
     status = Devices().Run({.in = dtype, .out = dtype, .factor = &numbers->factor}, pieces, stream.native);
   }
   return status;
+}
+
+absl::Status RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                        absl::Span<const LowRankMatrix> matrices, Device device, Stream stream) {
+  if (!IsGpu(device)) {
+    CpuLowRank(pass, dtype, step, matrices);
+    return absl::OkStatus();
+  }
+  const DeviceGuard guard(Devices(), device);
+  if (!guard.status().ok()) return guard.status();
+  return Devices().RunLowRank(pass, dtype, step, matrices, stream.native);
 }
 
 absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes) {

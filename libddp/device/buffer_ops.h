@@ -49,6 +49,11 @@ absl::StatusOr<double> Norm(Buffers buffers, NormKind kind, Stream stream);
 // of it happens in the order of the stream.
 absl::Status Clip(Buffers buffers, NormKind kind, double max_norm, ClipNumbers* numbers, Stream stream);
 
+// Low-rank compression of matrices on `device`; see low_rank.h. `dtype`: of gradients and messages; float32 or a 16-bit
+// float.
+absl::Status RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                        absl::Span<const LowRankMatrix> matrices, Device device, Stream stream);
+
 // Zeroed memory, for as long as it has an owner.
 absl::StatusOr<std::shared_ptr<void>> AllocateOn(Device device, size_t bytes);
 

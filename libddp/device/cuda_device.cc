@@ -304,6 +304,13 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return ToStatus(cuda::LaunchBlocks(pass, AsStream(stream)), "a kernel for 8-bit blocks");
   }
 
+  absl::Status RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                          absl::Span<const LowRankMatrix> matrices, void* stream) override {
+    return ToStatus(cuda::LaunchLowRank(pass, static_cast<cuda::Type>(dtype), step, matrices.data(), matrices.size(),
+                                        AsStream(stream)),
+                    "the kernels of low-rank compression");
+  }
+
   absl::Status RunStaged(const staged::Collective& collective, void* stream) override {
     return ToStatus(cuda::LaunchCollective(collective, AsStream(stream)), "a kernel that goes through host memory");
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "libddp/device/block_rule.h"
+#include "libddp/device/low_rank.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 #include "libddp/device/staged_blocks.h"
@@ -53,6 +54,10 @@ cudaError_t LaunchFinishClip(NormKind kind, double max_norm, ClipNumbers* number
 
 // See ddp::DeviceRuntime::Hash.
 cudaError_t LaunchHash(const Piece* pieces, size_t count, uint64_t* results, cudaStream_t stream);
+
+// See ddp::DeviceRuntime::RunLowRank. cudaErrorInvalidValue for other types than float32 and the 16-bit floats.
+cudaError_t LaunchLowRank(LowRankPass pass, Type type, const LowRankStep& step, const LowRankMatrix* matrices,
+                          size_t count, cudaStream_t stream);
 
 cudaError_t LaunchUpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, cudaStream_t stream);
 

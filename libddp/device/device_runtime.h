@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "ddp/types.h"
 #include "libddp/device/block_rule.h"
+#include "libddp/device/low_rank.h"
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 
@@ -131,6 +132,9 @@ class DeviceRuntime {
   virtual absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) = 0;
   // Arrays in and out of block-scaled 8-bit numbers; see block_rule.h.
   virtual absl::Status RunBlocks(const blocks::Pass& pass, void* stream) = 0;
+  // Low-rank compression; see low_rank.h. `dtype`: of gradients and messages; float32 or a 16-bit float.
+  virtual absl::Status RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                                  absl::Span<const LowRankMatrix> matrices, void* stream) = 0;
   // One rank's part in an operation through host memory. Runs until the other ranks have done theirs, or until it has
   // to leave: then its memory holds anything, and *failed of its Place is not 0. It needs BlocksOf thread blocks at
   // once.

@@ -45,6 +45,9 @@ class NoDevices final : public DeviceRuntime {
   absl::Status FinishClip(NormKind, double, ClipNumbers*, void*) override { return NotBuilt(); }
   absl::Status Hash(absl::Span<const TransformPiece>, uint64_t*, void*) override { return NotBuilt(); }
   absl::Status RunBlocks(const blocks::Pass&, void*) override { return NotBuilt(); }
+  absl::Status RunLowRank(LowRankPass, DType, const LowRankStep&, absl::Span<const LowRankMatrix>, void*) override {
+    return NotBuilt();
+  }
   absl::Status RunStaged(const staged::Collective&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Exchange&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Turn&, void*) override { return NotBuilt(); }

@@ -1,11 +1,10 @@
-// PowerSGD: see CreatePowerSgdHook.
+// PowerSGD: see CreatePowerSgdHook. The arithmetic is in low_rank.h, on the device that the gradients are on; the host
+// waits for none of it.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <map>
+#include <memory>
 #include <new>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,66 +14,11 @@
 #include "libddp/base/exact_text.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
+#include "libddp/device/low_rank.h"
 #include "libddp/reducer/scratch.h"
 
 namespace ddp {
 namespace {
-
-// A matrix in row-major order, borrowed.
-struct Matrix {
-  float* data;
-  size_t rows, columns;
-  float* row(size_t i) const { return data + i * columns; }
-};
-
-// The same order of additions everywhere: sixteen partial sums, which the compiler keeps in vectors.
-float Dot(const float* a, const float* b, size_t n) {
-  constexpr size_t kParts = 16;
-  float parts[kParts] = {};
-  size_t i = 0;
-  for (; i + kParts <= n; i += kParts) {
-    for (size_t k = 0; k < kParts; ++k) parts[k] += a[i + k] * b[i + k];
-  }
-  float sum = 0;
-  for (; i < n; ++i) sum += a[i] * b[i];
-  for (const float part : parts) sum += part;
-  return sum;
-}
-
-void AddScaled(float* to, const float* from, float factor, size_t n) {
-  for (size_t i = 0; i < n; ++i) to[i] += factor * from[i];
-}
-
-// Multiplies a row by the power of two that brings its largest element to between 1 and 2, so that no square of an
-// element overflows or vanishes. A row that is not finite becomes NaN altogether.
-void Normalize(float* row, size_t n) {
-  float largest = 0;
-  bool finite = true;
-  for (size_t j = 0; j < n; ++j) {
-    finite &= std::isfinite(row[j]);
-    largest = std::max(largest, std::abs(row[j]));
-  }
-  if (!finite) std::fill_n(row, n, std::numeric_limits<float>::quiet_NaN());
-  if (!finite || largest == 0) return;
-  const int exponent = std::ilogb(largest);
-  for (size_t j = 0; j < n; ++j) row[j] = std::scalbn(row[j], -exponent);
-}
-
-// Makes the rows orthonormal by the modified Gram-Schmidt method, applied twice for accuracy. A row that depends on
-// earlier ones becomes zero: the rest of it is rounding error. What is not finite stays so, and with it the result.
-void Orthonormalize(Matrix m) {
-  for (size_t i = 0; i < m.rows; ++i) {
-    float* const row = m.row(i);
-    Normalize(row, m.columns);
-    const float before = std::sqrt(Dot(row, row, m.columns));
-    for (int pass = 0; pass < 2; ++pass) {
-      for (size_t k = 0; k < i; ++k) AddScaled(row, m.row(k), -Dot(row, m.row(k), m.columns), m.columns);
-    }
-    const float after = std::sqrt(Dot(row, row, m.columns));
-    const float scale = after <= 1e-5f * before ? 0 : 1 / after;
-    for (size_t j = 0; j < m.columns; ++j) row[j] *= scale;
-  }
-}
 
 uint64_t Hash(absl::string_view text, uint64_t seed) {
   uint64_t hash = seed ^ 0xcbf29ce484222325u;
@@ -82,14 +26,13 @@ uint64_t Hash(absl::string_view text, uint64_t seed) {
   return hash;
 }
 
-// One parameter's state, by its name. P and Q are stored transposed, one basis vector after the other. A step works on
-// the next_ members; they replace the others only if the whole step's result is finite, because a program skips a step
-// whose result is not.
+// One parameter's state, by its name. A step works on one half of each pair of the matrix; it becomes what is kept only
+// if the whole step's result is finite, because a program skips a step whose result is not.
 struct State {
-  size_t rows = 0, columns = 0, rank = 0;
-  std::vector<float> error;       // what compression has lost so far; empty without error feedback
-  std::vector<float> next_error;  // until Finish: M, the sum of gradient and error
-  std::vector<float> p, q, next_q;
+  size_t count() const { return matrix.rows * matrix.columns; }
+
+  LowRankMatrix matrix;
+  std::shared_ptr<void> memory;
 };
 
 class PowerSgdHook final : public CommHook {
@@ -103,11 +46,18 @@ class PowerSgdHook final : public CommHook {
   }
   int rounds() const override { return 2; }
 
-  absl::Status CanCapture() const override { return absl::FailedPreconditionError("it computes on the host"); }
+  absl::Status CanCapture() const override {
+    if (next_step_ >= options_.start_step) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("its first ", options_.start_step, " steps are not compressed; run them before"));
+  }
   absl::Status Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) override;
   void Reset() override {
     scratch_ = Scratch();
     states_.clear();
+    messages_.clear();
+    words_.reset();
+    next_step_ = 0;
   }
   Work Start(ProcessGroup& group, const GradBucket& bucket, int round) override;
   absl::Status Finish(const GradBucket& bucket) override;
@@ -116,30 +66,30 @@ class PowerSgdHook final : public CommHook {
   // A bucket's messages: in the first, gradients that are not compressed and then every P; in the second every Q.
   struct Messages {
     std::vector<size_t> whole, compressed;  // indices in GradBucket::gradients
+    std::vector<State*> states;             // of what is compressed
     Buffer first, second;
   };
 
   absl::Status Layout(absl::Span<const GradBucket> buckets);
   bool Compresses(const GradBucket::Gradient& gradient) const;
   bool InFull(const GradBucket& bucket) const { return bucket.step < options_.start_step; }
-  State& StateOf(const GradBucket::Gradient& gradient);
-  void PrepareQ(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state);
+  absl::StatusOr<State*> StateOf(const GradBucket::Gradient& gradient, Device device);
   static Buffer Part(const Buffer& whole, size_t begin, size_t count) {
     return {static_cast<char*>(whole.data) + begin * SizeOf(whole.dtype), count, whole.dtype, whole.device};
   }
   static size_t Room(const Buffer& b) { return Scratch::Room(b.count * SizeOf(b.dtype)); }
-  static Buffer Floats(std::vector<float>& v) { return {v.data(), v.size(), DType::kFloat32, Device{}}; }
-  absl::Status MakeP(const GradBucket& bucket, Messages& messages);
-  absl::Status MakeQ(const GradBucket& bucket, Messages& messages);
-  absl::Status Decompress(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state,
-                          std::vector<float>& result);
+  static absl::Status CopyWhole(const GradBucket& bucket, const Messages& messages, bool to_message);
+  absl::Status Run(LowRankPass pass, const GradBucket& bucket, const Messages& messages);
 
-  void KeepStep();
+  // Where the gradients are: how many steps have been kept, and whether a result of this step is not finite.
+  uint32_t* kept() const { return static_cast<uint32_t*>(words_.get()); }
+  uint32_t* nonfinite() const { return kept() + 1; }
 
   const PowerSgdOptions options_;
   std::map<std::string, State> states_;  // of the parameters that the buckets compress
   std::vector<Messages> messages_;       // by bucket
-  bool finite_ = true;                   // all results of this step so far
+  std::shared_ptr<void> words_;
+  int64_t next_step_ = 0;
   Scratch scratch_;
 };
 
@@ -150,38 +100,31 @@ bool PowerSgdHook::Compresses(const GradBucket::Gradient& gradient) const {
   return (rows + columns) * options_.rank * options_.min_ratio <= rows * columns;
 }
 
-State& PowerSgdHook::StateOf(const GradBucket::Gradient& gradient) {
+absl::StatusOr<State*> PowerSgdHook::StateOf(const GradBucket::Gradient& gradient, Device device) {
   State& state = states_[gradient.name];
+  LowRankMatrix& a = state.matrix;
   const size_t rows = static_cast<size_t>(gradient.shape[0]);
-  if (state.rows != rows || state.next_error.size() != gradient.count) {
-    state = State{};
-    state.rows = rows;
-    state.columns = gradient.count / rows;
-    state.rank = std::min({static_cast<size_t>(options_.rank), state.rows, state.columns});
-    state.error.assign(options_.error_feedback ? gradient.count : 0, 0.0f);
-    state.next_error.assign(gradient.count, 0.0f);
-    state.p.assign(state.rank * state.rows, 0.0f);
-    state.q.assign(state.rank * state.columns, 0.0f);
-  }
-  return state;
-}
-
-// An orthonormal Q to begin with: the last step's or, if that is zero (at first, or after a gradient of zeros) or not
-// wanted, a random one that is the same on every rank. Its length would not matter to P's directions, but does to what
-// 16 bits can hold.
-void PowerSgdHook::PrepareQ(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state) {
-  state.next_q = state.q;
-  if (!options_.warm_start) std::fill(state.next_q.begin(), state.next_q.end(), 0.0f);
-  const Matrix q{state.next_q.data(), state.rank, state.columns};
-  Orthonormalize(q);
-  std::mt19937_64 random(Hash(gradient.name, options_.seed + static_cast<uint64_t>(bucket.step)));
-  for (size_t k = 0; k < q.rows; ++k) {
-    float* const row = q.row(k);
-    if (std::any_of(row, row + q.columns, [](float x) { return x != 0; })) continue;
-    std::generate(row, row + q.columns,
-                  [&] { return static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-52 - 1); });
-  }
-  Orthonormalize(q);
+  if (state.memory != nullptr && a.rows == rows && state.count() == gradient.count) return &state;
+  state = State{};
+  a.rows = rows;
+  a.columns = gradient.count / rows;
+  a.rank = std::min({static_cast<size_t>(options_.rank), a.rows, a.columns});
+  size_t floats = 0;
+  const auto take = [&](size_t count) { return std::exchange(floats, floats + count); };
+  const size_t error = take(gradient.count), other = options_.error_feedback ? take(gradient.count) : error;
+  const size_t q[] = {take(a.rank * a.columns), take(a.rank * a.columns)}, p = take(a.rank * a.rows);
+  const size_t partials = IsGpu(device) ? take(LowRankChunks(a.rows) * a.rank * a.columns) : p;
+  absl::StatusOr<std::shared_ptr<void>> memory = AllocateOn(device, floats * sizeof(float));
+  if (!memory.ok()) return memory.status();
+  state.memory = *std::move(memory);
+  auto* const base = static_cast<float*>(state.memory.get());
+  a.errors[0] = base + error;
+  a.errors[1] = base + other;
+  a.q[0] = base + q[0];
+  a.q[1] = base + q[1];
+  a.p = base + p;
+  a.partials = base + partials;
+  return &state;
 }
 
 absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) {
@@ -197,8 +140,16 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
   if (absl::Status s = scratch_.Reserve(group, bytes, buckets.empty() ? Device{} : buckets[0].buffer.device); !s.ok()) {
     return s;
   }
-  for (Messages& m : messages_) {
+  for (const GradBucket& bucket : buckets) {
+    Messages& m = messages_[bucket.index];
     for (Buffer* const message : {&m.first, &m.second}) *message = scratch_.Take(message->dtype, message->count);
+    size_t p = 0, q = 0;
+    for (const size_t g : m.whole) p += bucket.gradients[g].count;
+    for (State* const state : m.states) {
+      LowRankMatrix& a = state->matrix;
+      a.p_message = Part(m.first, std::exchange(p, p + a.rank * a.rows), 0).data;
+      a.q_message = Part(m.second, std::exchange(q, q + a.rank * a.columns), 0).data;
+    }
   }
   return absl::OkStatus();
 }
@@ -216,6 +167,12 @@ absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
       return absl::InvalidArgumentError(absl::StrCat("CreatePowerSgdHook: '", bucket.gradients[0].name,
                                                      "' is float64; only float32 and 16-bit gradients are compressed"));
     }
+    const Device device = bucket.buffer.device;
+    if (words_ == nullptr) {
+      absl::StatusOr<std::shared_ptr<void>> words = AllocateOn(device, 2 * sizeof(uint32_t));
+      if (!words.ok()) return words.status();
+      words_ = *std::move(words);
+    }
     Messages& messages = messages_[bucket.index];
     size_t first = 0, second = 0;
     for (size_t g = 0; g < bucket.gradients.size(); ++g) {
@@ -227,133 +184,76 @@ absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
       }
       messages.compressed.push_back(g);
       if (auto known = before.extract(gradient.name)) states_.insert(std::move(known));
-      const State& state = StateOf(gradient);
-      first += state.rank * state.rows;
-      second += state.rank * state.columns;
+      const absl::StatusOr<State*> state = StateOf(gradient, device);
+      if (!state.ok()) return state.status();
+      messages.states.push_back(*state);
+      first += (*state)->matrix.rank * (*state)->matrix.rows;
+      second += (*state)->matrix.rank * (*state)->matrix.columns;
     }
-    messages.first = {nullptr, first, bucket.buffer.dtype, bucket.buffer.device};
-    messages.second = {nullptr, second, bucket.buffer.dtype, bucket.buffer.device};
+    messages.first = {nullptr, first, bucket.buffer.dtype, device};
+    messages.second = {nullptr, second, bucket.buffer.dtype, device};
   }
   return absl::OkStatus();
 }
 
 Work PowerSgdHook::Start(ProcessGroup& group, const GradBucket& bucket, int round) {
-  Messages& messages = messages_[bucket.index];
-  if (bucket.index == 0 && round == 0) finite_ = true;
+  const Messages& messages = messages_[bucket.index];
   if (InFull(bucket)) {
     if (round > 0) return Work();
     return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
   }
-  Buffer& message = round == 0 ? messages.first : messages.second;
-  if (message.count == 0) return Work();
-  absl::Status status = round == 0 ? MakeP(bucket, messages) : MakeQ(bucket, messages);
+  absl::Status status;
+  if (bucket.index == 0 && round == 0) {
+    const Buffer word = {nonfinite(), 1, DType::kInt32, bucket.buffer.device};
+    status = Zero({&word, 1}, bucket.stream);
+  }
+  const Buffer& message = round == 0 ? messages.first : messages.second;
+  if (message.count == 0) return status;
+  if (round == 0 && status.ok()) status = CopyWhole(bucket, messages, /*to_message=*/true);
+  if (status.ok()) status = Run(round == 0 ? LowRankPass::kMakeP : LowRankPass::kMakeQ, bucket, messages);
   if (!status.ok()) return status;
   return group.AllReduce(message, message, bucket.reduce, bucket.stream);
 }
 
-// M = gradient + error; P = M Q.
-absl::Status PowerSgdHook::MakeP(const GradBucket& bucket, Messages& messages) {
-  size_t at = 0;
+// The gradients that are not compressed, to the first message or back.
+absl::Status PowerSgdHook::CopyWhole(const GradBucket& bucket, const Messages& messages, bool to_message) {
+  std::vector<Buffer> gradients;
+  size_t count = 0;
   for (const size_t g : messages.whole) {
-    const GradBucket::Gradient& gradient = bucket.gradients[g];
-    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count);
-    const Buffer to = Part(messages.first, at, gradient.count);
-    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
-    at += gradient.count;
+    gradients.push_back(Part(bucket.buffer, bucket.gradients[g].offset, bucket.gradients[g].count));
+    count += bucket.gradients[g].count;
   }
-  for (const size_t g : messages.compressed) {
-    const GradBucket::Gradient& gradient = bucket.gradients[g];
-    State& state = StateOf(gradient);
-    const Buffer from = Part(bucket.buffer, gradient.offset, gradient.count), to = Floats(state.next_error);
-    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
-    AddScaled(state.next_error.data(), state.error.data(), 1, state.error.size());
-    PrepareQ(bucket, gradient, state);
-    const Matrix m{state.next_error.data(), state.rows, state.columns};
-    for (size_t k = 0; k < state.rank; ++k) {
-      for (size_t i = 0; i < m.rows; ++i) {
-        state.p[k * m.rows + i] = Dot(m.row(i), state.next_q.data() + k * m.columns, m.columns);
-      }
-    }
-    const Buffer p = Floats(state.p), message = Part(messages.first, at, state.p.size());
-    if (absl::Status s = CopyScaled(p, message, 1, bucket.stream); !s.ok()) return s;
-    at += state.p.size();
-  }
-  return absl::OkStatus();
+  const Buffer message = Part(messages.first, 0, count);
+  return to_message ? CopyScaled(gradients, {&message, 1}, 1, bucket.stream)
+                    : CopyScaled({&message, 1}, gradients, 1, bucket.stream);
 }
 
-// P made orthonormal; Q = M' P.
-absl::Status PowerSgdHook::MakeQ(const GradBucket& bucket, Messages& messages) {
-  size_t at = 0, out = 0;
-  for (const size_t g : messages.whole) at += bucket.gradients[g].count;
-  for (const size_t g : messages.compressed) {
-    State& state = StateOf(bucket.gradients[g]);
-    const Buffer message = Part(messages.first, at, state.p.size()), p = Floats(state.p);
-    if (absl::Status s = CopyScaled(message, p, 1, bucket.stream); !s.ok()) return s;
-    at += state.p.size();
-    Orthonormalize({state.p.data(), state.rank, state.rows});
-    const Matrix m{state.next_error.data(), state.rows, state.columns};
-    std::fill(state.next_q.begin(), state.next_q.end(), 0.0f);
-    for (size_t i = 0; i < m.rows; ++i) {
-      for (size_t k = 0; k < state.rank; ++k) {
-        AddScaled(state.next_q.data() + k * m.columns, m.row(i), state.p[k * m.rows + i], m.columns);
-      }
-    }
-    const Buffer q = Floats(state.next_q), to = Part(messages.second, out, state.next_q.size());
-    if (absl::Status s = CopyScaled(q, to, 1, bucket.stream); !s.ok()) return s;
-    out += state.next_q.size();
+absl::Status PowerSgdHook::Run(LowRankPass pass, const GradBucket& bucket, const Messages& messages) {
+  std::vector<LowRankMatrix> matrices;
+  for (size_t k = 0; k < messages.compressed.size(); ++k) {
+    const GradBucket::Gradient& gradient = bucket.gradients[messages.compressed[k]];
+    LowRankMatrix& a = matrices.emplace_back(messages.states[k]->matrix);
+    a.gradient = Part(bucket.buffer, gradient.offset, gradient.count).data;
+    a.random = Hash(gradient.name, options_.seed);
   }
-  return absl::OkStatus();
-}
-
-// The result is P Q'; the error is what it lacks of this rank's M.
-absl::Status PowerSgdHook::Decompress(const GradBucket& bucket, const GradBucket::Gradient& gradient, State& state,
-                                      std::vector<float>& result) {
-  result.assign(gradient.count, 0.0f);
-  for (size_t i = 0; i < state.rows; ++i) {
-    for (size_t k = 0; k < state.rank; ++k) {
-      AddScaled(result.data() + i * state.columns, state.next_q.data() + k * state.columns, state.p[k * state.rows + i],
-                state.columns);
-    }
-  }
-  AddScaled(state.next_error.data(), result.data(), -static_cast<float>(bucket.share), result.size());
-  const Buffer from = Floats(result), to = Part(bucket.buffer, gradient.offset, gradient.count);
-  return CopyScaled(from, to, 1, bucket.stream);
+  const LowRankStep step = {.warm_start = options_.warm_start,
+                            .error_feedback = options_.error_feedback,
+                            .share = static_cast<float>(bucket.share),
+                            .kept = kept(),
+                            .nonfinite = nonfinite()};
+  return RunLowRank(pass, bucket.buffer.dtype, step, matrices, bucket.buffer.device, bucket.stream);
 }
 
 absl::Status PowerSgdHook::Finish(const GradBucket& bucket) {
+  if (bucket.is_last) next_step_ = bucket.step + 1;
   if (InFull(bucket)) return absl::OkStatus();
-  Messages& messages = messages_[bucket.index];
-  size_t at = 0;
-  for (const size_t g : messages.whole) {
-    const GradBucket::Gradient& gradient = bucket.gradients[g];
-    const Buffer from = Part(messages.first, at, gradient.count);
-    const Buffer to = Part(bucket.buffer, gradient.offset, gradient.count);
-    if (absl::Status s = CopyScaled(from, to, 1, bucket.stream); !s.ok()) return s;
-    at += gradient.count;
-  }
-  size_t in = 0;
-  std::vector<float> result;
-  for (const size_t g : messages.compressed) {
-    const GradBucket::Gradient& gradient = bucket.gradients[g];
-    State& state = StateOf(gradient);
-    const Buffer message = Part(messages.second, in, state.next_q.size()), q = Floats(state.next_q);
-    if (absl::Status s = CopyScaled(message, q, 1, bucket.stream); !s.ok()) return s;
-    in += state.next_q.size();
-    if (absl::Status s = Decompress(bucket, gradient, state, result); !s.ok()) return s;
-  }
-  const absl::StatusOr<double> largest = Norm(bucket.buffer, NormKind::kMax, bucket.stream);
-  if (!largest.ok()) return largest.status();
-  finite_ &= std::isfinite(*largest);
-  if (bucket.is_last && finite_) KeepStep();
-  return absl::OkStatus();
-}
-
-// All ranks have the same results, so all of them keep a step or none does.
-void PowerSgdHook::KeepStep() {
-  for (auto& [name, state] : states_) {
-    if (options_.error_feedback) state.error.swap(state.next_error);
-    state.q.swap(state.next_q);
-  }
+  const Messages& messages = messages_[bucket.index];
+  absl::Status status = CopyWhole(bucket, messages, /*to_message=*/false);
+  if (status.ok()) status = Run(LowRankPass::kDecompress, bucket, messages);
+  if (status.ok()) status = CheckFinite({&bucket.buffer, 1}, nonfinite(), bucket.stream);
+  // All ranks have the same results, so all of them keep a step or none does.
+  if (status.ok() && bucket.is_last) status = Run(LowRankPass::kKeep, bucket, {});
+  return status;
 }
 
 }  // namespace

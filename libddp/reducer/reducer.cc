@@ -250,6 +250,7 @@ void Reducer::Forsake() {
   KeepForever(std::make_shared<GpuTimer>(std::move(timer_)));
   KeepForever(std::make_shared<Scratch>(std::move(packed_)));
   KeepForever(std::make_shared<std::vector<Scratch>>(std::move(kept_)));
+  KeepForever(hook_);  // which may have memory on the GPU, too
 }
 
 bool Reducer::Pending() const {

@@ -10,7 +10,7 @@
 
 #include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_hash.h"
-#include "libddp/device/device_runtime.h"
+#include "tests/gpu/device_fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
 #include "tests/support/gpu.h"
@@ -18,45 +18,6 @@
 
 namespace ddp::testing {
 namespace {
-
-constexpr Device kGpu{Device::Kind::kCuda, 0};
-
-// A stream, and memory that is written and read from the host.
-class Fixture {
- public:
-  Fixture() : runtime_(*CudaDevices()), guard_(runtime_, kGpu), stream_(RANK_VALUE(MakeStream(runtime_))) {}
-
-  DeviceRuntime& runtime() { return runtime_; }
-  void* stream() { return stream_.get(); }
-
-  std::shared_ptr<void> Upload(const void* data, size_t bytes) {
-    std::shared_ptr<void> memory = RANK_VALUE(runtime_.Allocate(kGpu, std::max<size_t>(bytes, 1)));
-    RANK_CHECK_OK(runtime_.Copy(memory.get(), data, bytes, stream()));
-    Synchronize();
-    return memory;
-  }
-  std::vector<char> Download(const void* data, size_t bytes) {
-    std::vector<char> result(bytes);
-    RANK_CHECK_OK(runtime_.Copy(result.data(), data, bytes, stream()));
-    Synchronize();
-    return result;
-  }
-  uint32_t Word(const std::shared_ptr<void>& memory) {
-    uint32_t word = 0;
-    std::memcpy(&word, Download(memory.get(), 4).data(), 4);
-    return word;
-  }
-  void Synchronize() {
-    const OwnedEvent event = RANK_VALUE(MakeEvent(runtime_));
-    RANK_CHECK_OK(runtime_.Record(event.get(), stream()));
-    while (!RANK_VALUE(runtime_.Finished(event.get()))) continue;
-  }
-
- private:
-  DeviceRuntime& runtime_;
-  DeviceGuard guard_;
-  OwnedStream stream_;
-};
 
 bool Converts(DType from, DType to) {
   const auto narrow = [](DType t) { return t == DType::kFloat32 || t == DType::kFloat16 || t == DType::kBFloat16; };

@@ -87,22 +87,6 @@ void Options(GpuRank& rank) {
       CheckGradients(rank, *model, step, a.get());
     }
   }
-  // PowerSGD takes gradients without shapes in full; matrices by way of the host.
-  std::vector<Parameter> parameters = {{"matrix", {40, 30}, {nullptr, 1200, kF32, rank.device()}, {}}};
-  const Model model = RANK_VALUE(DistributedDataParallel::Create(
-      rank.group, parameters, {.hook = CreatePowerSgdHook({.rank = 1, .start_step = 1})}));
-  for (int number = 0; number < 2; ++number) {
-    // Of rank 1, so that rank 1 is all it takes.
-    Write(
-        model->grad(0), [](size_t i) { return static_cast<double>((i / 30 + 1) * (i % 30 + 1)); }, a.get());
-    model->GradReady(0, a.get());
-    RANK_CHECK_OK(model->FinishBackward(a.get()));
-    CheckGradients(rank, *model,
-                   {.number = number,
-                    .tolerance = 1e-3,
-                    .expected = [](size_t, size_t i) { return static_cast<double>((i / 30 + 1) * (i % 30 + 1)); }},
-                   a.get());
-  }
   // The last rank has weight 0, and gradients that are not finite.
   if (rank.size() > 1) {
     const Model weighted = Make(rank, kF32, {.op = ReduceOp::kSum, .weighted = true});

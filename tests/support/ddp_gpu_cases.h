@@ -22,6 +22,7 @@ void Averages(GpuRank& rank);          // several steps, buckets and streams
 void Order(GpuRank& rank);             // what the model does by itself, and the program's work before and after it
 void Options(GpuRank& rank);           // copied gradients, 16 bits, weights, hooks, unused parameters
 void Blocks(GpuRank& rank);            // gradients in 8-bit blocks have the CPU's bits
+void PowerSgd(GpuRank& rank);          // low-rank compression, beside the CPU's
 void InPlace(GpuRank& rank);           // gradients inside an allocation of the program's
 void Replicas(GpuRank& rank);          // values that are equal on all ranks, and that differ
 void OwnKernels(GpuRank& rank);        // a hook with work of its own on a stream of its own

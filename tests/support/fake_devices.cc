@@ -17,6 +17,7 @@
 #include "libddp/device/buffer_ops.h"
 #include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_hash.h"
+#include "libddp/device/cpu_low_rank.h"
 #include "libddp/device/cpu_norm.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/cpu_scale.h"
@@ -465,6 +466,24 @@ absl::Status FakeDevices::RunBlocks(const blocks::Pass& pass, void* stream) {
   }
   status.Update(Reach("RunBlocks", pass.out, dequantize ? array : groups));
   if (status.ok()) Enqueue(stream, [pass] { CpuRunBlocks(pass); });
+  return status;
+}
+
+absl::Status FakeDevices::RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                                     absl::Span<const LowRankMatrix> matrices, void* stream) {
+  absl::Status status = EnterOn("RunLowRank", stream);
+  for (const uint32_t* word : {step.kept, step.nonfinite}) status.Update(Reach("RunLowRank", word, sizeof(*word)));
+  for (const LowRankMatrix& a : matrices) {
+    constexpr size_t kFloat = sizeof(float);
+    const size_t size = SizeOf(dtype), all = a.rows * a.columns, p = a.rank * a.rows, q = a.rank * a.columns;
+    const std::pair<const void*, size_t> arrays[] = {
+        {a.gradient, all * size},    {a.p_message, p * size},     {a.q_message, q * size},
+        {a.errors[0], all * kFloat}, {a.errors[1], all * kFloat}, {a.q[0], q * kFloat},
+        {a.q[1], q * kFloat},        {a.p, p * kFloat},           {a.partials, LowRankChunks(a.rows) * q * kFloat}};
+    for (const auto& [data, bytes] : arrays) status.Update(Reach("RunLowRank", data, bytes));
+  }
+  const std::vector<LowRankMatrix> copy(matrices.begin(), matrices.end());
+  if (status.ok()) Enqueue(stream, [=] { CpuLowRank(pass, dtype, step, copy); });
   return status;
 }
 

@@ -104,6 +104,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
   absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;
+  absl::Status RunLowRank(LowRankPass pass, DType dtype, const LowRankStep& step,
+                          absl::Span<const LowRankMatrix> matrices, void* stream) override;
   absl::Status Hash(absl::Span<const TransformPiece> pieces, uint64_t* results, void* stream) override;
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override;
   absl::Status RunBlocks(const blocks::Pass& pass, void* stream) override;

@@ -42,6 +42,7 @@ TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunC
 TEST_CASE("what a model does by itself is ordered behind the program's work on GPUs") { RunCase(gpu_cases::Order); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients in 8-bit blocks on GPUs have the CPU's bits") { RunCase(gpu_cases::Blocks); }
+TEST_CASE("PowerSGD on GPUs gives what it gives on the CPU") { RunCase(gpu_cases::PowerSgd); }
 TEST_CASE("gradients inside an allocation on GPUs are reduced where they lie") { RunCase(gpu_cases::InPlace); }
 TEST_CASE("values on GPUs that differ between ranks are found") { RunCase(gpu_cases::Replicas); }
 TEST_CASE("a hook runs kernels of its own on a stream of its own") { RunCase(gpu_cases::OwnKernels); }
@@ -169,6 +170,51 @@ TEST_CASE("ClipGradNormAsync does not wait for the GPU, and can be captured") {
       FakeDevices::Synchronize(stream.native);
       RANK_CHECK_EQ(*norm, static_cast<double>(next));
       RANK_CHECK_EQ(grad[0], next < 1 ? next : next * static_cast<float>(1 / (next + 1e-6)));
+    }
+  });
+}
+
+TEST_CASE("PowerSGD does not wait for the GPU, and can be captured") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    constexpr size_t kRows = 12, kColumns = 10;
+    const Buffer memory{nullptr, kRows * kColumns, DType::kFloat32, rank.device()};
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, {{"w", {kRows, kColumns}, memory, memory}},
+                                                                  {.hook = CreatePowerSgdHook({.start_step = 0})}));
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    std::atomic<bool> open{false};
+    std::atomic<float> scale{1};
+    float* const grad = static_cast<float*>(model->grad(0).data);
+    // Of rank 1, so that nothing is lost; the mean over the ranks is 1.5 times rank 0's.
+    const auto entry = [](size_t k) { return static_cast<float>((k / kColumns + 1) * (k % kColumns + 1)); };
+    const auto step = [&] {
+      FakeDevices::Enqueue(stream.native, [&] {
+        for (size_t k = 0; k < kRows * kColumns; ++k) grad[k] = static_cast<float>(rank.rank + 1) * scale * entry(k);
+      });
+      model->GradReady(0, stream);
+      RANK_CHECK_OK(model->FinishBackward(stream));
+    };
+    const auto check = [&] {
+      FakeDevices::Synchronize(stream.native);
+      for (size_t k = 0; k < kRows * kColumns; ++k) {
+        const float want = 1.5f * scale * entry(k);
+        RANK_CHECK(std::abs(grad[k] - want) <= 1e-4f * std::abs(want), k, ": ", grad[k], " is not ", want);
+      }
+    };
+    HoldUntil(open, stream.native);
+    step();
+    step();
+    open = true;
+    check();
+    RANK_CHECK_OK(FakeDevices::BeginCapture(stream.native));
+    step();
+    const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.native));
+    for (const float next : {0.5f, 8.0f}) {
+      scale = next;
+      FakeDevices::Launch(graph, stream.native);
+      check();
     }
   });
 }

@@ -143,7 +143,7 @@ TEST_CASE("a captured step that needs the host is refused, and others follow it"
       {{.static_graph = true}, none, "static_graph the first step", true},
       {{.buffers = {{"table", {tables[0], 4, DType::kFloat32, {}}}}}, none, "buffer 'table' is on the CPU"},
       {{}, [] { return CreatePowerSgdHook(); }, "hook power_sgd"},
-      {{}, [] { return CreateCompressionHook(DType::kBFloat16, CreatePowerSgdHook()); }, "it computes on the host"},
+      {{}, [] { return CreateCompressionHook(DType::kBFloat16, CreatePowerSgdHook()); }, "its first 10 steps"},
   };
   for (const auto& c : cases) {
     INFO(c.why);

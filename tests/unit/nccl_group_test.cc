@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/comm_hook.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -311,6 +312,36 @@ TEST_CASE("an operation begins after the caller's stream, and the caller's strea
     RANK_CHECK_EQ(seen, 10);
     RANK_CHECK_OK(work.Wait());
     RANK_CHECK(work.Done());
+  });
+}
+
+TEST_CASE("BlockStream blocks the stream that it is given, while another GPU is the current one") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream owned = rank.MakeStream(), before = rank.MakeStream();
+    const Device other{Device::Kind::kCuda, static_cast<int16_t>(1 - rank.rank)};
+    // A null stream is the current GPU's, so that a wait on the wrong one would go unnoticed.
+    for (void* const native : {owned.get(), static_cast<void*>(nullptr)}) {
+      for (const bool own_work : {false, true}) {
+        const Stream mine{rank.device(), native};
+        Array a(rank, group, DType::kInt32, 1, true);
+        double seen = 0;
+        FakeDevices::Enqueue(before.get(), [&] { a.Set(0, 5); });
+        const Stream earlier{rank.device(), before.get()};
+        Work work = own_work ? StreamWork(group, earlier) : group.AllReduce(a.Cut(1), a.Cut(1), {}, earlier);
+        {
+          const DeviceGuard guard(rank.gpus, other);
+          RANK_CHECK_OK(work.BlockStream(mine));
+          RANK_CHECK_EQ(FakeDevices::ThreadDevice(), other.index);
+        }
+        const DeviceGuard guard(rank.gpus, rank.device());
+        FakeDevices::Enqueue(native, [&] { seen = a.Get(0); });
+        FakeDevices::Synchronize(native);
+        RANK_CHECK_EQ(seen, own_work ? 5 : 10);
+        RANK_CHECK_OK(work.Wait());
+      }
+    }
   });
 }
 

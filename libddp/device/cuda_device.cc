@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,45 @@ class RelaxedCaptures {
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// The memory that AllocateOnStream hands out: a pool for each GPU. CUDA's default pool gives all of it back to the
+// driver whenever the program synchronises, and to map it again costs more than most of what it is used for. The pool
+// is the library's own, because how much the default one keeps is the program's business.
+class ScratchPools {
+ public:
+  // Two buckets of the default size, with some room. What is used beyond that goes back at the next synchronisation.
+  static constexpr uint64_t kKeptBytes = uint64_t{64} << 20;
+
+  // Of the current device.
+  absl::StatusOr<cudaMemPool_t> Get() {
+    int device = 0;
+    if (absl::Status s = ToStatus(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto made = pools_.find(device); made != pools_.end()) return made->second;
+    const RelaxedCaptures relaxed;
+    absl::StatusOr<cudaMemPool_t> pool = Make(device);
+    if (pool.ok()) pools_[device] = *pool;
+    return pool;
+  }
+
+ private:
+  static absl::StatusOr<cudaMemPool_t> Make(int device) {
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    cudaMemPool_t pool = nullptr;
+    if (absl::Status s = ToStatus(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate"); !s.ok()) return s;
+    uint64_t kept = kKeptBytes;
+    const absl::Status set =
+        ToStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
+    if (set.ok()) return pool;
+    cudaMemPoolDestroy(pool);
+    return set;
+  }
+
+  std::mutex mutex_;
+  std::map<int, cudaMemPool_t> pools_;  // they live as long as the process uses the GPUs
 };
 
 class CudaDeviceRuntime final : public DeviceRuntime {
@@ -236,9 +277,11 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   }
 
   absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) override {
+    const absl::StatusOr<cudaMemPool_t> pool = scratch_.Get();
+    if (!pool.ok()) return pool.status();
     void* data = nullptr;
-    if (absl::Status s = ToStatus(cudaMallocAsync(&data, bytes, AsStream(stream)),
-                                  absl::StrCat("cudaMallocAsync of ", bytes, " bytes"));
+    if (absl::Status s = ToStatus(cudaMallocFromPoolAsync(&data, bytes, *pool, AsStream(stream)),
+                                  absl::StrCat("cudaMallocFromPoolAsync of ", bytes, " bytes"));
         !s.ok()) {
       return s;
     }
@@ -336,13 +379,16 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status UpdateScale(const ScaleRule& rule, ScalerNumbers* numbers, void* stream) override {
     return ToStatus(cuda::LaunchUpdateScale(rule, numbers, AsStream(stream)), "the kernel that updates the scale");
   }
+
+ private:
+  ScratchPools scratch_;
 };
 
 }  // namespace
 
 DeviceRuntime* CudaDevices() {
-  static CudaDeviceRuntime runtime;  // it has no state
-  return &runtime;
+  static auto* const runtime = new CudaDeviceRuntime;  // used until the process ends
+  return runtime;
 }
 
 }  // namespace ddp

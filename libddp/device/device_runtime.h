@@ -57,8 +57,8 @@ struct Transform {
 // names a Device. Finished, ElapsedUs, DestroyStream and DestroyEvent work with any current device.
 //
 // Errors: ResourceExhausted (memory), FailedPrecondition (no GPU, no driver, no such GPU, a GPU this build has no
-// kernels for), InvalidArgument (types that do not convert), Internal (anything else; names the call). Implementations
-// have no state of their own: any thread may call anything at any time.
+// kernels for), InvalidArgument (types that do not convert), Internal (anything else; names the call). Any thread may
+// call anything at any time.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -103,7 +103,8 @@ class DeviceRuntime {
   // Makes memory of the caller's (shared memory, say) usable by every device until the last owner of the result is
   // gone, which is the address that devices use: on most systems the same.
   virtual absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) = 0;
-  // Memory for use on `stream` only, in its order.
+  // Memory for use on `stream` only, in its order. Some that is free is kept for the next call, across
+  // synchronisations.
   virtual absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) = 0;
   virtual absl::Status FreeOnStream(void* data, void* stream) = 0;
 

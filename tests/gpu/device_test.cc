@@ -1,4 +1,5 @@
 // The CUDA implementation of DeviceRuntime, on a real GPU.
+#include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -316,6 +317,40 @@ TEST_CASE("memory of every kind is zero at first, writable by the device, and ow
   RANK_CHECK_OK(runtime.Zero(scratch, bytes, gpu.stream()));
   RANK_CHECK_OK(runtime.FreeOnStream(scratch, gpu.stream()));
   gpu.Synchronize();
+}
+
+// How many bytes of the GPU's memory nobody has.
+size_t FreeBytes() {
+  size_t free = 0, total = 0;
+  CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return free;
+}
+
+TEST_CASE("scratch memory is kept across synchronisations, up to a limit, and not in the program's pool") {
+  Fixture gpu;
+  constexpr size_t kMiB = size_t{1} << 20, kKept = 64 * kMiB;
+  // What comes back to the GPU from an array of so many bytes.
+  const auto returned = [&](size_t bytes) {
+    void* const array = RANK_VALUE(gpu.runtime().AllocateOnStream(bytes, gpu.stream()));
+    RANK_CHECK_OK(gpu.runtime().Zero(array, bytes, gpu.stream()));
+    gpu.Synchronize();
+    const size_t used = FreeBytes();
+    RANK_CHECK_OK(gpu.runtime().FreeOnStream(array, gpu.stream()));
+    CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(gpu.stream())) == cudaSuccess);
+    const size_t after = FreeBytes();
+    return after < used ? 0 : after - used;
+  };
+  CHECK(returned(48 * kMiB) < kMiB);
+  CHECK(returned(48 * kMiB) < kMiB);
+  CHECK(returned(1024 * kMiB) >= 1024 * kMiB - kKept);
+
+  cudaMemPool_t pool = nullptr;
+  REQUIRE(cudaDeviceGetDefaultMemPool(&pool, 0) == cudaSuccess);
+  uint64_t threshold = 1, reserved = 1;
+  CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold) == cudaSuccess);
+  CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved) == cudaSuccess);
+  CHECK(threshold == 0);
+  CHECK(reserved == 0);
 }
 
 TEST_CASE("a stream waits for another's event") {

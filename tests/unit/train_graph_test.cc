@@ -116,6 +116,27 @@ TEST_CASE("replayed steps train as steps do") {
   }
 }
 
+// A batch that came too late, or over one that was still read, would change the losses.
+TEST_CASE("batches uploaded on a stream of their own train as on the CPU, with graphs and without") {
+  TrainFlags flags = Flags(64, 40);
+  const std::unique_ptr<ddp::ProcessGroup> alone = ddp::CreateLocalGroup(nullptr, absl::Minutes(10));
+  nn::SetThreads(1);
+  const Outcome on_cpu = TrainOn(nn::Cpu(), *alone, flags);
+  REQUIRE(on_cpu.status.ok());
+  for (const bool cuda_graph : {false, true}) {
+    for (const bool late : {true, false}) {
+      flags.cuda_graph = cuda_graph;
+      const Outcome outcome = Train(1, flags, late);
+      INFO(outcome.status.ToString());
+      REQUIRE(outcome.status.ok());
+      CHECK(outcome.launches == (cuda_graph ? flags.steps - 3 : 0));
+      CHECK(outcome.summary.first_losses == on_cpu.summary.first_losses);
+      CHECK(outcome.summary.final_loss == on_cpu.summary.final_loss);
+      CHECK(outcome.summary.parameters_sha256 == on_cpu.summary.parameters_sha256);
+    }
+  }
+}
+
 TEST_CASE("replayed steps accumulate, clip, and follow a schedule") {
   TrainFlags flags = Flags(8, 24);
   flags.accumulate = 3;

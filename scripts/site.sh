@@ -21,7 +21,7 @@ stage() {
   rm -rf -- "$source"
   mkdir -p -- "$source"
   cat README.md docs/site/contents.md >"$source/index.md"
-  for name in CHANGELOG.md CONTRIBUTING.md LICENSE docs examples include python; do
+  for name in CHANGELOG.md CITATION.cff CONTRIBUTING.md LICENSE NOTICE SECURITY.md docs examples include python; do
     [[ ! -e $name ]] || ln -s -- "$repo/$name" "$source/$name"
   done
 }

@@ -55,6 +55,13 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& source, const ImageSize& 
 // Returns the built-in UCI optical digits: 1,437 images for training, 360 for testing.
 Dataset EmbeddedDigits();
 
+// Where they come from. Their licence, CC BY 4.0, asks programs that contain them to say so.
+inline constexpr char kDigitsAttribution[] =
+    R"(The built-in images: Optical Recognition of Handwritten Digits. E. Alpaydin, C. Kaynak (1998).
+UCI Machine Learning Repository, https://doi.org/10.24432/C50P49. Licensed under CC BY 4.0,
+https://creativecommons.org/licenses/by/4.0/. Changed: the test part alone, in another notation.
+)";
+
 // Reads the data set in the IDX files of `folder`: train-images-idx3-ubyte, train-labels-idx1-ubyte,
 // t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. MNIST, Fashion-MNIST and similar sets use this format.
 absl::StatusOr<Dataset> LoadIdxFolder(const std::string& folder);

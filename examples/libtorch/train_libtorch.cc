@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
     const bool help = std::strcmp(argv[i], "--help") == 0;
     if (help || i > 2 || (numbers[i - 1] = std::atoi(argv[i])) < 1) {
       std::fputs("usage: mpirun -n 2 train_libtorch [SAMPLES_OF_A_STEP [STEPS]]\n", help ? stdout : stderr);
+      if (help) std::fputs(examples::kDigitsAttribution, stdout);
       return help ? 0 : 2;
     }
   }

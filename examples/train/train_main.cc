@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "ddp/collectives.h"
 #include "ddp/context.h"
+#include "examples/data/dataset.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
 #include "examples/train/energy.h"
@@ -197,7 +198,8 @@ int TrainMain(int argc, char** argv, const Program& program) {
   ddp::ProcessGroup& group = (*context)->world();
   absl::Status status = AgreeOn(group, settings.status());
   if (status.ok() && settings->help) {
-    if (group.rank() == 0) std::fputs(HelpText(program.introduction, program.own_flags).c_str(), stdout);
+    const std::string text = absl::StrCat(HelpText(program.introduction, program.own_flags), "\n", kDigitsAttribution);
+    if (group.rank() == 0) std::fputs(text.c_str(), stdout);
     return 0;
   }
   if (status.ok() && settings->flags.environment) {

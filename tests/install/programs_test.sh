@@ -20,6 +20,11 @@ check() {
 (($# > 0)) || exit 1
 for program; do
   check "$program" --help 0 out
+  # The licence of the digits that the trainers contain asks for it.
+  if [[ ${program##*/} =~ ^train_(mlp|cnn|libtorch)$ ]] && ! grep -q 'CC BY 4.0' out; then
+    printf '%s --help does not say where its images come from\n' "$program"
+    failed=1
+  fi
   check "$program" --no-such-flag 2 err
 done
 exit "$failed"

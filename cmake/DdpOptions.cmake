@@ -19,6 +19,7 @@ option(DDP_BUILD_BENCH "Build the benchmarks" ${_ddp_extras})
 option(DDP_BUILD_EXAMPLES "Build the example trainers" ${_ddp_extras})
 option(DDP_BUILD_FUZZERS "Build the fuzz targets with libFuzzer (needs clang)" OFF)
 option(DDP_INSTALL "Make install rules" ${_ddp_extras})
+option(DDP_BOTH_KINDS "Build and install the library both static and shared, from the same objects" OFF)
 option(DDP_WERROR "Treat warnings as errors" OFF)
 set(DDP_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 

@@ -1,10 +1,15 @@
-# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), and one of docs/c.md's, builds
-# them against the installed package with strict warnings, and runs them alone and, given MPIEXEC, with two ranks.
+# Installs the library of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), and one of
+# docs/c.md's, builds them against the installed package of this KIND with strict warnings, and runs them alone and, given MPIEXEC, with two ranks.
 
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
 file(REMOVE_RECURSE ${WORK_DIR})
-run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --prefix ${WORK_DIR}/prefix)
+foreach(component runtime devel)
+  run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${component} --prefix ${WORK_DIR}/prefix)
+endforeach()
+if(NOT EXISTS ${WORK_DIR}/prefix/share/doc/libddp-dev/NOTICE)
+  message(FATAL_ERROR "the installation has no share/doc/libddp-dev/NOTICE")
+endif()
 
 extract(cmake ${WORK_DIR}/consumer/CMakeLists.txt)
 extract(cpp ${WORK_DIR}/consumer/main.cc)
@@ -13,10 +18,14 @@ file(APPEND ${WORK_DIR}/consumer/CMakeLists.txt [[
 target_compile_definitions(train PRIVATE "PACKAGE=${ddp_VERSION_MAJOR} * 10000 + ${ddp_VERSION_MINOR} * 100 + ${ddp_VERSION_PATCH}")
 ]])
 file(APPEND ${WORK_DIR}/consumer/main.cc "static_assert(DDP_VERSION == PACKAGE);\n")
+set(use_static OFF)
+if(KIND STREQUAL "static")
+  set(use_static ON)
+endif()
 set(build ${WORK_DIR}/build)
 # A program that uses no GPU itself needs no CUDA toolkit, whatever libddp was built with.
 run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/consumer -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix -Dddp_USE_STATIC_LIBS=${use_static} -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
     "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Werror")
 run(ignored ${CMAKE_COMMAND} --build ${build})
 
@@ -32,13 +41,40 @@ endif()
 extract(cmake ${WORK_DIR}/c/CMakeLists.txt docs/c.md)
 extract(c ${WORK_DIR}/c/main.c docs/c.md)
 run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/c -B ${build}-c -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix
-    -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON "-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror")
+    -Dddp_USE_STATIC_LIBS=${use_static} -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON "-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror")
 run(ignored ${CMAKE_COMMAND} --build ${build}-c)
 
-run(alone ${build}/train)
-expect("${alone}" "rank 0 of 1: 0\\.000")
-run(alone ${build}-c/train)
-expect("${alone}" "rank 0 of 1: 0\\.000")
+set(programs ${build}/train ${build}-c/train)
+
+# Without CMake, from where the installation lies. Of both kinds, ddp.pc links the shared one.
+find_program(PKG_CONFIG pkg-config)
+if(PKG_CONFIG)
+  file(GLOB_RECURSE pc ${WORK_DIR}/prefix/*/ddp.pc)
+  get_filename_component(pc_folder ${pc} DIRECTORY)
+  get_filename_component(libraries ${pc_folder} DIRECTORY)
+  set(ENV{PKG_CONFIG_PATH} ${pc_folder})
+  set(name ddp)
+  if(KIND STREQUAL "static" AND EXISTS ${pc_folder}/ddp-static.pc)
+    set(name ddp-static)
+  endif()
+  execute_process(COMMAND ${PKG_CONFIG} --cflags --libs ${name} OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  file(WRITE ${WORK_DIR}/plain.cc "#include \"ddp/ddp.h\"\n#include <cstdio>\n"
+       "int main() { std::printf(\"rank 0 of %d: 0.000\\n\", (*ddp::Context::Create())->world_size()); }\n")
+  run(ignored ${CXX} ${WORK_DIR}/plain.cc -o ${WORK_DIR}/plain ${flags} -Wl,-rpath,${libraries})
+  list(APPEND programs ${WORK_DIR}/plain)
+else()
+  message(STATUS "not tried: a program built with pkg-config (apt-get install pkg-config)")
+endif()
+
+foreach(program ${programs})
+  execute_process(COMMAND ldd ${program} OUTPUT_VARIABLE libraries)
+  if(libraries MATCHES "libddp" AND use_static OR NOT libraries MATCHES "libddp" AND NOT use_static)
+    message(FATAL_ERROR "${program}: the ${KIND} library was asked for:\n${libraries}")
+  endif()
+  run(alone ${program})
+  expect("${alone}" "rank 0 of 1: 0\\.000")
+endforeach()
 if(MPIEXEC)
   set(ENV{OMPI_ALLOW_RUN_AS_ROOT} 1)
   set(ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} 1)

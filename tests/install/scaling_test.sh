@@ -5,8 +5,9 @@ set -euo pipefail
 cmake=$1 build=$2 work=$3 mpirun=$4 plot_python=$5
 
 rm -rf -- "$work"
-"$cmake" --install "$build" --component scaling --prefix "$work/prefix" >/dev/null
+"$cmake" --install "$build" --component tools --prefix "$work/prefix" >/dev/null
 cd "$work"
+grep -q "CC BY 4.0" prefix/share/doc/libddp-tools/NOTICE # the digits' attribution goes where the trainers go
 export PYTHONDONTWRITEBYTECODE=1
 bash "$plot_python" --required prefix/bin/ddp-scaling --mpirun="$mpirun" --out=result --models=mlp --ranks=1 --scaling=weak \
   --rounds=1 --seconds=0.01 2>messages || {

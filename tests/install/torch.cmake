@@ -1,9 +1,11 @@
-# Installs COMPONENT of BUILD_DIR into WORK_DIR/prefix, builds the project of docs/guide/libtorch.md against the component torch, with
+# Installs the library of BUILD_DIR into WORK_DIR/prefix, builds the project of docs/guide/libtorch.md against the component torch, with
 # strict warnings, and runs it alone and, given MPIEXEC, with two ranks. Without LibTorch the component is reported as missing.
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)
 
 file(REMOVE_RECURSE ${WORK_DIR})
-run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${COMPONENT} --prefix ${WORK_DIR}/prefix)
+foreach(component runtime devel)
+  run(ignored ${CMAKE_COMMAND} --install ${BUILD_DIR} --component ${component} --prefix ${WORK_DIR}/prefix)
+endforeach()
 file(READ ${SOURCE_DIR}/docs/guide/libtorch.md guide)
 string(REGEX MATCH "```cmake\n([^`]*ddp::torch[^`]*)```" found "${guide}")
 if(NOT found)

@@ -54,7 +54,7 @@ main() {
   done
 
   case $preset in
-    dev | release | cuda) packages+=(python3-matplotlib) ;; # draws the reports that unit.scaling checks
+    dev | release | cuda) packages+=(python3-matplotlib abigail-tools) ;; # draws the reports that unit.scaling checks; compares the binary interface
     asan | tsan)
       [[ $preset != asan ]] || packages+=(clang libclang-rt-dev)
       # The sanitizers of these compilers cannot place their shadow memory if the kernel randomises addresses widely

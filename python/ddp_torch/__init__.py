@@ -5,6 +5,9 @@
 PyTorch finds it by itself once the package is installed; `import ddp_torch` registers it too.
 """
 
+import glob
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -17,6 +20,13 @@ def _create(store, rank, size, timeout):
     return _C.create(store, rank, size, timeout)
 
 
+def _name_nccl():
+    """PyTorch's NCCL, which its wheels bring along, also for ddp_probe, in whose process PyTorch is not."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "nvidia", "nccl", "lib")
+    for library in glob.glob(os.path.join(folder, "libnccl.so.2")):
+        os.environ.setdefault("DDP_NCCL_LIBRARY", library)
+
+
 def _register():
     if dist.is_available() and not hasattr(dist.Backend, "DDP"):
         dist.Backend.register_backend("ddp", _create, devices=["cpu", "cuda"])
@@ -26,4 +36,5 @@ def _autoload():
     """PyTorch calls it when it is imported."""
 
 
+_name_nccl()
 _register()

@@ -1,5 +1,7 @@
 #include "backend.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <chrono>
 #include <string>
 #include <thread>
@@ -10,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10d_store.h"
+#include "stream_work.h"
 #include "tensors.h"
 
 namespace ddp_torch {
@@ -65,17 +68,30 @@ void DdpBackend::abort() {
   for (const auto& [index, context] : gpus_) context->world().Abort(why);
 }
 
-WorkPtr DdpBackend::Submit(const Operation& operation, Tensors inputs, Tensors outputs, Task task) {
+WorkPtr DdpBackend::Submit(const Operation& operation, const at::Device& device, Tensors inputs, Tensors outputs,
+                           Task task) {
   const milliseconds timeout = operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
-  auto work = c10::make_intrusive<QueuedWork>(queue_, rank_, operation.type, operation.title, ++sequence_, timeout,
-                                              std::move(inputs), std::move(outputs), std::move(task));
+  const Title title{rank_, operation.type, operation.title, ++sequence_, timeout};
+  if (device.is_cuda()) {
+    return c10::make_intrusive<StreamWork>(device, title, std::move(inputs), std::move(outputs), std::move(task),
+                                           operation.async);
+  }
+  auto work = c10::make_intrusive<QueuedWork>(queue_, title, std::move(inputs), std::move(outputs), std::move(task));
   queue_->Submit(work, !operation.async);
   return work;
 }
 
 WorkPtr DdpBackend::barrier(const c10d::BarrierOptions& opts) {
   const Operation operation{c10d::OpType::BARRIER, "ddp:barrier", opts.timeout, opts.asyncOp};
-  return Submit(operation, {}, {},
+  // As with NCCL, a rank that waits for a barrier has come there with its GPU, too.
+  if (!opts.asyncOp) {
+    const std::lock_guard<std::mutex> lock(contexts_mutex_);
+    for (const auto& [index, context] : gpus_) {
+      const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
+      gpu.synchronizeStream(gpu.getStream(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))));
+    }
+  }
+  return Submit(operation, at::kCPU, {}, {},
                 {.start = [this, timeout = opts.timeout] { return GroupFor(at::kCPU, timeout).Barrier(); }});
 }
 

@@ -32,9 +32,11 @@ class DdpBackend : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void setSequenceNumberForGroup() override {}  // it starts with 0 on every rank
   void abort() override;
   void shutdown() override { queue_->Stop(); }
 
+  // By the names of PyTorch 2.11, which later versions call where a backend does not have their own.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -42,17 +44,19 @@ class DdpBackend : public c10d::Backend {
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
-  WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
-  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
+  // An override where PyTorch is newer than 2.11.
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
@@ -74,7 +78,7 @@ class DdpBackend : public c10d::Backend {
   ddp::ProcessGroup& GroupFor(const at::Device& device, std::chrono::milliseconds timeout);
   std::unique_ptr<ddp::Context> MakeContext(const std::string& prefix, ddp::Device device);
 
-  WorkPtr Submit(const Operation& operation, Tensors inputs, Tensors outputs, Task task);
+  WorkPtr Submit(const Operation& operation, const at::Device& device, Tensors inputs, Tensors outputs, Task task);
   // An operation that moves elements of any type from the `in` to the `out` tensors by one call.
   using Call = std::function<ddp::Work(ddp::ProcessGroup&, ddp::Buffers in, ddp::Buffers out, ddp::Stream)>;
   WorkPtr Move(const Operation& operation, const Tensors& in, const Tensors& out, Call call);
@@ -87,7 +91,7 @@ class DdpBackend : public c10d::Backend {
                         bool scatters);
   WorkPtr AllReduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& tensors);
   WorkPtr ReduceScatter(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in, const Tensors& out);
-  // Within a Task: they wait.
+  // Within a Task: they wait. On GPUs they run in the current stream.
   void Run(const char* title, ddp::Work work) { ThrowIfFailed(work.Wait(), rank_, title); }
   at::Tensor GatherAll(const char* title, const at::Tensor& mine, std::chrono::milliseconds timeout);
   at::Tensor SumSparse(const char* title, const at::Tensor& mine, std::chrono::milliseconds timeout);

@@ -1,6 +1,5 @@
 // The collective operations of the backend.
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
@@ -41,30 +40,6 @@ bool Differ(const Tensors& a, const Tensors& b) {
   return false;
 }
 
-// On a GPU, later work of this thread goes to the stream that the program was using.
-class OnStream {
- public:
-  OnStream(const at::Device& device, const std::optional<c10::Stream>& stream) {
-    if (!stream) return;
-    guard_.emplace(device.type());
-    before_ = guard_->exchangeStream(*stream);
-  }
-  ~OnStream() {
-    if (!before_) return;
-    const c10::Stream used = guard_->exchangeStream(*before_);
-    guard_->synchronizeStream(used);
-  }
-
- private:
-  std::optional<c10::impl::VirtualGuardImpl> guard_;
-  std::optional<c10::Stream> before_;
-};
-
-std::optional<c10::Stream> StreamOf(const at::Device& device) {
-  if (!device.is_cuda()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 const Tensors& Only(const TensorLists& lists, const char* title) {
   Require(lists.size() == 1, absl::StrCat(title, ": requires a single-element output list"));
   return lists[0];
@@ -100,20 +75,17 @@ WorkPtr DdpBackend::Move(const Operation& operation, const Tensors& in, const Te
   std::vector<ddp::Buffer> buffers = BuffersOf(all, true);
   const size_t inputs = from.size();
   Task task;
-  const std::optional<c10::Stream> torch_stream = StreamOf(device);
   task.start = [this, call = std::move(call), buffers = std::move(buffers), inputs, in_place, device,
-                keep = std::move(all), stream = ddp::CurrentStream(device), timeout = operation.timeout] {
+                stream = ddp::CurrentStream(device), timeout = operation.timeout] {
     const absl::Span<const ddp::Buffer> span(buffers);
     const Buffers outputs(span.subspan(inputs));
     return call(GroupFor(device, timeout), in_place ? outputs : Buffers(span.first(inputs)), outputs, stream);
   };
+  task.memory = std::move(all);
   if (Differ(to, out)) {
-    task.run = [to = std::move(to), out, device, torch_stream] {
-      const OnStream on(device, torch_stream);
-      CopyBack(to, out);
-    };
+    task.run = [to = std::move(to), out] { CopyBack(to, out); };
   }
-  return Submit(operation, in, out, std::move(task));
+  return Submit(operation, device, in, out, std::move(task));
 }
 
 WorkPtr DdpBackend::Reduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in, const Tensors& out,
@@ -131,23 +103,23 @@ WorkPtr DdpBackend::Reduce(const Operation& operation, const c10d::ReduceOp& op,
   Tensors from = stand(in);
   Tensors to = &in == &out ? from : stand(out);
   Task task;
-  const std::optional<c10::Stream> torch_stream = StreamOf(device);
-  task.start = [this, call = std::move(call), ins = BuffersOf(from, false), outs = BuffersOf(to, false), device, from,
-                to, stream = ddp::CurrentStream(device), options = arithmetic.options, timeout = operation.timeout] {
+  task.start = [this, call = std::move(call), ins = BuffersOf(from, false), outs = BuffersOf(to, false), device,
+                stream = ddp::CurrentStream(device), options = arithmetic.options, timeout = operation.timeout] {
     return call(GroupFor(device, timeout), Buffers(ins), Buffers(outs), options, stream);
   };
+  task.memory = from;
+  task.memory.insert(task.memory.end(), to.begin(), to.end());
   bool copies = arithmetic.through.has_value();
   for (const at::Tensor& tensor : out) copies = copies || !Contiguous(tensor, false).is_same(tensor);
   if (copies) {
-    task.run = [to, out, device, torch_stream] {
-      const OnStream on(device, torch_stream);
+    task.run = [to, out] {
       for (size_t i = 0; i < out.size(); ++i) {
         at::Tensor result = out[i].is_complex() && !to[i].is_complex() ? at::view_as_complex(to[i]) : to[i];
         out[i].copy_(result);
       }
     };
   }
-  return Submit(operation, in, out, std::move(task));
+  return Submit(operation, device, in, out, std::move(task));
 }
 
 at::Tensor DdpBackend::GatherAll(const char* title, const at::Tensor& mine, std::chrono::milliseconds timeout) {
@@ -165,8 +137,7 @@ WorkPtr DdpBackend::ReduceBitwise(const Operation& operation, const c10d::Reduce
   for (const at::Tensor& tensor : in) flat.push_back(tensor.reshape({-1}));
   const at::Device device = in[0].device();
   Task task;
-  task.run = [this, mine = at::cat(flat), kind = op.op_, out, scatters, operation, device, stream = StreamOf(device)] {
-    const OnStream on(device, stream);
+  task.run = [this, mine = at::cat(flat), kind = op.op_, out, scatters, operation] {
     const at::Tensor all = GatherAll(operation.title, mine, operation.timeout);
     at::Tensor result = all[0].clone();
     for (int rank = 1; rank < size_; ++rank) {
@@ -181,7 +152,7 @@ WorkPtr DdpBackend::ReduceBitwise(const Operation& operation, const c10d::Reduce
       at += tensor.numel();
     }
   };
-  return Submit(operation, in, out, std::move(task));
+  return Submit(operation, device, in, out, std::move(task));
 }
 
 WorkPtr DdpBackend::AllReduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& tensors) {
@@ -266,7 +237,7 @@ WorkPtr DdpBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, c
   });
 }
 
-WorkPtr DdpBackend::all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+WorkPtr DdpBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Operation operation{OpType::_ALLGATHER_BASE, "ddp:_all_gather_base", opts.timeout, opts.asyncOp};
   RequireDense({output, input}, operation.title);
   return Move(operation, {input}, {output}, [](ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
@@ -275,8 +246,9 @@ WorkPtr DdpBackend::all_gather_single(at::Tensor& output, at::Tensor& input, con
 }
 
 // One operation of all: rank r's part of each output, in the order of the ranks.
-WorkPtr DdpBackend::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  const Operation operation{OpType::ALLGATHER_INTO_TENSOR_COALESCED, "ddp:all_gather", opts.timeout, opts.asyncOp};
+WorkPtr DdpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& opts) {
+  const Operation operation{OpType::COALESCED, "ddp:all_gather", opts.timeout, opts.asyncOp};
   Require(!inputs.empty() && inputs.size() == outputs.size(),
           absl::StrCat(operation.title, ": needs as many outputs as inputs"));
   Tensors parts;
@@ -348,16 +320,16 @@ WorkPtr DdpBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
                          Stream stream) { return group.ReduceScatter(from, to, counts, options, stream); });
 }
 
-WorkPtr DdpBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
-                                          const c10d::ReduceScatterOptions& opts) {
+WorkPtr DdpBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                         const c10d::ReduceScatterOptions& opts) {
   const Operation operation{OpType::_REDUCE_SCATTER_BASE, "ddp:_reduce_scatter_base", opts.timeout, opts.asyncOp};
   RequireDense({output, input}, operation.title);
   return ReduceScatter(operation, opts.reduceOp, {input}, {output});
 }
 
-WorkPtr DdpBackend::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+WorkPtr DdpBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                     const c10d::ReduceScatterOptions& opts) {
-  const Operation operation{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ddp:reduce_scatter", opts.timeout, opts.asyncOp};
+  const Operation operation{OpType::COALESCED, "ddp:reduce_scatter", opts.timeout, opts.asyncOp};
   Require(!inputs.empty() && inputs.size() == outputs.size(),
           absl::StrCat(operation.title, ": needs as many outputs as inputs"));
   Tensors parts;  // of the inputs, in the order of the ranks
@@ -371,8 +343,8 @@ WorkPtr DdpBackend::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& i
   return ReduceScatter(operation, opts.reduceOp, parts, outputs);
 }
 
-WorkPtr DdpBackend::all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                      std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+WorkPtr DdpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Operation operation{OpType::ALLTOALL_BASE, "ddp:all_to_all", opts.timeout, opts.asyncOp};
   RequireDense({output, input}, operation.title);
   if (output_splits.empty() && input_splits.empty()) {
@@ -418,12 +390,11 @@ WorkPtr DdpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpti
   Require(tensors[0].is_sparse() && opts.reduceOp == c10d::ReduceOp::SUM,
           absl::StrCat(operation.title, ": adds sparse tensors only, by ReduceOp.SUM"));
   Task task;
-  task.run = [this, tensor = tensors[0], operation, stream = StreamOf(tensors[0].device())] {
-    const OnStream on(tensor.device(), stream);
+  task.run = [this, tensor = tensors[0], operation] {
     const at::Tensor sum = SumSparse(operation.title, tensor.coalesce(), operation.timeout);
     tensor.copy_(sum);
   };
-  return Submit(operation, tensors, tensors, std::move(task));
+  return Submit(operation, tensors[0].device(), tensors, tensors, std::move(task));
 }
 
 // The elements of all ranks, with the space of the longest for each.

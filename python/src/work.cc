@@ -28,13 +28,6 @@ const char* Remedy(const absl::Status& status) {
   }
 }
 
-std::vector<c10::Device> GpusOf(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.is_cuda()) return {tensor.device()};
-  }
-  return {};
-}
-
 }  // namespace
 
 void ThrowIfFailed(const absl::Status& status, int rank, const char* operation) {
@@ -43,17 +36,24 @@ void ThrowIfFailed(const absl::Status& status, int rank, const char* operation) 
                   absl::StrCat("[Rank ", rank, "] ", operation, ": ", status.message(), Remedy(status)));
 }
 
-QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, int rank, c10d::OpType type, const char* title, uint64_t sequence,
-                       std::chrono::milliseconds timeout, std::vector<at::Tensor> inputs,
-                       std::vector<at::Tensor> outputs, Task task)
-    : Work(rank, type, title, inputs),
-      queue_(std::move(queue)),
+CollectiveWork::CollectiveWork(const Title& title, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                               std::vector<c10::Device> gpus)
+    : Work(title.rank, title.type, title.name, inputs),
       title_(title),
-      sequence_(sequence),
-      timeout_(timeout),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), GpusOf(outputs_))),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(gpus))) {}
+
+void CollectiveWork::ThrowTimedOut(std::chrono::milliseconds timeout) const {
+  C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank_, "] ", title_.name,
+                                                 ": Timed out: Operation timed out! It has not finished within the ",
+                                                 timeout.count(), " ms that wait() was given; it goes on."));
+}
+
+QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, const Title& title, std::vector<at::Tensor> inputs,
+                       std::vector<at::Tensor> outputs, Task task)
+    : CollectiveWork(title, std::move(inputs), std::move(outputs), {}),
+      queue_(std::move(queue)),
       task_(std::move(task)) {}
 
 void QueuedWork::Issue() {
@@ -64,7 +64,7 @@ void QueuedWork::Issue() {
 void QueuedWork::Execute() try {
   const at::NoGradGuard no_grad;
   if (!issued_) Issue();
-  ThrowIfFailed(pending_.Wait(), rank_, title_);
+  ThrowIfFailed(pending_.Wait(), rank_, title_.name);
   if (task_.run) task_.run();
 } catch (...) {
   error_ = std::current_exception();
@@ -92,11 +92,7 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
     return Work::wait();
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) {
-    C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank_, "] ", title_,
-                                                   ": Timed out: Operation timed out! It has not finished within the ",
-                                                   timeout.count(), " ms that wait() was given; it goes on."));
-  }
+  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) ThrowTimedOut(timeout);
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }

@@ -25,24 +25,53 @@ void ThrowIfFailed(const absl::Status& status, int rank, const char* operation);
 
 class Queue;
 
+// What an operation does.
 struct Task {
   // One call of libddp: it is issued in the calling thread and finishes later. Or null, and `run` is all of it.
   std::function<ddp::Work()> start = {};
   // What remains to be done after `start`'s Work, or a sequence of calls, each of which it waits for.
   std::function<void()> run = {};
+  // What libddp reads and writes, which must live until the end.
+  std::vector<at::Tensor> memory = {};
 };
 
-class QueuedWork : public c10d::Work {
- public:
-  QueuedWork(std::shared_ptr<Queue> queue, int rank, c10d::OpType type, const char* title, uint64_t sequence,
-             std::chrono::milliseconds timeout, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-             Task task);
+// What an operation is called, and by whom.
+struct Title {
+  int rank;
+  c10d::OpType type;
+  const char* name;  // as PyTorch's profiler shows it: "ddp:all_reduce"
+  uint64_t sequence;
+  std::chrono::milliseconds timeout;
+};
 
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+// A collective operation.
+class CollectiveWork : public c10d::Work {
+ public:
+  CollectiveWork(const Title& title, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                 std::vector<c10::Device> gpus);
+
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  uint64_t getSequencenumber() const override { return sequence_; }
-  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+  uint64_t getSequencenumber() const override { return title_.sequence; }
+  // An override where PyTorch is newer than 2.11.
+  std::chrono::milliseconds getTimeout() const { return title_.timeout; }
+
+ protected:
+  void ThrowTimedOut(std::chrono::milliseconds timeout) const;
+
+  const Title title_;
+  std::vector<at::Tensor> inputs_, outputs_;  // kept alive
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  ddp::Work pending_;
+};
+
+// An operation on CPU tensors.
+class QueuedWork : public CollectiveWork {
+ public:
+  QueuedWork(std::shared_ptr<Queue> queue, const Title& title, std::vector<at::Tensor> inputs,
+             std::vector<at::Tensor> outputs, Task task);
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
  private:
   friend class Queue;
@@ -51,13 +80,7 @@ class QueuedWork : public c10d::Work {
   void Complete();
 
   std::shared_ptr<Queue> queue_;
-  const char* title_;
-  uint64_t sequence_;
-  std::chrono::milliseconds timeout_;
-  std::vector<at::Tensor> inputs_, outputs_;  // kept alive
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
   Task task_;
-  ddp::Work pending_;
   bool issued_ = false;
   std::exception_ptr error_;
 };

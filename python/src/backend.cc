@@ -68,6 +68,24 @@ void DdpBackend::abort() {
   for (const auto& [index, context] : gpus_) context->world().Abort(why);
 }
 
+at::Tensor DdpBackend::allocateTensor(long size, at::TensorOptions options) {
+  Require(options.device().is_cpu(), "ddp:allocate_tensor: only memory of the CPU can be shared; leave the device out");
+  if (size == 0) return at::empty({0}, options);
+  auto memory = std::make_shared<ddp::Allocation>();
+  Task task;
+  task.run = [this, memory, bytes = static_cast<size_t>(size) * options.dtype().itemsize()] {
+    absl::StatusOr<ddp::Allocation> shared = cpu_->world().Allocate(bytes, ddp::Device{});
+    if (absl::IsResourceExhausted(shared.status())) return;  // on all ranks
+    ThrowIfFailed(shared.status(), rank_, "ddp:allocate_tensor");
+    *memory = *std::move(shared);
+  };
+  // In the order of the operations, as all that the ranks do together.
+  Submit({c10d::OpType::UNKNOWN, "ddp:allocate_tensor", c10d::kUnsetTimeout, false}, at::kCPU, {}, {}, std::move(task))
+      ->wait();
+  return at::from_blob(
+      memory->data(), {size}, [memory](void*) {}, options);
+}
+
 WorkPtr DdpBackend::Submit(const Operation& operation, const at::Device& device, Tensors inputs, Tensors outputs,
                            Task task) {
   const milliseconds timeout = operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;

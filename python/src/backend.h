@@ -34,6 +34,11 @@ class DdpBackend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void setSequenceNumberForGroup() override {}  // it starts with 0 on every rank
   void abort() override;
+
+  // Memory that the ranks share, in which DistributedDataParallel then keeps its buckets. Collective: all ranks ask for
+  // the same sizes in the same order.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }  // on the CPU
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   void shutdown() override { queue_->Stop(); }
 
   // By the names of PyTorch 2.11, which later versions call where a backend does not have their own.

@@ -17,6 +17,7 @@ using c10d::OpType;
 using ddp::Buffers;
 using ddp::ProcessGroup;
 using ddp::Stream;
+using ddp::Work;
 
 // The tensors that libddp works on, in place of those of the program.
 Tensors Stand(const Tensors& tensors) {
@@ -49,9 +50,16 @@ void RequireOne(const Tensors& tensors, const char* title) {
   Require(tensors.size() == 1, absl::StrCat(title, ": requires a single-element tensor list"));
 }
 
-std::vector<size_t> CountsOf(const Tensors& tensors, const std::vector<ddp::Buffer>& buffers) {
+// So many elements of a tensor, as libddp counts them: in bytes if it does not know their type.
+size_t CountOf(const at::Tensor& tensor, int64_t elements) {
+  ddp::DType known;
+  const bool knows = ddp::internal::DTypeOf(tensor.scalar_type(), &known);
+  return static_cast<size_t>(elements) * (knows ? 1 : tensor.element_size());
+}
+
+std::vector<size_t> CountsOf(const Tensors& tensors) {
   std::vector<size_t> counts;
-  for (size_t i = 0; i < tensors.size(); ++i) counts.push_back(buffers[i].count);
+  for (const at::Tensor& tensor : tensors) counts.push_back(CountOf(tensor, tensor.numel()));
   return counts;
 }
 
@@ -60,6 +68,22 @@ bool Even(const Tensors& tensors) {
     if (tensor.numel() != tensors[0].numel()) return false;
   }
   return true;
+}
+
+// The calls that several operations make.
+Work AllGather(ProcessGroup& group, Buffers in, Buffers out, Stream stream) { return group.AllGather(in, out, stream); }
+
+auto GatherTo(int64_t root) {
+  return [root = static_cast<int>(root)](ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
+    return group.Gather(in, out, root, stream);
+  };
+}
+
+auto AllToAllOf(std::vector<size_t> in_counts, std::vector<size_t> out_counts) {
+  return [in_counts = std::move(in_counts), out_counts = std::move(out_counts)](ProcessGroup& group, Buffers in,
+                                                                                Buffers out, Stream stream) {
+    return group.AllToAll(in, in_counts, out, out_counts, stream);
+  };
 }
 
 }  // namespace
@@ -210,15 +234,11 @@ WorkPtr DdpBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d:
   RequireDense(out, operation.title);
   Require(static_cast<int>(out.size()) == size_,
           absl::StrCat(operation.title, ": the output list needs one tensor for each of ", size_, " ranks"));
-  if (Even(out)) {
-    return Move(operation, inputs, out, [](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
-      return group.AllGather(in, to, stream);
-    });
-  }
-  const std::vector<size_t> counts = CountsOf(out, BuffersOf(Stand(out), true));
-  return Move(operation, inputs, out, [counts](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
-    return group.AllGather(in, to, counts, stream);
-  });
+  if (Even(out)) return Move(operation, inputs, out, AllGather);
+  return Move(operation, inputs, out,
+              [counts = CountsOf(out)](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
+                return group.AllGather(in, to, counts, stream);
+              });
 }
 
 WorkPtr DdpBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
@@ -232,17 +252,13 @@ WorkPtr DdpBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, c
                          ": invalid output size: each list of outputs needs as many tensors as the inputs"));
     out.insert(out.end(), list.begin(), list.end());
   }
-  return Move(operation, inputs, out, [](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
-    return group.AllGather(in, to, stream);
-  });
+  return Move(operation, inputs, out, AllGather);
 }
 
 WorkPtr DdpBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Operation operation{OpType::_ALLGATHER_BASE, "ddp:_all_gather_base", opts.timeout, opts.asyncOp};
   RequireDense({output, input}, operation.title);
-  return Move(operation, {input}, {output}, [](ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
-    return group.AllGather(in, out, stream);
-  });
+  return Move(operation, {input}, {output}, AllGather);
 }
 
 // One operation of all: rank r's part of each output, in the order of the ranks.
@@ -260,28 +276,20 @@ WorkPtr DdpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
       parts.push_back(outputs[i].view({size_, -1})[rank]);
     }
   }
-  return Move(operation, inputs, parts, [](ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
-    return group.AllGather(in, out, stream);
-  });
+  return Move(operation, inputs, parts, AllGather);
 }
 
 WorkPtr DdpBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   const Operation operation{OpType::GATHER, "ddp:gather", opts.timeout, opts.asyncOp};
   RequireOne(inputs, operation.title);
-  const int root = static_cast<int>(opts.rootRank);
-  const Tensors out = root == rank_ ? Only(outputs, operation.title) : Tensors{};
-  return Move(operation, inputs, out, [root](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
-    return group.Gather(in, to, root, stream);
-  });
+  const Tensors out = opts.rootRank == rank_ ? Only(outputs, operation.title) : Tensors{};
+  return Move(operation, inputs, out, GatherTo(opts.rootRank));
 }
 
 WorkPtr DdpBackend::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const Operation operation{OpType::GATHER, "ddp:gather", opts.timeout, opts.asyncOp};
-  const int root = static_cast<int>(opts.rootRank);
-  const Tensors out = root == rank_ ? Tensors{output} : Tensors{};
-  return Move(operation, {input}, out, [root](ProcessGroup& group, Buffers in, Buffers to, Stream stream) {
-    return group.Gather(in, to, root, stream);
-  });
+  const Tensors out = opts.rootRank == rank_ ? Tensors{output} : Tensors{};
+  return Move(operation, {input}, out, GatherTo(opts.rootRank));
 }
 
 WorkPtr DdpBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
@@ -355,33 +363,22 @@ WorkPtr DdpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   }
   const auto counts = [this](const std::vector<int64_t>& splits, const at::Tensor& tensor) {
     c10d::checkSplitSizes(splits, tensor, size_);
-    ddp::DType known;
-    const size_t width = ddp::internal::DTypeOf(tensor.scalar_type(), &known) ? 1 : tensor.element_size();
-    const size_t row = tensor.size(0) == 0 ? 0 : static_cast<size_t>(tensor.numel() / tensor.size(0)) * width;
+    const int64_t row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0);
     std::vector<size_t> result;
     for (int rank = 0; rank < size_; ++rank) {
       const int64_t rows = splits.empty() ? tensor.size(0) / size_ : splits[static_cast<size_t>(rank)];
-      result.push_back(static_cast<size_t>(rows) * row);
+      result.push_back(CountOf(tensor, rows * row));
     }
     return result;
   };
-  return Move(operation, {input}, {output},
-              [in_counts = counts(input_splits, input), out_counts = counts(output_splits, output)](
-                  ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
-                return group.AllToAll(in, in_counts, out, out_counts, stream);
-              });
+  return Move(operation, {input}, {output}, AllToAllOf(counts(input_splits, input), counts(output_splits, output)));
 }
 
 WorkPtr DdpBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   const Operation operation{OpType::ALLTOALL, "ddp:all_to_all", opts.timeout, opts.asyncOp};
   RequireDense(inputs, operation.title);
   RequireDense(outputs, operation.title);
-  const std::vector<size_t> in_counts = CountsOf(inputs, BuffersOf(Stand(inputs), true));
-  const std::vector<size_t> out_counts = CountsOf(outputs, BuffersOf(Stand(outputs), true));
-  return Move(operation, inputs, outputs,
-              [in_counts, out_counts](ProcessGroup& group, Buffers in, Buffers out, Stream stream) {
-                return group.AllToAll(in, in_counts, out, out_counts, stream);
-              });
+  return Move(operation, inputs, outputs, AllToAllOf(CountsOf(inputs), CountsOf(outputs)));
 }
 
 WorkPtr DdpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {

@@ -151,6 +151,15 @@ def groups(rank, n):
     equal(model.module.weight.grad, torch.full((2, 3), (n - 1) / 2), "gradient")
 
 
+def shared_memory(rank, n):
+    x = dist.group.WORLD._get_backend(torch.device("cpu")).allocate_tensor(1 << 16, dtype=torch.float32, device=torch.device("cpu"))
+    x.fill_(rank + 1)
+    work = [dist.all_reduce(x[i::2].clone() if i else x[: 1 << 15], async_op=True) for i in range(2)]
+    for w in work:
+        w.wait()
+    equal(x, torch.cat([torch.full((1 << 15,), n * (n + 1) / 2), torch.full((1 << 15,), rank + 1.0)]), "shared memory")
+
+
 def disagreement(rank, n):
     try:
         dist.all_reduce(torch.ones(2 + rank))
@@ -163,7 +172,7 @@ def main(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
-    for part in (reductions, moves, messages, groups, disagreement):
+    for part in (reductions, moves, messages, groups, shared_memory, disagreement):
         part(rank, n)
     dist.destroy_process_group()
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 import ddp_torch
 
-SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
+# Also in memory that ddp's ranks share, where DistributedDataParallel keeps its buckets.
+SIZES = [(size, shared) for shared in (False, True) for size in (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)]
 BATCHES = [32, 64]
 
 
@@ -50,17 +51,20 @@ def rank_main(rank, path, args):
         model = torch.nn.parallel.DistributedDataParallel(mlp, process_group=group, gradient_as_bucket_view=True)
         models[name] = model, torch.optim.SGD(model.parameters(), lr=0.01)
         samples_per_second(*models[name], 32, 5)
+    backend = groups["ddp"]._get_backend(torch.device("cpu"))
+    shared_tensors = {size: backend.allocate_tensor(size // 4, dtype=torch.float32, device=torch.device("cpu"))
+                      for size, shared in SIZES if shared}
     figures = {}
     for _ in range(args.rounds):
         for name in groups:
             for batch in BATCHES:
                 figures.setdefault((name, f"MLP, batch {batch}, samples/s"), []).append(
                     samples_per_second(*models[name], batch, args.steps))
-            for size in SIZES:
-                x = torch.zeros(size // 4)
+            for size, shared in SIZES:
+                x = shared_tensors[size] if shared and name == "ddp" else torch.zeros(size // 4)
                 times = max(5, (8 << 20) // size)
                 all_reduce_seconds(x, groups[name], 2)
-                figures.setdefault((name, f"all-reduce {size >> 10} KiB, us"), []).append(
+                figures.setdefault((name, f"all-reduce {size >> 10} KiB{', shared' * shared}, us"), []).append(
                     1e6 * all_reduce_seconds(x, groups[name], times))
     if rank == 0:
         print(f"{'':32}{'gloo':>10}{'ddp':>10}{'ratio':>8}")

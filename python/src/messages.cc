@@ -64,8 +64,8 @@ class Message : public c10d::Work {
                                      " ms. Look at what the senders were doing."));
       }
       const absl::Status status = work_->Wait(deadline);
-      if (limited && !work_->Done()) ThrowIfFailed(status, rank_, title_);
-      End(status);
+      if (!work_->Done()) ThrowIfFailed(status, rank_, title_);
+      End(work_->Wait());  // not `status`, which may say that it has not ended, as it then had not
     }
     return Work::wait();
   }

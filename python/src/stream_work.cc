@@ -47,8 +47,11 @@ void StreamWork::Begin(const at::Device& device, const Task& task, bool async) {
 void StreamWork::Look(absl::Time deadline) {
   const std::lock_guard<std::mutex> look(look_mutex_);
   if (Work::isCompleted()) return;
-  const absl::Status status = pending_.Wait(deadline);
-  if (!pending_.Done() || (status.ok() && !end_.query())) return;
+  if (!pending_.Done() && absl::Now() < deadline) pending_.Wait(deadline).IgnoreError();
+  // It may end at any moment: the outcome is asked for only when it is there.
+  if (!pending_.Done()) return;
+  const absl::Status status = pending_.Wait();
+  if (status.ok() && !end_.query()) return;
   try {
     ThrowIfFailed(status, rank_, title_.name);
     finish();

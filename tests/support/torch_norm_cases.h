@@ -15,8 +15,9 @@ namespace ddp::testing {
 
 constexpr int64_t kChannels = 3;
 
-inline bool Near(const torch::Tensor& a, const torch::Tensor& b) {
-  const bool narrow = a.scalar_type() == torch::kFloat16 || a.scalar_type() == torch::kBFloat16;
+// `from`: of the numbers that both were computed from.
+inline bool Near(const torch::Tensor& a, const torch::Tensor& b, torch::ScalarType from) {
+  const bool narrow = from == torch::kFloat16 || from == torch::kBFloat16;
   const double tolerance = narrow ? 1e-2 : 1e-4;
   return a.sizes() == b.sizes() && torch::allclose(a.to(torch::kFloat64), b.to(torch::kFloat64), tolerance, tolerance);
 }
@@ -59,8 +60,9 @@ void CompareNorms(Rank& rank, const std::vector<int64_t>& shape, const torch::Te
   const Batches batches(rank.size(), shape, tensors);
   Norm whole(options);
   SyncBatchNorm mine(options, rank.group());
+  const torch::ScalarType type = tensors.dtype().toScalarType();
   // 16-bit inputs go with statistics and weights in float32.
-  const bool wide = tensors.dtype() == torch::kFloat64;
+  const bool wide = type == torch::kFloat64;
   for (torch::nn::Module* module :
        {static_cast<torch::nn::Module*>(whole.get()), static_cast<torch::nn::Module*>(mine.get())}) {
     module->to(tensors.device());
@@ -69,23 +71,25 @@ void CompareNorms(Rank& rank, const std::vector<int64_t>& shape, const torch::Te
   for (int step = 0; step < 2; ++step) {
     const Pass expected = Train(whole, batches.x, batches.target);
     const Pass pass = Train(mine, batches.Mine(batches.x, rank.rank()), batches.Mine(batches.target, rank.rank()));
-    RANK_CHECK(Near(pass.y, batches.Mine(expected.y, rank.rank())));
-    RANK_CHECK(Near(pass.dx, batches.Mine(expected.dx, rank.rank())));
+    RANK_CHECK(Near(pass.y, batches.Mine(expected.y, rank.rank()), type));
+    RANK_CHECK(Near(pass.dx, batches.Mine(expected.dx, rank.rank()), type));
     RANK_CHECK(pass.y.dtype() == tensors.dtype() && pass.dx.dtype() == tensors.dtype());
   }
   for (const auto& named : whole->named_buffers()) {
-    if (named.value().defined()) RANK_CHECK(Near(mine->named_buffers()[named.key()], named.value()), named.key());
+    if (named.value().defined()) RANK_CHECK(Near(mine->named_buffers()[named.key()], named.value(), type), named.key());
   }
   for (const auto& named : whole->named_parameters()) {
     torch::Tensor sum = mine->named_parameters()[named.key()].grad().clone();
     const Buffer buffer = RANK_VALUE(BufferOf(sum));
     const Stream stream = CurrentStream(sum.device());
     RANK_CHECK_OK(rank.group().AllReduce(buffer, buffer, {}, stream).BlockStream(stream));
-    RANK_CHECK(Near(sum, named.value().grad()), named.key());
+    const torch::Tensor want = named.value().grad();
+    RANK_CHECK(Near(sum, want, type), named.key(), " of ", c10::toString(type), ", off by ",
+               (sum - want).abs().max().item<double>(), " of ", want.abs().max().item<double>());
   }
   whole->eval();
   mine->eval();
-  RANK_CHECK(Near(mine->forward(batches.x), whole->forward(batches.x)));
+  RANK_CHECK(Near(mine->forward(batches.x), whole->forward(batches.x), type));
 }
 
 }  // namespace ddp::testing

@@ -76,8 +76,9 @@ def check_line(where, line, presets, options, variables):
         check(where, preset in presets, f"there is no preset {preset}")
     for option in re.findall(r"-D(DDP_\w+)", line):
         check(where, option in options, f"there is no CMake option {option}")
+    # DDP_DISABLE_COMM_MEM is PyTorch's.
     for variable in re.findall(r"(?:^|\s)(DDP_\w+)=", line):
-        check(where, variable in variables or variable in options, f"there is no variable {variable}")
+        check(where, variable in variables or variable in options or variable == "DDP_DISABLE_COMM_MEM", f"there is no variable {variable}")
 
 
 presets = {preset["name"] for preset in json.loads((root / "CMakePresets.json").read_text())["configurePresets"]}

@@ -70,7 +70,7 @@ main() {
     # All of the library: CMake puts eight sources into one ("unity build"), and the headers that they share are read once.
     # What this build leaves out, like the CUDA backend, is not checked.
     build=build/lint
-    configure asan -B "$repo/$build" -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF -DDDP_BUILD_EXAMPLES=OFF
+    configure asan -B "$repo/$build" -DCMAKE_UNITY_BUILD=ON -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF -DDDP_BUILD_EXAMPLES=OFF
     mapfile -t files < <(sed -n 's/^ *"file": "\(.*\)",*$/\1/p' "$build/compile_commands.json")
   else
     build=build/lint-files

@@ -55,7 +55,7 @@ enum class AutocastOp : uint8_t {
 // In a layer's forward:
 //
 //   const ddp::DType dtype = ddp::Autocast::TypeFor(ddp::AutocastOp::kLinear, x.device.kind, {x.dtype, weight.dtype});
-//   auto w = ddp::Autocast::CastWeight(weight, dtype);         // keep until this layer's backward is done
+//   auto w = ddp::Autocast::CastWeight(weight, dtype, stream);  // keep until this layer's backward is done
 //
 // float16 needs a GradScaler. bfloat16 does not, because it has float32's range.
 //
@@ -88,8 +88,13 @@ class DDP_EXPORT Autocast {
   // Returns `weight` converted to another floating-point type. Within a scope it is converted once: until the outermost
   // scope ends, all calls return the same copy, even if the weight has changed meanwhile. The memory lives until the
   // last copy of the returned Allocation is destroyed; keep them on this thread. A weight that already has the type is
-  // not copied and must outlive the result. Errors: InvalidArgument for types that cannot be converted; Unimplemented
-  // for a device that this build has no kernels for.
+  // not copied and must outlive the result.
+  //
+  // A weight on a GPU is converted on `stream`, one of this GPU; use the copy on that stream, or after it. With kNoStream
+  // the copy is complete when the call returns.
+  //
+  // Errors: InvalidArgument for types that cannot be converted, and for a weight on a GPU without a stream;
+  // Unimplemented for a device that this build has no kernels for.
   static absl::StatusOr<Allocation> CastWeight(const Buffer& weight, DType dtype, Stream stream = {});
 
  private:

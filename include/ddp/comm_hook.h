@@ -99,7 +99,8 @@ class DDP_EXPORT CommHook {
 
 // An operation of the program's own on a GPU, for example kernels that a hook runs on its own stream: done when all
 // work submitted to `stream` so far is. `group` must outlive it: if the group fails, so does the operation, because
-// what the stream waits for may never come.
+// what the stream waits for may never come. Wait without a deadline of its own is DeadlineExceeded after the group's
+// time-out.
 //
 //   ddp::Work sum = group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
 //   if (absl::Status s = sum.BlockStream(mine); !s.ok()) return s;

@@ -11,6 +11,7 @@
 
 #include "libddp/amp/amp_device.h"
 #include "libddp/base/log.h"
+#include "libddp/device/device_runtime.h"
 
 namespace ddp {
 namespace {
@@ -90,6 +91,7 @@ Policy& PolicyOf(Device::Kind kind) { return ThisThread().policies[static_cast<s
 absl::StatusOr<std::shared_ptr<void>> Convert(const Buffer& weight, DType dtype, std::shared_ptr<void> memory,
                                               Stream stream) {
   AmpDevice* const device = AmpDeviceOf(weight.device);
+  const bool waits = IsGpu(weight.device) && stream == kNoStream;
   if (stream.device != weight.device) stream = {weight.device};
   if (memory == nullptr) {
     absl::StatusOr<std::shared_ptr<void>> fresh =
@@ -99,6 +101,9 @@ absl::StatusOr<std::shared_ptr<void>> Convert(const Buffer& weight, DType dtype,
   }
   const Buffer out = {memory.get(), weight.count, dtype, weight.device};
   if (absl::Status s = device->Convert(weight, out, stream); !s.ok()) return s;
+  if (waits) {
+    if (absl::Status s = Synchronize(stream); !s.ok()) return s;
+  }
   return memory;
 }
 
@@ -151,6 +156,9 @@ DType Autocast::TypeFor(AutocastOp op, Device::Kind kind, absl::Span<const DType
 absl::StatusOr<Allocation> Autocast::CastWeight(const Buffer& weight, DType dtype, Stream stream) {
   const size_t bytes = weight.count * SizeOf(dtype);
   if (weight.dtype == dtype) return Allocation(std::shared_ptr<void>(weight.data, [](void*) {}), bytes, weight.device);
+  if (absl::Status s = CheckStream(weight.device, stream); !s.ok()) {
+    return absl::Status(s.code(), absl::StrCat("Autocast::CastWeight: ", s.message()));
+  }
   Thread& thread = ThisThread();
   if (thread.depth == 0) {
     absl::StatusOr<std::shared_ptr<void>> memory = Convert(weight, dtype, nullptr, stream);

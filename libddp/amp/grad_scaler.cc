@@ -72,8 +72,8 @@ class Scaler final : public GradScaler {
     uint64_t used = 0;  // when, by uses_
   };
 
-  // kNoStream: the device's default one.
-  Stream On(Stream stream) { return stream_ = stream.device == home_ ? stream : Stream{home_}; }
+  // kNoStream: the last one.
+  Stream On(Stream stream) { return stream_ = stream.device == home_ ? stream : stream_; }
   ScalerNumbers* numbers() { return static_cast<ScalerNumbers*>(memory_.get()); }
   bool IsWord(const uint32_t* word) {
     return word >= numbers()->found_inf && word < numbers()->found_inf + words_used_;

@@ -1,6 +1,10 @@
 // Work of the program's own on a GPU's stream.
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "ddp/comm_hook.h"
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/ref_counted_work.h"
@@ -17,12 +21,15 @@ class StreamWorkState final : public RefCountedWork {
   // What a group leaves behind that has failed may never come free: whoever waits is told.
   bool Done() const override { return !group_.status().ok() || Passed().value_or(true); }
   absl::Status Wait(absl::Time deadline) override {
-    const bool bounded = deadline != absl::InfiniteFuture();
+    const absl::Time limit = std::min(deadline, absl::Now() + group_.timeout());
     const absl::Status waited =
-        WaitForEvent(event_.get(), [&] { return !group_.status().ok() || (bounded && absl::Now() >= deadline); });
+        WaitForEvent(event_.get(), [&] { return !group_.status().ok() || absl::Now() >= limit; });
     if (absl::Status s = group_.status(); !s.ok()) return s;
     if (!absl::IsDeadlineExceeded(waited)) return Named(waited);
-    return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
+    if (limit == deadline) return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
+    return Named(absl::DeadlineExceededError(
+        absl::StrCat("the stream's work is not done after ", absl::FormatDuration(group_.timeout()),
+                     "; a kernel on it, or before it, is stuck or slow (DDP_TIMEOUT sets the limit in seconds)")));
   }
   absl::Status BlockStream(Stream stream) override {
     if (!IsGpu(stream.device)) return Wait(absl::InfiniteFuture());

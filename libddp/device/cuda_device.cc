@@ -233,6 +233,7 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     }
     return capture != cudaStreamCaptureStatusNone;
   }
+  absl::Status Drain() override { return ToStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
   absl::Status LeaveCapturesAlone() override {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     return ToStatus(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");

@@ -93,6 +93,8 @@ class DeviceRuntime {
   virtual absl::StatusOr<bool> Finished(void* event) = 0;
   virtual absl::StatusOr<double> ElapsedUs(void* begin, void* end) = 0;
   virtual absl::StatusOr<bool> Capturing(void* stream) = 0;  // into a graph
+  // Waits, without a limit, for all that the current device has been given.
+  virtual absl::Status Drain() = 0;
   // What the calling thread does from now on breaks no capture of another thread.
   virtual absl::Status LeaveCapturesAlone() = 0;
 

@@ -27,6 +27,7 @@ class NoDevices final : public DeviceRuntime {
   absl::StatusOr<bool> Finished(void*) override { return NotBuilt(); }
   absl::StatusOr<double> ElapsedUs(void*, void*) override { return NotBuilt(); }
   absl::StatusOr<bool> Capturing(void*) override { return NotBuilt(); }
+  absl::Status Drain() override { return NotBuilt(); }
   absl::Status LeaveCapturesAlone() override { return NotBuilt(); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device, size_t) override { return NotBuilt(); }
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t) override { return NotBuilt(); }

@@ -90,6 +90,17 @@ class Streams {
     if (mine == nullptr) mine = all_.emplace_back(FakeStream::Start(current_device, true));
     return *mine;
   }
+  // Waits for all that the current device's streams hold now.
+  void Drain() {
+    std::vector<std::pair<std::shared_ptr<FakeStream>, uint64_t>> busy;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (FakeStream* const stream : all_) {
+        if (stream->device() == current_device) busy.emplace_back(stream->shared_from_this(), stream->enqueued());
+      }
+    }
+    for (const auto& [stream, position] : busy) stream->Await(position);
+  }
   // Lets go of `memory` when all that the device's streams hold now has run.
   void Outlive(int device, const std::shared_ptr<void>& memory) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -276,6 +287,11 @@ absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void* end) {
   // Of a replay that has begun and not come to `end` yet.
   if (AsEvent(begin)->replays() > AsEvent(end)->replays()) return -elapsed_us();
   return elapsed_us();
+}
+absl::Status FakeDevices::Drain() {
+  if (absl::Status s = Enter("Drain", current_device); !s.ok()) return s;
+  Streams::Get().Drain();
+  return absl::OkStatus();
 }
 absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
   if (absl::Status s = EnterOn("Capturing", stream); !s.ok()) return s;

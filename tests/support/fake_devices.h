@@ -88,6 +88,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<bool> Finished(void* event) override;
   absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
   absl::StatusOr<bool> Capturing(void* stream) override;
+  absl::Status Drain() override;
   absl::Status LeaveCapturesAlone() override { return absl::OkStatus(); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override;

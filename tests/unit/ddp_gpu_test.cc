@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/autocast.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/grad_scaler.h"
 #include "tests/support/ddp_gpu_cases.h"
@@ -367,6 +368,39 @@ TEST_CASE("a fused step under a GradScaler does not wait for the GPU, nor does U
     RANK_CHECK(optimizer.inv_scales == std::vector<float>(3, 1.0f / 8));  // all but the third step's
     RANK_CHECK_EQ(grads[2], 8.0f / 8);
     RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), 8.0f);
+  });
+}
+
+TEST_CASE("a GradScaler that is given no stream goes on behind the last one") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup&) {
+    const auto scaler = RANK_VALUE(GradScaler::Create({.initial_scale = 8, .device = rank.device()}));
+    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), sizeof(float)));
+    const Buffer grad = {memory.get(), 1, DType::kFloat32, rank.device()};
+    StreamOptimizer optimizer(grad);
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    FakeDevices::Enqueue(stream.native, [&] { *static_cast<float*>(memory.get()) = HUGE_VALF; });
+    RANK_CHECK_OK(scaler->Scale({&grad, 1}, stream));
+    RANK_CHECK_OK(scaler->Step(optimizer, {.stream = stream}));
+    RANK_CHECK_OK(scaler->Update(kNoStream));
+    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), 4.0f);
+    RANK_CHECK(optimizer.inv_scales.empty());
+  });
+}
+
+TEST_CASE("a copy of a weight is complete where no stream is given, and needs one otherwise") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup&) {
+    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), sizeof(float)));
+    *static_cast<float*>(memory.get()) = 2.5f;
+    const Buffer weight = {memory.get(), 1, DType::kFloat32, rank.device()};
+    const Allocation copy = RANK_VALUE(Autocast::CastWeight(weight, DType::kFloat16, kNoStream));
+    RANK_CHECK_EQ(GetElement(DType::kFloat16, copy.data(), 0), 2.5);
+    RANK_CHECK_STATUS(Autocast::CastWeight(weight, DType::kFloat16), absl::StatusCode::kInvalidArgument, "CastWeight",
+                      "no stream given");
   });
 }
 

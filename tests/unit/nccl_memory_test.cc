@@ -93,6 +93,26 @@ TEST_CASE("memory that all ranks have given back is given out again, zeroed") {
   CHECK(job.nccl.live_memory() == 0);
 }
 
+TEST_CASE("memory is given out again when the streams are through with it") {
+  Job job(2);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    void* address = nullptr;
+    int seen = 0;
+    {
+      const Allocation first = RANK_VALUE(group.Allocate(4096, rank.device()));
+      address = first.data();
+      FakeDevices::Enqueue(stream.get(), [address] { *static_cast<int*>(address) = 7; });
+      FakeDevices::Enqueue(stream.get(), [address, &seen] { seen = *static_cast<int*>(address); });
+    }
+    const Allocation second = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(second.data() == address);
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(seen, 7);
+    RANK_CHECK_EQ(*static_cast<int*>(second.data()), 0);
+  });
+}
+
 TEST_CASE("memory of one group can be made another's") {
   Job job(2);
   std::vector<Allocation> kept(2);

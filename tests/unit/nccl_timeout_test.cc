@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "ddp/comm_hook.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -44,6 +45,26 @@ TEST_CASE("an operation on CPU memory that times out stays the cause after an ab
     RANK_CHECK_STATUS(group.status(), absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1");
     RANK_CHECK_STATUS(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait(), absl::StatusCode::kDeadlineExceeded,
                       "did not arrive: rank 1");
+  });
+}
+
+TEST_CASE("work of the program's own that does not end is told when time is out") {
+  Job job(1);
+  const ScopedDevices devices(job.gpus);
+  job.timeout = TimeFor(absl::Milliseconds(200));
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    std::atomic<bool> ended{false};
+    FakeDevices::Enqueue(stream.get(), [&] {
+      while (!ended) std::this_thread::yield();
+    });
+    Work work = StreamWork(group, {rank.device(), stream.get()});
+    RANK_CHECK_STATUS(work.Wait(absl::Now()), absl::StatusCode::kDeadlineExceeded, "it goes on");
+    RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kDeadlineExceeded, "rank 0", "StreamWork", "stuck or slow",
+                      absl::FormatDuration(rank.timeout), "DDP_TIMEOUT");
+    RANK_CHECK(!work.Done());
+    ended = true;
+    RANK_CHECK_OK(work.Wait());
   });
 }
 

@@ -84,7 +84,8 @@ absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   }
   absl::StatusOr<Block> block = Agree(bytes);
   if (!block.ok()) return block.status();
-  if (block->data == nullptr) {
+  const bool used = block->data != nullptr;
+  if (!used) {
     block = Make(bytes);
     if (!block.ok()) return block.status();
   }
@@ -92,6 +93,10 @@ absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   const NcclSetup& setup = communicator_->setup();
   const DeviceGuard guard(*setup.runtime, setup.device);
   if (!guard.status().ok()) return guard.status();
+  // Its last owner may have let go of it while streams of the program still read and write it. cudaFree waits for them.
+  if (used) {
+    if (absl::Status s = setup.runtime->Drain(); !s.ok()) return s;
+  }
   absl::StatusOr<OwnedStream> stream = MakeStream(*setup.runtime);
   if (!stream.ok()) return stream.status();
   if (absl::Status s = setup.runtime->Zero(block->data, bytes, stream->get()); !s.ok()) return s;

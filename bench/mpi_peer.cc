@@ -24,7 +24,7 @@ MPI_Datatype TypeOf(ddp::DType dtype) {
   }
 }
 
-MPI_Op OpOf(ddp::ReduceOp op) {
+MPI_Op MpiOpOf(ddp::ReduceOp op) {
   switch (op) {
     case ddp::ReduceOp::kSum:
       return MPI_SUM;
@@ -55,14 +55,14 @@ void StopMpi() { MPI_Finalize(); }
 
 bool MpiRuns(const Case& c) {
   if (TypeOf(c.dtype) == MPI_DATATYPE_NULL || c.count() > INT32_MAX) return false;
-  if (c.info().reduces && OpOf(c.op) == MPI_OP_NULL) return false;
+  if (c.info().reduces && MpiOpOf(c.op) == MPI_OP_NULL) return false;
   return !c.in_place || !c.info().out_of_place || c.collective == Collective::kAllReduce ||
          c.collective == Collective::kAllGather;
 }
 
 void RunMpi(const Case& c, const void* in, void* out) {
   const MPI_Datatype type = TypeOf(c.dtype);
-  const MPI_Op op = OpOf(c.op);
+  const MPI_Op op = MpiOpOf(c.op);
   if (c.in_place) in = MPI_IN_PLACE;
   const int all = static_cast<int>(c.count()), part = static_cast<int>(c.counts[static_cast<size_t>(c.rank)]);
   switch (c.collective) {

@@ -10,7 +10,7 @@ namespace nccl = ddp::nccl;
 
 namespace {
 
-nccl::Op OpOf(ddp::ReduceOp op) {
+nccl::Op NcclOpOf(ddp::ReduceOp op) {
   switch (op) {
     case ddp::ReduceOp::kSum:
       return nccl::kSum;
@@ -100,13 +100,13 @@ void RawNccl::Call(int kind, const Case& c, cudaStream_t stream) {
   };
   switch (c.collective) {
     case Collective::kAllReduce:
-      return Check(api_.AllReduce(in, out, count, type, OpOf(c.op), comm_, stream), "ncclAllReduce");
+      return Check(api_.AllReduce(in, out, count, type, NcclOpOf(c.op), comm_, stream), "ncclAllReduce");
     case Collective::kAllGather:
       return Check(api_.AllGather(in, out, part, type, comm_, stream), "ncclAllGather");
     case Collective::kReduceScatter:
-      return Check(api_.ReduceScatter(in, out, part, type, OpOf(c.op), comm_, stream), "ncclReduceScatter");
+      return Check(api_.ReduceScatter(in, out, part, type, NcclOpOf(c.op), comm_, stream), "ncclReduceScatter");
     case Collective::kReduce:
-      return Check(api_.Reduce(in, out, count, type, OpOf(c.op), c.root, comm_, stream), "ncclReduce");
+      return Check(api_.Reduce(in, out, count, type, NcclOpOf(c.op), c.root, comm_, stream), "ncclReduce");
     case Collective::kBroadcast:
       return Check(api_.Broadcast(in, out, count, type, c.root, comm_, stream), "ncclBroadcast");
     default:

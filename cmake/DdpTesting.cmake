@@ -57,10 +57,21 @@ endfunction()
 function(_ddp_test_executable target main sources libs)
   add_executable(${target} ${sources})
   target_link_libraries(${target} PRIVATE ${main} ${libs})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)  # files of one test may have helpers of the same name
   # What has flags of its own reads its headers itself.
   if(NOT "${libs}" MATCHES "torch")
     target_precompile_headers(${target} REUSE_FROM ddp_test_headers)
   endif()
+endfunction()
+
+# ddp_add_test_cases(target source...): test cases that are compiled once for several programs, which name the target among their LIBS.
+function(ddp_add_test_cases target)
+  add_library(${target} OBJECT ${ARGN})
+  target_link_libraries(${target} PRIVATE ddp_test_base)
+  # The flags of a program, so that it can share the programs' precompiled headers.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIE)
+  target_precompile_headers(${target} REUSE_FROM ddp_test_headers)
 endfunction()
 
 # ddp_add_unit_test(name source... [LIBS library...] [ARGS argument...] [LABELS label...])

@@ -90,8 +90,8 @@ class DDP_EXPORT Autocast {
   // last copy of the returned Allocation is destroyed; keep them on this thread. A weight that already has the type is
   // not copied and must outlive the result.
   //
-  // A weight on a GPU is converted on `stream`, one of this GPU; use the copy on that stream, or after it. With kNoStream
-  // the copy is complete when the call returns.
+  // A weight on a GPU is converted on `stream`, one of this GPU; use the copy on that stream, or after it. With
+  // kNoStream the copy is complete when the call returns.
   //
   // Errors: InvalidArgument for types that cannot be converted, and for a weight on a GPU without a stream;
   // Unimplemented for a device that this build has no kernels for.

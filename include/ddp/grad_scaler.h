@@ -68,8 +68,8 @@ struct GradScalerState {
 // options that cannot be used, Unimplemented for a device that this build has no kernels for. A call that returns one
 // of these errors has changed nothing.
 //
-// Streams: with a scaler on a GPU, calls that take a stream need one of this GPU (InvalidArgument otherwise), or kNoStream
-// for the one that was given last, which at first is the default stream. That stream must still exist.
+// Streams: with a scaler on a GPU, calls that take a stream need one of this GPU (InvalidArgument otherwise), or
+// kNoStream for the one that was given last, which at first is the default stream. That stream must still exist.
 //
 // Thread-safety: one thread at a time.
 class DDP_EXPORT GradScaler {

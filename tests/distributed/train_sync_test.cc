@@ -60,7 +60,8 @@ TrainFlags Flags(Rank& rank) {
 TEST_CASE("K ranks train ResNet-20 as one does on the whole batch if they normalise together, and not else") {
   RunOnRanks([](Rank& rank) {
     TrainFlags flags = Flags(rank);
-    // After more steps an input of a ReLU that is next to 0 may be rounded to the other side of it, and the losses part.
+    // After more steps an input of a ReLU that is next to 0 may be rounded to the other side of it, and the losses
+    // part.
     flags.steps = 2;
     TrainFlags whole = flags;
     whole.batch = 24;

@@ -62,7 +62,9 @@ if(DDP_SANITIZE)
 endif()
 if(DDP_BUILD_FUZZERS)
   # Tells the fuzzer which ways an input has taken, in all libraries; its main() is linked to the fuzz targets alone.
-  target_compile_options(ddp_build_flags INTERFACE $<$<NOT:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>>:-fsanitize=fuzzer-no-link>)
+  # Object libraries hold parts of programs.
+  target_compile_options(ddp_build_flags INTERFACE
+                         "$<$<NOT:$<IN_LIST:$<TARGET_PROPERTY:TYPE>,EXECUTABLE;OBJECT_LIBRARY>>:-fsanitize=fuzzer-no-link>")
   target_link_options(ddp_build_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 

@@ -71,6 +71,43 @@ def reductions(rank, n):
     equal(future.wait(), torch.full((7,), 2.0 * n), "future")
 
 
+def uneven_reduce_scatter(rank, n):
+    """Rank r gets r + 1 elements of what the ranks have together, by every operation."""
+    def mine(r, dtype):
+        return torch.stack([torch.arange(6), torch.arange(6) + r]).flatten()[: n * (n + 1) // 2].add(1 + r).to(dtype)
+
+    folds = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul, dist.ReduceOp.MIN: torch.minimum,
+             dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.AVG: torch.add, dist.ReduceOp.BAND: torch.bitwise_and,
+             dist.ReduceOp.BOR: torch.bitwise_or, dist.ReduceOp.BXOR: torch.bitwise_xor}
+    bitwise = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
+    sizes = [r + 1 for r in range(n)]
+    for op, fold in folds.items():
+        dtype = torch.float32 if op == dist.ReduceOp.AVG else torch.int64
+        want = mine(0, dtype)
+        for r in range(1, n):
+            want = fold(want, mine(r, dtype))
+        if op == dist.ReduceOp.AVG:
+            want /= n
+        out = torch.empty(rank + 1, dtype=dtype)
+        dist.reduce_scatter(out, list(mine(rank, dtype).split(sizes)), op)
+        equal(out, want.split(sizes)[rank], f"uneven reduce_scatter {op}")
+        gaps = torch.empty(rank + 1, 2, dtype=dtype)[:, 0]
+        dist.reduce_scatter(gaps, list(mine(rank, dtype).split(sizes)), op)
+        equal(gaps, want.split(sizes)[rank], f"uneven reduce_scatter {op} with gaps")
+    for op in bitwise:
+        try:
+            dist.reduce_scatter(torch.empty(9, dtype=torch.int64), list(mine(rank, torch.int64).split(sizes)), op)
+            raise AssertionError(f"uneven reduce_scatter {op} of a wrong size was not refused")
+        except ValueError as e:
+            assert "the output needs" in str(e), e
+        x = torch.empty(2, dtype=torch.int64)
+        dist.reduce_scatter(x, [torch.full((2,), 3 * r + rank + 1) for r in range(n)], op)
+        want = torch.full((2,), 3 * rank + 1)
+        for r in range(1, n):
+            want = folds[op](want, torch.full((2,), 3 * rank + r + 1))
+        equal(x, want, f"reduce_scatter {op}")
+
+
 def moves(rank, n):
     for dtype in DTYPES + [torch.bool, torch.complex64]:
         x = torch.full((2, 3), rank, dtype=dtype)
@@ -172,7 +209,7 @@ def main(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
-    for part in (reductions, moves, messages, groups, shared_memory, disagreement):
+    for part in (reductions, uneven_reduce_scatter, moves, messages, groups, shared_memory, disagreement):
         part(rank, n)
     dist.destroy_process_group()
 

@@ -1,9 +1,13 @@
-"""Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks."""
+"""Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks.
+
+Usage: python3 collectives_test.py [PART...], where a part is one of those that main() lists; without one: all
+"""
 
 import datetime
 import os
 import sys
 import tempfile
+import time
 import traceback
 
 try:
@@ -171,6 +175,67 @@ def messages(rank, n):
         dist.send(torch.full((2,), float(rank)), 0)
 
 
+def raises(error, words, call):
+    try:
+        call()
+    except error as e:
+        assert words in str(e), e
+        return
+    raise AssertionError(f"no error with: {words}")
+
+
+def waits_with_limits(rank, n):
+    """While a future waits for a message, others can ask for it, and give up."""
+    if rank == 1:
+        for receive in (lambda x: dist.irecv(x, 0, tag=7), lambda x: dist.irecv(x, tag=8)):
+            x = torch.zeros(3)
+            work = receive(x)
+            future = work.get_future()
+            time.sleep(0.1)  # the future's thread waits now
+            begin = time.monotonic()
+            assert not work.is_completed()
+            raises(dist.DistBackendError, "Timed out", lambda: work.wait(datetime.timedelta(milliseconds=200)))
+            took = time.monotonic() - begin
+            assert 0.15 < took < 3, f"wait(0.2 s) took {took} s"
+            dist.send(torch.ones(1), 0)
+            equal(future.wait()[0], torch.full((3,), 5.0), "future of a message")
+            assert work.wait() and work.is_completed()
+            equal(x, torch.full((3,), 5.0), "irecv with a future")
+    if rank == 0:
+        for tag in (7, 8):
+            # Late at the latest: a receiver that does not give up fails by its clock, and does not hang.
+            go = dist.irecv(torch.empty(1), 1)
+            for _ in range(50):
+                if go.is_completed():
+                    break
+                time.sleep(0.1)
+            dist.send(torch.full((3,), 5.0), 1, tag=tag)
+            go.wait()
+    dist.barrier()
+
+
+def first_of_two(rank, n):
+    """wait() on an operation does not wait for a later one, which the peers may not have begun."""
+    group = dist.new_group(range(n), timeout=datetime.timedelta(seconds=5))
+    for _ in range(20):
+        first, second = torch.ones(3), torch.ones(5)
+        if rank == 0:
+            works = [dist.all_reduce(x, group=group, async_op=True) for x in (first, second)]
+            time.sleep(0.002)  # the group's thread executes the first one, and waits for the others
+            works[0].wait()
+            for r in range(1, n):
+                dist.send(torch.ones(1), r)
+            works[1].wait()
+        else:
+            time.sleep(0.01)
+            dist.all_reduce(first, group=group)
+            dist.recv(torch.empty(1), 0)
+            dist.all_reduce(second, group=group)
+        equal(first, torch.full((3,), float(n)), "the first all_reduce")
+        equal(second, torch.full((5,), float(n)), "the second all_reduce")
+    dist.destroy_process_group(group)
+
+
 def groups(rank, n):
     pair = dist.new_group([0, 1])
     if rank < 2:
@@ -209,8 +274,10 @@ def main(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
-    for part in (reductions, uneven_reduce_scatter, moves, messages, groups, shared_memory, disagreement):
-        part(rank, n)
+    for part in (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups,
+                 shared_memory, disagreement):
+        if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
+            part(rank, n)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks.
 
-Usage: python3 collectives_test.py [PART...], where a part is one of those that main() lists; without one: all
+Usage: python3 collectives_test.py [PART...], where a part is one of those that PARTS lists; without one: all
 """
 
 import datetime
@@ -270,12 +270,15 @@ def disagreement(rank, n):
         assert f"[Rank {rank}] ddp:all_reduce" in str(e), e
 
 
+PARTS = (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups, shared_memory,
+         disagreement)
+
+
 def main(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
-    for part in (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups,
-                 shared_memory, disagreement):
+    for part in PARTS:
         if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
             part(rank, n)
     dist.destroy_process_group()
@@ -298,6 +301,10 @@ def start(n):
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
+    if set(sys.argv[1:]) - {part.__name__ for part in PARTS}:
+        sys.exit(f"no such part; there are {', '.join(part.__name__ for part in PARTS)}")
     for ranks in (2, 3):
         if any(start(ranks)):
             sys.exit(f"failed at {ranks} ranks")

@@ -93,7 +93,7 @@ class DdpBackend : public c10d::Backend {
   WorkPtr Reduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in, const Tensors& out,
                  ReduceCall call);
   WorkPtr ReduceBitwise(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in, const Tensors& out,
-                        bool scatters);
+                        int64_t first);
   WorkPtr AllReduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& tensors);
   WorkPtr ReduceScatter(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in, const Tensors& out);
   // Within a Task: they wait. On GPUs they run in the current stream.

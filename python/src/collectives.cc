@@ -63,6 +63,12 @@ std::vector<size_t> CountsOf(const Tensors& tensors) {
   return counts;
 }
 
+int64_t Elements(const Tensors& tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+
 bool Even(const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() != tensors[0].numel()) return false;
@@ -153,15 +159,15 @@ at::Tensor DdpBackend::GatherAll(const char* title, const at::Tensor& mine, std:
   return all;
 }
 
-// Gathers what all ranks have, and combines it: `scatters` keeps this rank's part of the result.
+// Gathers what all ranks have, and combines it. The outputs are the elements of the result from the `first` one on.
 WorkPtr DdpBackend::ReduceBitwise(const Operation& operation, const c10d::ReduceOp& op, const Tensors& in,
-                                  const Tensors& out, bool scatters) {
+                                  const Tensors& out, int64_t first) {
   const at::NoGradGuard no_grad;
   Tensors flat;
   for (const at::Tensor& tensor : in) flat.push_back(tensor.reshape({-1}));
   const at::Device device = in[0].device();
   Task task;
-  task.run = [this, mine = at::cat(flat), kind = op.op_, out, scatters, operation] {
+  task.run = [this, mine = at::cat(flat), kind = op.op_, out, first, operation] {
     const at::Tensor all = GatherAll(operation.title, mine, operation.timeout);
     at::Tensor result = all[0].clone();
     for (int rank = 1; rank < size_; ++rank) {
@@ -169,8 +175,7 @@ WorkPtr DdpBackend::ReduceBitwise(const Operation& operation, const c10d::Reduce
       if (kind == c10d::ReduceOp::BOR) result.bitwise_or_(all[rank]);
       if (kind == c10d::ReduceOp::BXOR) result.bitwise_xor_(all[rank]);
     }
-    if (scatters) result = result.view({size_, -1})[rank_];
-    int64_t at = 0;
+    int64_t at = first;
     for (const at::Tensor& tensor : out) {
       tensor.copy_(result.slice(0, at, at + tensor.numel()).view(tensor.sizes()));
       at += tensor.numel();
@@ -182,7 +187,7 @@ WorkPtr DdpBackend::ReduceBitwise(const Operation& operation, const c10d::Reduce
 WorkPtr DdpBackend::AllReduce(const Operation& operation, const c10d::ReduceOp& op, const Tensors& tensors) {
   RequireDense(tensors, operation.title);
   if (ArithmeticOf(op, tensors[0].scalar_type(), operation.title).bitwise) {
-    return ReduceBitwise(operation, op, tensors, tensors, false);
+    return ReduceBitwise(operation, op, tensors, tensors, 0);
   }
   return Reduce(operation, op, tensors, tensors,
                 [](ProcessGroup& group, Buffers in, Buffers out, const ddp::ReduceOptions& options, Stream stream) {
@@ -218,7 +223,7 @@ WorkPtr DdpBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   RequireDense(tensors, operation.title);
   const int root = static_cast<int>(opts.rootRank);
   if (ArithmeticOf(opts.reduceOp, tensors[0].scalar_type(), operation.title).bitwise) {
-    return ReduceBitwise(operation, opts.reduceOp, tensors, root == rank_ ? tensors : Tensors{}, false);
+    return ReduceBitwise(operation, opts.reduceOp, tensors, root == rank_ ? tensors : Tensors{}, 0);
   }
   return Reduce(operation, opts.reduceOp, tensors, tensors,
                 [root](ProcessGroup& group, Buffers in, Buffers out, const ddp::ReduceOptions& options, Stream stream) {
@@ -307,7 +312,10 @@ WorkPtr DdpBackend::ReduceScatter(const Operation& operation, const c10d::Reduce
   RequireDense(in, operation.title);
   RequireDense(out, operation.title);
   if (ArithmeticOf(op, in[0].scalar_type(), operation.title).bitwise) {
-    return ReduceBitwise(operation, op, in, out, true);
+    const int64_t part = Elements(out);
+    Require(Elements(in) == part * size_, absl::StrCat(operation.title, ": the inputs need ", size_, " times the ",
+                                                       part, " elements of the output, not ", Elements(in)));
+    return ReduceBitwise(operation, op, in, out, part * rank_);
   }
   return Reduce(operation, op, in, out,
                 [](ProcessGroup& group, Buffers from, Buffers to, const ddp::ReduceOptions& options, Stream stream) {
@@ -320,6 +328,17 @@ WorkPtr DdpBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
   RequireOne(outputs, operation.title);
   const Tensors& in = Only(inputs, operation.title);
   if (Even(in)) return ReduceScatter(operation, opts.reduceOp, in, outputs);
+  RequireDense(in, operation.title);
+  RequireDense(outputs, operation.title);
+  Require(static_cast<int>(in.size()) == size_,
+          absl::StrCat(operation.title, ": the input list needs one tensor for each of ", size_, " ranks"));
+  const auto mine = in.begin() + rank_;
+  Require(outputs[0].numel() == mine->numel(),
+          absl::StrCat(operation.title, ": the output needs ", mine->numel(), " elements, as input ", rank_,
+                       " has, not ", outputs[0].numel()));
+  if (ArithmeticOf(opts.reduceOp, in[0].scalar_type(), operation.title).bitwise) {
+    return ReduceBitwise(operation, opts.reduceOp, in, outputs, Elements(Tensors(in.begin(), mine)));
+  }
   std::vector<size_t> counts;
   for (const at::Tensor& tensor : in)
     counts.push_back(static_cast<size_t>(tensor.numel()) * (tensor.is_complex() ? 2 : 1));

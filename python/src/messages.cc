@@ -1,7 +1,9 @@
 // Messages between two ranks. They start at once and in any order with collective operations.
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -10,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "backend.h"
+#include "outcome.h"
 #include "tensors.h"
 
 namespace ddp_torch {
@@ -47,25 +50,30 @@ class Message : public c10d::Work {
   std::vector<at::Tensor> result() override { return {tensor_}; }
 
   bool isCompleted() override {
-    const std::lock_guard<std::mutex> lock(call_mutex_);
-    if (!ended_ && Found(milliseconds(0)) && work_->Done()) End(work_->Wait());
-    return ended_;
+    // Who holds it will say when the message has ended.
+    const std::unique_lock<std::timed_mutex> lock(call_mutex_, std::try_to_lock);
+    if (lock && !Work::isCompleted() && Found(milliseconds(0))) End(OutcomeBy(*work_, absl::InfinitePast()));
+    return Work::isCompleted();
   }
 
   bool wait(milliseconds timeout) override {
-    const std::lock_guard<std::mutex> lock(call_mutex_);
-    if (!ended_) {
-      const bool limited = timeout != kNoTimeout;
-      const absl::Time deadline = limited ? absl::Now() + absl::FromChrono(timeout) : absl::InfiniteFuture();
-      if (!Found(limited ? timeout : backend_->options_->timeout)) {
+    const bool limited = timeout != kNoTimeout;
+    const absl::Time deadline = limited ? absl::Now() + absl::FromChrono(timeout) : absl::InfiniteFuture();
+    std::unique_lock<std::timed_mutex> lock(call_mutex_, std::defer_lock);
+    if (!limited) {
+      lock.lock();
+    } else if (!lock.try_lock_for(timeout)) {
+      ThrowTimedOut(rank_, title_, timeout);  // another thread waits without limit
+    }
+    if (!Work::isCompleted()) {
+      const milliseconds left = std::max(milliseconds(0), absl::ToChronoMilliseconds(deadline - absl::Now()));
+      if (!Found(limited ? left : backend_->options_->timeout)) {
         C10_THROW_ERROR(DistBackendError,
                         absl::StrCat("[Rank ", rank_, "] ", title_, ": Timed out: no rank has sent a message with tag ",
                                      tag_, " in ", (limited ? timeout : backend_->options_->timeout).count(),
                                      " ms. Look at what the senders were doing."));
       }
-      const absl::Status status = work_->Wait(deadline);
-      if (!work_->Done()) ThrowIfFailed(status, rank_, title_);
-      End(work_->Wait());  // not `status`, which may say that it has not ended, as it then had not
+      if (!End(OutcomeBy(*work_, deadline))) ThrowTimedOut(rank_, title_, timeout);
     }
     return Work::wait();
   }
@@ -98,16 +106,18 @@ class Message : public c10d::Work {
     return true;
   }
 
-  void End(const absl::Status& status) {
-    ended_ = true;
+  // False if there is no outcome yet.
+  bool End(const std::optional<absl::Status>& outcome) {
+    if (!outcome) return false;
     try {
-      ThrowIfFailed(status, rank_, title_);
+      ThrowIfFailed(*outcome, rank_, title_);
       const at::NoGradGuard no_grad;
       if (opType_ != c10d::OpType::SEND && !memory_.is_same(tensor_)) tensor_.copy_(memory_);
       finish();
     } catch (...) {
       finish(std::current_exception());
     }
+    return true;
   }
 
   c10::intrusive_ptr<DdpBackend> backend_;
@@ -115,9 +125,10 @@ class Message : public c10d::Work {
   at::Tensor tensor_, memory_;
   std::vector<ddp::Buffer> buffers_;
   int from_, tag_;
-  std::mutex call_mutex_, future_mutex_;
+  // Held by the thread that waits, also without limit: others only try to get it.
+  std::timed_mutex call_mutex_;
+  std::mutex future_mutex_;
   std::optional<ddp::Work> work_;
-  bool ended_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -4,10 +4,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "ddp/torch/tensor.h"
+#include "outcome.h"
 
 namespace ddp_torch {
 
@@ -47,13 +49,10 @@ void StreamWork::Begin(const at::Device& device, const Task& task, bool async) {
 void StreamWork::Look(absl::Time deadline) {
   const std::lock_guard<std::mutex> look(look_mutex_);
   if (Work::isCompleted()) return;
-  if (!pending_.Done() && absl::Now() < deadline) pending_.Wait(deadline).IgnoreError();
-  // It may end at any moment: the outcome is asked for only when it is there.
-  if (!pending_.Done()) return;
-  const absl::Status status = pending_.Wait();
-  if (status.ok() && !end_.query()) return;
+  const std::optional<absl::Status> outcome = OutcomeBy(pending_, deadline);
+  if (!outcome || (outcome->ok() && !end_.query())) return;
   try {
-    ThrowIfFailed(status, rank_, title_.name);
+    ThrowIfFailed(*outcome, rank_, title_.name);
     finish();
   } catch (...) {
     finish(std::current_exception());
@@ -70,7 +69,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   Look(limited ? absl::Now() + absl::FromChrono(timeout) : absl::InfinitePast());
   {
     const std::lock_guard<std::mutex> look(look_mutex_);
-    if (limited && !pending_.Done()) ThrowTimedOut(timeout);
+    if (limited && !pending_.Done()) ThrowTimedOut(rank_, title_.name, timeout);
   }
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   future_->wait();

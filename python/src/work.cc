@@ -36,6 +36,12 @@ void ThrowIfFailed(const absl::Status& status, int rank, const char* operation) 
                   absl::StrCat("[Rank ", rank, "] ", operation, ": ", status.message(), Remedy(status)));
 }
 
+void ThrowTimedOut(int rank, const char* operation, std::chrono::milliseconds timeout) {
+  C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank, "] ", operation,
+                                                 ": Timed out: Operation timed out! It has not finished within the ",
+                                                 timeout.count(), " ms that wait() was given; it goes on."));
+}
+
 CollectiveWork::CollectiveWork(const Title& title, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                                std::vector<c10::Device> gpus)
     : Work(title.rank, title.type, title.name, inputs),
@@ -43,12 +49,6 @@ CollectiveWork::CollectiveWork(const Title& title, std::vector<at::Tensor> input
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(gpus))) {}
-
-void CollectiveWork::ThrowTimedOut(std::chrono::milliseconds timeout) const {
-  C10_THROW_ERROR(DistBackendError, absl::StrCat("[Rank ", rank_, "] ", title_.name,
-                                                 ": Timed out: Operation timed out! It has not finished within the ",
-                                                 timeout.count(), " ms that wait() was given; it goes on."));
-}
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, const Title& title, std::vector<at::Tensor> inputs,
                        std::vector<at::Tensor> outputs, Task task)
@@ -92,7 +92,7 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
     return Work::wait();
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) ThrowTimedOut(timeout);
+  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) ThrowTimedOut(rank_, title_.name, timeout);
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
@@ -131,42 +131,47 @@ void Queue::Submit(const c10::intrusive_ptr<QueuedWork>& work, bool now) {
   }
 }
 
-bool Queue::RunFirst() {
-  c10::intrusive_ptr<QueuedWork> work;
-  {
-    const std::lock_guard<std::mutex> run(running_);
-    bool late = false;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (tasks_.empty()) return false;
-      work = std::move(tasks_.front());
-      tasks_.pop_front();
-      late = !work->issued_;
-    }
-    work->Execute();
-    if (late) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --not_issued_;
-    }
-  }
-  // Not under the lock: what a program has tied to the future may wait for another task.
+void Queue::RunFirst(std::unique_lock<std::mutex>& lock) {
+  const c10::intrusive_ptr<QueuedWork> work = std::move(tasks_.front());
+  tasks_.pop_front();
+  const bool late = !work->issued_;
+  running_ = true;
+  lock.unlock();
+  work->Execute();
+  lock.lock();
+  running_ = false;
+  work->executed_ = true;
+  if (late) --not_issued_;
+  lock.unlock();
+  ended_.notify_all();
+  // Now that others may execute: what a program has tied to the future may wait for another task.
   work->Complete();
-  return true;
+  lock.lock();
 }
 
 void Queue::Help(const QueuedWork& work) {
-  while (!const_cast<QueuedWork&>(work).isCompleted() && RunFirst()) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!work.executed_) {
+    if (running_) {
+      ended_.wait(lock, [&] { return work.executed_ || !running_; });
+    } else if (!tasks_.empty()) {
+      RunFirst(lock);
+    } else {
+      return;
+    }
   }
 }
 
 void Queue::Loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      filled_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
+    filled_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    if (running_) {
+      ended_.wait(lock, [this] { return !running_; });
+    } else {
+      RunFirst(lock);
     }
-    RunFirst();
   }
 }
 

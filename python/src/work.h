@@ -23,6 +23,9 @@ namespace ddp_torch {
 // Throws c10::DistBackendError, which names the rank, the operation and the remedy, unless `status` is OK.
 void ThrowIfFailed(const absl::Status& status, int rank, const char* operation);
 
+// Throws c10::DistBackendError: an operation has not ended in the time that its wait() was given.
+[[noreturn]] void ThrowTimedOut(int rank, const char* operation, std::chrono::milliseconds timeout);
+
 class Queue;
 
 // What an operation does.
@@ -57,8 +60,6 @@ class CollectiveWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const { return title_.timeout; }
 
  protected:
-  void ThrowTimedOut(std::chrono::milliseconds timeout) const;
-
   const Title title_;
   std::vector<at::Tensor> inputs_, outputs_;  // kept alive
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -82,6 +83,7 @@ class QueuedWork : public CollectiveWork {
   std::shared_ptr<Queue> queue_;
   Task task_;
   bool issued_ = false;
+  bool executed_ = false;  // guarded by the queue's mutex
   std::exception_ptr error_;
 };
 
@@ -97,18 +99,20 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // `now`: the caller waits, so it is executed at once.
   void Submit(const c10::intrusive_ptr<QueuedWork>& work, bool now);
 
-  // Executes tasks until this one is done.
+  // Executes tasks up to this one, and none that follows it, which the other ranks may never begin before the caller
+  // goes on.
   void Help(const QueuedWork& work);
 
  private:
-  bool RunFirst();
+  void RunFirst(std::unique_lock<std::mutex>& lock);  // unlocks it meanwhile
   void Loop();
 
-  std::mutex mutex_;    // guards the members below
-  std::mutex running_;  // held by who executes the first task
-  std::condition_variable filled_;
+  std::mutex mutex_;                // guards the members below
+  std::condition_variable filled_;  // for the queue's thread: there are tasks, or it is to stop
+  std::condition_variable ended_;   // no thread executes a task
   std::deque<c10::intrusive_ptr<QueuedWork>> tasks_;
-  int not_issued_ = 0;  // tasks that still have to call libddp
+  bool running_ = false;  // a thread executes a task
+  int not_issued_ = 0;    // tasks that still have to call libddp
   bool stop_ = false;
   const int process_;
   std::thread thread_;

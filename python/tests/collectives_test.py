@@ -1,9 +1,13 @@
-"""Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks."""
+"""Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks.
+
+Usage: python3 collectives_test.py [PART...], where a part is one of those that PARTS lists; without one: all
+"""
 
 import datetime
 import os
 import sys
 import tempfile
+import time
 import traceback
 
 try:
@@ -71,6 +75,43 @@ def reductions(rank, n):
     equal(future.wait(), torch.full((7,), 2.0 * n), "future")
 
 
+def uneven_reduce_scatter(rank, n):
+    """Rank r gets r + 1 elements of what the ranks have together, by every operation."""
+    def mine(r, dtype):
+        return torch.stack([torch.arange(6), torch.arange(6) + r]).flatten()[: n * (n + 1) // 2].add(1 + r).to(dtype)
+
+    folds = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul, dist.ReduceOp.MIN: torch.minimum,
+             dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.AVG: torch.add, dist.ReduceOp.BAND: torch.bitwise_and,
+             dist.ReduceOp.BOR: torch.bitwise_or, dist.ReduceOp.BXOR: torch.bitwise_xor}
+    bitwise = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
+    sizes = [r + 1 for r in range(n)]
+    for op, fold in folds.items():
+        dtype = torch.float32 if op == dist.ReduceOp.AVG else torch.int64
+        want = mine(0, dtype)
+        for r in range(1, n):
+            want = fold(want, mine(r, dtype))
+        if op == dist.ReduceOp.AVG:
+            want /= n
+        out = torch.empty(rank + 1, dtype=dtype)
+        dist.reduce_scatter(out, list(mine(rank, dtype).split(sizes)), op)
+        equal(out, want.split(sizes)[rank], f"uneven reduce_scatter {op}")
+        gaps = torch.empty(rank + 1, 2, dtype=dtype)[:, 0]
+        dist.reduce_scatter(gaps, list(mine(rank, dtype).split(sizes)), op)
+        equal(gaps, want.split(sizes)[rank], f"uneven reduce_scatter {op} with gaps")
+    for op in bitwise:
+        try:
+            dist.reduce_scatter(torch.empty(9, dtype=torch.int64), list(mine(rank, torch.int64).split(sizes)), op)
+            raise AssertionError(f"uneven reduce_scatter {op} of a wrong size was not refused")
+        except ValueError as e:
+            assert "the output needs" in str(e), e
+        x = torch.empty(2, dtype=torch.int64)
+        dist.reduce_scatter(x, [torch.full((2,), 3 * r + rank + 1) for r in range(n)], op)
+        want = torch.full((2,), 3 * rank + 1)
+        for r in range(1, n):
+            want = folds[op](want, torch.full((2,), 3 * rank + r + 1))
+        equal(x, want, f"reduce_scatter {op}")
+
+
 def moves(rank, n):
     for dtype in DTYPES + [torch.bool, torch.complex64]:
         x = torch.full((2, 3), rank, dtype=dtype)
@@ -134,6 +175,67 @@ def messages(rank, n):
         dist.send(torch.full((2,), float(rank)), 0)
 
 
+def raises(error, words, call):
+    try:
+        call()
+    except error as e:
+        assert words in str(e), e
+        return
+    raise AssertionError(f"no error with: {words}")
+
+
+def waits_with_limits(rank, n):
+    """While a future waits for a message, others can ask for it, and give up."""
+    if rank == 1:
+        for receive in (lambda x: dist.irecv(x, 0, tag=7), lambda x: dist.irecv(x, tag=8)):
+            x = torch.zeros(3)
+            work = receive(x)
+            future = work.get_future()
+            time.sleep(0.1)  # the future's thread waits now
+            begin = time.monotonic()
+            assert not work.is_completed()
+            raises(dist.DistBackendError, "Timed out", lambda: work.wait(datetime.timedelta(milliseconds=200)))
+            took = time.monotonic() - begin
+            assert 0.15 < took < 3, f"wait(0.2 s) took {took} s"
+            dist.send(torch.ones(1), 0)
+            equal(future.wait()[0], torch.full((3,), 5.0), "future of a message")
+            assert work.wait() and work.is_completed()
+            equal(x, torch.full((3,), 5.0), "irecv with a future")
+    if rank == 0:
+        for tag in (7, 8):
+            # Late at the latest: a receiver that does not give up fails by its clock, and does not hang.
+            go = dist.irecv(torch.empty(1), 1)
+            for _ in range(50):
+                if go.is_completed():
+                    break
+                time.sleep(0.1)
+            dist.send(torch.full((3,), 5.0), 1, tag=tag)
+            go.wait()
+    dist.barrier()
+
+
+def first_of_two(rank, n):
+    """wait() on an operation does not wait for a later one, which the peers may not have begun."""
+    group = dist.new_group(range(n), timeout=datetime.timedelta(seconds=5))
+    for _ in range(20):
+        first, second = torch.ones(3), torch.ones(5)
+        if rank == 0:
+            works = [dist.all_reduce(x, group=group, async_op=True) for x in (first, second)]
+            time.sleep(0.002)  # the group's thread executes the first one, and waits for the others
+            works[0].wait()
+            for r in range(1, n):
+                dist.send(torch.ones(1), r)
+            works[1].wait()
+        else:
+            time.sleep(0.01)
+            dist.all_reduce(first, group=group)
+            dist.recv(torch.empty(1), 0)
+            dist.all_reduce(second, group=group)
+        equal(first, torch.full((3,), float(n)), "the first all_reduce")
+        equal(second, torch.full((5,), float(n)), "the second all_reduce")
+    dist.destroy_process_group(group)
+
+
 def groups(rank, n):
     pair = dist.new_group([0, 1])
     if rank < 2:
@@ -168,12 +270,17 @@ def disagreement(rank, n):
         assert f"[Rank {rank}] ddp:all_reduce" in str(e), e
 
 
+PARTS = (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups, shared_memory,
+         disagreement)
+
+
 def main(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
-    for part in (reductions, moves, messages, groups, shared_memory, disagreement):
-        part(rank, n)
+    for part in PARTS:
+        if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
+            part(rank, n)
     dist.destroy_process_group()
 
 
@@ -194,6 +301,10 @@ def start(n):
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
+    if set(sys.argv[1:]) - {part.__name__ for part in PARTS}:
+        sys.exit(f"no such part; there are {', '.join(part.__name__ for part in PARTS)}")
     for ranks in (2, 3):
         if any(start(ranks)):
             sys.exit(f"failed at {ranks} ranks")

@@ -183,6 +183,11 @@ static void test_values(ddp_group* g) {
   CHECK(ddp_memory_bytes(memory) == 64 && ((char*)ddp_memory_data(memory))[63] == 0);
   OK(ddp_group_register(g, memory));
   ddp_memory_destroy(memory);
+  // The program's own memory has to be a GPU's; on the CPU the group allocates.
+  float own[16];
+  FAILS(ddp_group_register_own(g, NULL, 64, ddp_group_device(g), &memory), DDP_INVALID_ARGUMENT, "data is null");
+  CHECK(ddp_group_register_own(g, own, sizeof own, ddp_group_device(g), &memory) == DDP_INVALID_ARGUMENT);
+  CHECK(memory == NULL);
 }
 
 enum { kCount = 100 };
@@ -270,6 +275,34 @@ static void test_model(ddp_group* g, ddp_hook* hook) {
   OK(ddp_model_set_parameters(m, parameters, 2));
   ddp_model_set_weight(m, 1);
   ddp_model_destroy(m);
+}
+
+// A model whose values the library owns, which goes on in another group with its memory where it is.
+static void test_rebind(ddp_group* g) {
+  ddp_parameter parameter = {.size = sizeof parameter, .name = "a", .value = floats(NULL, kCount)};
+  ddp_model* m = NULL;
+  OK(ddp_model_create(g, &parameter, 1, NULL, &m));
+  ddp_buffer spans[2];
+  CHECK(ddp_model_value_spans(NULL, spans, 2) == 0);
+  CHECK(ddp_model_value_spans(m, spans, 2) == 1 && spans[0].count >= kCount && spans[0].dtype == DDP_FLOAT32);
+  float* value = ddp_model_value(m, 0).data;
+  CHECK(spans[0].data == value && ddp_model_value_spans(m, NULL, 0) == 1);
+  FAILS(ddp_model_can_capture(NULL), DDP_INVALID_ARGUMENT, "model is null");
+  CHECK(ddp_model_can_capture(m) == DDP_FAILED_PRECONDITION && strlen(ddp_error()) > 0);  // a CPU has no graphs
+
+  ddp_group* other = NULL;
+  OK(ddp_group_split(g, 0, 0, &other));
+  FAILS(ddp_model_rebind(m, NULL), DDP_INVALID_ARGUMENT, "group is null");
+  OK(ddp_model_rebind(m, other));
+  CHECK(ddp_model_value(m, 0).data == value);
+  const int n = ddp_group_size(other), r = ddp_group_rank(other);
+  float* grad = ddp_model_grad(m, 0).data;
+  for (int i = 0; i < kCount; ++i) grad[i] = (float)(2 * r);
+  ddp_model_grad_ready(m, 0, NULL);
+  OK(ddp_model_finish_backward(m, NULL));
+  CHECK(grad[kCount - 1] == (float)(n - 1));
+  ddp_model_destroy(m);
+  ddp_group_destroy(other);
 }
 
 static void test_hooks(ddp_group* g) {
@@ -396,6 +429,7 @@ static void* run_rank(void* argument) {
   test_collectives(world);
   test_values(world);
   test_model(world, NULL);
+  test_rebind(world);
   test_hooks(world);
   test_scaler(world);
   CHECK(ddp_group_size(world) == 1 || __atomic_load_n(&operations, __ATOMIC_RELAXED) > 0);

@@ -11,20 +11,22 @@ import subprocess
 import sys
 
 root, programs = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/guide/*.md", "docs/performance/*.md", "examples/**/*.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/guide/*.md", "docs/performance/*.md", "examples/**/*.md", "python/*.md"]
 PROGRAM = re.compile(r"(?:^|[\s/])((?:train|ddp|nn|p2p|device|internode|record|startup|unscale)_\w+)(?=\s|$)")
 problems, checked = [], 0
 
 
 @functools.cache
 def help_of(command):
-    """What a script or program says to --help, or None if this build has no such program."""
+    """What a script or program says to --help, or None if this build has no such program, or the script lacks a package."""
     command, *arguments = command.split()
     path = root / command if "/" in command else programs / command
     if "/" not in command and not path.exists():
         return None
     shell = {".sh": ["bash"], ".py": [sys.executable]}.get(path.suffix, [])
     done = subprocess.run([*shell, str(path), *arguments, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 77:
+        return None
     return (done.stdout + done.stderr).replace("_", "-")
 
 
@@ -66,7 +68,7 @@ def check_flags(where, command, rest):
 
 
 def check_line(where, line, presets, options, variables):
-    for script in re.finditer(r"\b((?:scripts|bench)/[\w/]+\.(?:sh|py))", line):
+    for script in re.finditer(r"\b((?:scripts|bench|python/tests)/[\w/]+\.(?:sh|py))", line):
         check(where, (root / script[1]).exists(), f"there is no {script[1]}")
         if (root / script[1]).exists() and re.search(r"(?:bash|python3) $", line[: script.start()]):
             check_flags(where, script[1], line[script.end():])

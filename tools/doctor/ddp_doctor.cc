@@ -65,6 +65,7 @@ ddp::ProbeNcclOptions ProbeOptionsOf(const Flags& flags, int gpu) {
   options.device = {ddp::Device::Kind::kCuda, static_cast<int16_t>(gpu)};
   options.limit = absl::Seconds(flags.limit);
   options.fresh = true;
+  options.remember = false;  // it looks, and changes nothing
   return options;
 }
 

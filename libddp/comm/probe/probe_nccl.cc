@@ -232,6 +232,13 @@ absl::StatusOr<std::optional<ProbeReport>> Recall(ProcessGroup& control, const P
   return same ? mine : std::nullopt;
 }
 
+// What does not work may work again at the next start: a GPU that was full, a peer that was late. NCCL without P2P that
+// was compared with nothing would win every later comparison.
+bool WorthRemembering(const ProbeReport& report, const ProbeNcclOptions& options) {
+  return report.verdict == ProbeVerdict::kWorks ||
+         (report.verdict == ProbeVerdict::kWorksWithoutP2p && options.complete != nullptr);
+}
+
 bool AnyHelperFailed(const Results& results) {
   return std::any_of(results.begin(), results.end(), [](const ProbeResult& r) {
     // A GPU that admits one process only may be this process's already.
@@ -314,8 +321,7 @@ absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOpti
   if (report->verdict == ProbeVerdict::kWorksWithoutP2p && options.complete) {
     if (absl::Status s = options.complete(*report); !s.ok()) return s;
   }
-  // What does not work may work again at the next start: a GPU that was full, a peer that was late.
-  if (report->verdict == ProbeVerdict::kWorks || report->verdict == ProbeVerdict::kWorksWithoutP2p) {
+  if (options.remember && WorthRemembering(*report, options)) {
     if (absl::Status s = ProbeCache(options.cache).Store(*key, *report); !s.ok()) {
       Log().info("rank {}: the probe's result is not remembered: {}", control.rank(), std::string(s.message()));
     }

@@ -27,8 +27,9 @@ struct ProbeNcclOptions {
   std::string helper = {};                 // see FindProbeHelper
   std::string cache = ProbeCacheFolder();  // empty: nothing is remembered
   bool fresh = false;                      // looks again in spite of what is remembered
+  bool remember = true;  // what was found; the ranks say the same
   // Adds to a report that says kWorksWithoutP2p what else has to be known then, before it is remembered. Collective.
-  // May be empty.
+  // May be empty; such a report is not remembered then.
   std::function<absl::Status(ProbeReport&)> complete = {};
   // What works in this process.
   DeviceRuntime* runtime = CudaDevices();

@@ -12,6 +12,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/nccl/advice.h"
 #include "libddp/comm/probe/hierarchical_trial.h"
 #include "libddp/comm/probe/probe_cache.h"
 #include "libddp/comm/staged/staged_group.h"
@@ -26,8 +27,12 @@ std::string Objection(const std::vector<ProbeResult>& trials) {
   const int failed = FirstFailure(trials);
   if (failed < 0) return "";
   const ProbeResult& result = trials[static_cast<size_t>(failed)];
-  return absl::StrCat("on rank ", failed, " ", StepName(result.step), " ", HowItFailed(result));
+  return absl::StrCat("on rank ", failed, " ", StepName(result.step), " ", HowItFailed(result),
+                      result.short_ms > 0 ? "; " : "", result.short_ms > 0 ? kMoreTime : "");
 }
+
+// What a trial of the hierarchical backend gets in any case.
+constexpr absl::Duration kLeastTrial = absl::Seconds(1);
 
 class Chooser {
  public:
@@ -57,16 +62,36 @@ class Chooser {
     if (!spare.ok()) return spare.status();
     NcclGroupOptions nccl = options_;
     nccl.always_abortable = true;
-    nccl.start_limit = LimitNow(4 * options_.probe.limit);
+    nccl.start_limit =
+        TimeOfAttempt(4 * options_.probe.limit, end_, std::min(options_.probe.least, options_.timeout)).time;
     absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control_), nccl);
     if (group.ok()) return Chosen(*std::move(group), without_p2p);
 
     ProbeCache(options_.probe.cache).Forget(report_.key);
-    report_ = {};
-    report_.failed_step = "making the group, after the check had passed,";
-    report_.how = absl::StrCat("failed (", group.status().message(), ")");
+    report_ = AfterCheck(group.status(), report_);
     control_ = *std::move(spare);
     return OverHostMemory();
+  }
+
+  // What is to be said of NCCL that has passed its check, and then failed. What the check had found against P2P still
+  // holds.
+  static ProbeReport AfterCheck(const absl::Status& status, const ProbeReport& check) {
+    ProbeReport report;
+    report.failed_step = "making the group, after the check had passed,";
+    report.how = absl::StrCat("failed (", status.message(), ")");
+    const nccl::CauseAndRemedy known = nccl::Recognise(status.message(), nccl::kInternalError, 0);
+    report.cause = known.cause;
+    report.remedy = known.remedy;
+    if (report.cause.empty() && absl::IsDataLoss(status)) report.cause = "GPUs read each other's memory wrongly";
+    if (report.cause.empty() && absl::IsDeadlineExceeded(status)) report.cause = "a rank is stuck, or had no time left";
+    if (report.remedy.empty() && absl::IsDeadlineExceeded(status)) report.remedy = kMoreTime;
+    if (report.remedy.empty()) report.remedy = "start again, which repeats the check; NCCL_DEBUG=INFO says more";
+    if (check.how.empty()) return report;
+    absl::StrAppend(&report.how, ", and with P2P, before, on rank ", check.failed_rank, " ", check.failed_step, " ",
+                    check.how);
+    absl::StrAppend(&report.cause, report.cause.empty() ? "" : "; with P2P: ", check.cause);
+    absl::StrAppend(&report.remedy, "; ", check.remedy);
+    return report;
   }
 
   // No backend helps where a GPU is missing.
@@ -79,12 +104,9 @@ class Chooser {
     return Agree(*control_, mine);
   }
 
-  // Of one attempt: whatever fails leaves time for what comes next.
-  absl::Duration LimitNow(absl::Duration limit) const { return std::min(limit, (end_ - absl::Now()) / 2); }
-
   absl::StatusOr<std::vector<ProbeResult>> Try(bool timing) {
-    trial_.timeout = LimitNow(options_.probe.limit);
-    return TryHierarchical(*control_, trial_, timing);
+    const AttemptTime time = TimeOfAttempt(options_.probe.limit, end_, std::min(kLeastTrial, options_.timeout));
+    return TryHierarchical(*control_, trial_, time, timing);
   }
 
   absl::StatusOr<ProbeReport> Probe() {
@@ -99,6 +121,7 @@ class Chooser {
       const absl::StatusOr<std::vector<ProbeResult>> trials = Try(/*timing=*/true);
       if (!trials.ok()) return trials.status();
       if (FirstFailure(*trials) < 0) report.micros_hierarchical = Slowest(*trials);
+      for (const ProbeResult& trial : *trials) report.hurried = report.hurried || trial.short_ms > 0;
       return absl::OkStatus();
     };
     return ProbeNccl(*control_, probe);

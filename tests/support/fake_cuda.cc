@@ -4,7 +4,16 @@
 
 #define CUDA extern "C" __attribute__((visibility("default")))
 
-CUDA int cuInit(unsigned) { return 0; }
+// FAKE_CUDA_INIT: the error with which it does not start.
+CUDA int cuInit(unsigned) {
+  const char* const told = std::getenv("FAKE_CUDA_INIT");
+  return told == nullptr ? 0 : std::atoi(told);
+}
+
+CUDA int cuGetErrorString(int, const char** words) {
+  *words = "it is broken";
+  return 0;
+}
 
 CUDA int cuDriverGetVersion(int* version) {
   *version = 12040;

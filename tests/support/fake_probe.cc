@@ -104,7 +104,8 @@ void Do(const std::string& what) {
   result = Passed();
   if (what == "slow") result.micros.fill(1e5f);
   if (!complaint.empty()) result.Fail(ProbeState::kError, complaint);
-  if (what == "pass" || what == "slow") Say(EncodeProbeResult(result));
+  if (what == "late") usleep(2'200'000);
+  if (what == "pass" || what == "slow" || what == "late") Say(EncodeProbeResult(result));
   if (what == "stubborn") {  // does not end when it is told to
     Say(EncodeProbeResult(result));
     signal(SIGTERM, SIG_IGN);

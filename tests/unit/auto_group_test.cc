@@ -178,12 +178,74 @@ TEST_CASE("NCCL that fails after its check had passed gives way, too, and the ne
     CHECK(choice.backend == "hierarchical");
     CHECK_FALSE(choice.from_cache);
     CHECK(absl::StrContains(choice.failed_step, "after the check had passed"));
+    CHECK_FALSE(choice.remedy.empty());
+    CHECK(choice.cause.empty() == (c.mishap == Mishap::kFail));
     CHECK(scenario.helpers.Count() == 2);
 
     scenario.limit = absl::Seconds(20);
     CHECK_FALSE(scenario.Start().from_cache);
     CHECK(scenario.helpers.Count() == 4);
   }
+}
+
+TEST_CASE("what the check had found against P2P is still said when NCCL without it fails, too") {
+  Scenario scenario(2);
+  FakeHelpers::Tell("1=hung,pass", "pass");
+  scenario.OperationsTake(11);
+  scenario.job.nccl.Plan("CommInitRankConfig", 1, Mishap::kFail);
+  const auto results = scenario.StartAll();
+  REQUIRE(results[0].status() == absl::OkStatus());
+  const BackendChoice& choice = *results[0];
+  INFO(choice.text);
+  CHECK(choice.backend == "hierarchical");
+  CHECK(absl::StrContains(choice.failed_step, "after the check had passed"));
+  CHECK(absl::StrContains(choice.failure, "with P2P, before, on rank 1 all-reduce of 512 KiB hung"));
+  CHECK(absl::StrContains(choice.cause, "PCIe ACS"));
+  CHECK(absl::StrContains(choice.remedy, "set NCCL_P2P_DISABLE=1"));
+}
+
+TEST_CASE("a short time-out: a slow start is no hang, and what hangs is not taken for proven") {
+  Scenario slow(2);
+  slow.job.timeout = absl::Milliseconds(500);
+  FakeHelpers::Tell("late", "pass");
+  CHECK(slow.Start().backend == "nccl");
+
+  const auto in_little_time = [](Scenario& scenario) {
+    scenario.job.timeout = TimeFor(absl::Seconds(3));
+    scenario.cache = scenario.folder.path();
+    scenario.change = [](AutoGroupOptions& options, int) { options.probe.least = absl::Milliseconds(100); };
+  };
+  Scenario first(2);
+  in_little_time(first);
+  FakeHelpers::Tell("hang", "pass");
+  const BackendChoice choice = first.Start();
+  INFO(choice.text);
+  CHECK(absl::StrContains(choice.failure, "hung (it had "));
+  CHECK(absl::StrContains(choice.cause, "the time was too short, or the GPUs cannot use each other's memory"));
+  CHECK(absl::StrContains(choice.remedy, "raise DDP_TIMEOUT; set NCCL_P2P_DISABLE=1"));
+  FakeHelpers::Tell("pass", "pass");
+  unsetenv("NCCL_P2P_DISABLE");
+  const BackendChoice next = first.Start();
+  CHECK_FALSE(next.from_cache);
+  CHECK_FALSE(next.without_p2p);
+
+  // Both attempts use the time up: the hierarchical backend still gets enough.
+  Scenario both(2);
+  in_little_time(both);
+  FakeHelpers::Tell("hang", "hang");
+  const BackendChoice last = both.Start();
+  CHECK(last.backend == "hierarchical");
+  CHECK(absl::StrContains(last.text, "the time was too short, or ranks cannot reach each other by TCP"));
+}
+
+TEST_CASE("an attempt gets half of what is left, and never less than it needs") {
+  const absl::Duration usual = absl::Seconds(30), least = absl::Seconds(5);
+  CHECK_FALSE(TimeOfAttempt(usual, absl::InfiniteFuture(), least).is_short);
+  CHECK(TimeOfAttempt(usual, absl::Now() + absl::Minutes(10), least).time == usual);
+  CHECK(TimeOfAttempt(usual, absl::Now() + absl::Seconds(3), least).time == least);
+  CHECK(TimeOfAttempt(usual, absl::Now() - absl::Seconds(3), least).time == least);
+  CHECK(TimeOfAttempt(usual, absl::Now() - absl::Seconds(3), least).is_short);
+  CHECK(TimeOfAttempt(absl::Seconds(1), absl::Now(), least).time == absl::Seconds(1));
 }
 
 TEST_CASE("what comes after NCCL is tried out before it is used") {

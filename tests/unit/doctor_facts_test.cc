@@ -88,10 +88,15 @@ TEST_CASE("GPUs are read from the PCI bus, with what stands above them") {
   CHECK(gpu.redirecting.empty());
   CHECK(facts.gpus[1].redirecting == std::vector<std::string>{"0000:00:02.0"});
 
-  machine.root.Write("sys/kernel/iommu_groups/0/type", "DMA\n");
-  Facts with_iommu;
-  ReadPci(machine.root.path(), with_iommu);
-  CHECK(with_iommu.iommu);
+  // The GPU's group; with iommu=pt, which is the remedy, there are groups, too.
+  fs::create_symlink("../../../../kernel/iommu_groups/0",
+                     machine.root.File("sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0/iommu_group"));
+  for (const bool translates : {false, true}) {
+    machine.root.Write("sys/kernel/iommu_groups/0/type", translates ? "DMA-FQ\n" : "identity\n");
+    Facts with_iommu;
+    ReadPci(machine.root.path(), with_iommu);
+    CHECK(with_iommu.iommu == translates);
+  }
 }
 
 TEST_CASE("ACS that only root may read is told to be unknown") {
@@ -134,6 +139,8 @@ TEST_CASE("limits of the system are read from files") {
   CHECK(facts.ptrace_scope == 2);
   CHECK(facts.online_processors == 8);
   CHECK(facts.shared_memory_mib > 0);
+  CHECK(facts.free_shared_memory_mib >= 0);
+  CHECK(facts.free_shared_memory_mib <= facts.shared_memory_mib);
 }
 
 TEST_CASE("lists of processors") {
@@ -166,6 +173,14 @@ TEST_CASE("the driver is asked about the GPUs that this process sees") {
   CHECK(facts.without_p2p == std::vector<std::pair<int, int>>{{0, 1}});
   CHECK_FALSE(facts.cudnn);
   CHECK_FALSE(facts.processors.empty());
+
+  setenv("FAKE_CUDA_INIT", "803", 1);
+  const Facts broken = GatherFacts(sources);
+  CHECK(broken.gpus.empty());
+  CHECK(broken.cuda_error == "cuInit: error 803, it is broken");
+  setenv("FAKE_CUDA_INIT", "100", 1);  // as where CUDA_VISIBLE_DEVICES hides all
+  CHECK(GatherFacts(sources).cuda_error.empty());
+  unsetenv("FAKE_CUDA_INIT");
 
   setenv("FAKE_CUDA_GPUS", "0", 1);
   CHECK(GatherFacts(sources).gpus.empty());

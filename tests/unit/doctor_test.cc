@@ -34,7 +34,7 @@ Facts Healthy() {
   facts.nccl_built = true;
   facts.nccl_version = 22809;
   facts.cudnn = true;
-  facts.shared_memory_mib = 4096;
+  facts.shared_memory_mib = facts.free_shared_memory_mib = 4096;
   facts.mpi_built = true;
   facts.launcher = "mpirun";
   facts.ranks = facts.local_ranks = 4;
@@ -68,6 +68,11 @@ const Planted kPlanted[] = {
        f.gpus.clear();
      }},
     {"visible", Severity::kError, "sees no GPU", "CUDA_VISIBLE_DEVICES", [](Facts& f) { f.gpus.clear(); }},
+    {"cuda_start", Severity::kError, "does not start (cuInit: error 803, x)", "reboot",
+     [](Facts& f) {
+       f.gpus.clear();
+       f.cuda_error = "cuInit: error 803, x";
+     }},
     {"gpus", Severity::kNote, "no GPU", "",
      [](Facts& f) {
        f.gpus.clear();
@@ -105,6 +110,8 @@ const Planted kPlanted[] = {
     {"acs", Severity::kNote, "cannot be read", "as root", [](Facts& f) { f.acs_readable = false; }},
     {"iommu", Severity::kWarning, "IOMMU is on", "iommu=pt", [](Facts& f) { f.iommu = true; }},
     {"shm", Severity::kWarning, "64 MiB", "--shm-size=1g", [](Facts& f) { f.shared_memory_mib = 64; }},
+    {"shm", Severity::kWarning, "20 MiB are free, of 4096", "ls -l /dev/shm",
+     [](Facts& f) { f.free_shared_memory_mib = 20; }},
     {"shm", Severity::kWarning, "no /dev/shm", "mount -t tmpfs", [](Facts& f) { f.shared_memory_mib = -1; }},
     {"memlock", Severity::kNote, "8192 KiB", "ulimit -l unlimited", [](Facts& f) { f.locked_memory_kib = 8192; }},
     {"ptrace", Severity::kNote, "ptrace_scope is 1", "sysctl", [](Facts& f) { f.ptrace_scope = 1; }},
@@ -213,6 +220,16 @@ TEST_CASE("what several ranks say stands once, the worst first") {
   CHECK(json["findings"][0]["severity"] == "error");
   CHECK(json["findings"][0]["ranks"] == std::vector<int>{2});
   CHECK(json["environment"]["cpu"] == 1);
+}
+
+TEST_CASE("ranks without a GPU beside others are named, since nothing is tried out then") {
+  CHECK(CheckGpusOfRanks({true, true}).empty());
+  CHECK(CheckGpusOfRanks({false, false}).empty());  // each rank says so itself
+  const Findings findings = CheckGpusOfRanks({true, false, true});
+  REQUIRE(findings.size() == 1);
+  CHECK(findings[0].severity == Severity::kError);
+  CHECK(absl::StrContains(findings[0].text, "no GPU on rank 1"));
+  CHECK_FALSE(findings[0].remedy.empty());
 }
 
 TEST_CASE("ranks with different versions of NCCL are told so") {

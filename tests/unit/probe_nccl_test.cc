@@ -36,6 +36,7 @@ class Scenario : public ProbeScenario<ProbeNcclOptions> {
       SetProbe(options, rank.rank);
       options.runtime = &rank.gpus;
       options.api = rank.nccl.api();
+      options.complete = [](ProbeReport&) { return absl::OkStatus(); };
       Change(options, rank.rank);
       reports[static_cast<size_t>(rank.rank)] = RANK_VALUE(ProbeNccl(*control, options));
       RANK_CHECK_OK(control->Barrier().Wait());
@@ -265,6 +266,37 @@ TEST_CASE("what does not work is looked at again at each start") {
   CHECK(scenario.Probe().verdict == ProbeVerdict::kInconclusive);
   CHECK_FALSE(fs::exists(scenario.cache));
   CHECK_FALSE(scenario.Probe().from_cache);
+}
+
+TEST_CASE("who only looks leaves nothing behind, and NCCL without P2P is remembered with its comparison only") {
+  Scenario scenario(2);
+  scenario.cache = scenario.folder.path() + "/cache";
+  Scenario::Tell("hung", "pass");
+  scenario.change = [](ProbeNcclOptions& options, int) { options.complete = nullptr; };
+  CHECK(scenario.Probe().verdict == ProbeVerdict::kWorksWithoutP2p);
+  CHECK_FALSE(fs::exists(scenario.cache));
+  scenario.change = [](ProbeNcclOptions& options, int) {
+    options.fresh = true;
+    options.remember = false;
+  };
+  for (const char* configured : {"hung", "pass"}) {
+    Scenario::Tell(configured, "pass");
+    CHECK(scenario.Probe().key.empty());
+    CHECK_FALSE(fs::exists(scenario.cache));
+  }
+  // Nor is it misled by what is there, or takes it away.
+  scenario.change = nullptr;
+  CHECK(scenario.Probe().verdict == ProbeVerdict::kWorks);
+  scenario.change = [](ProbeNcclOptions& options, int) {
+    options.fresh = true;
+    options.remember = false;
+  };
+  Scenario::Tell("hung", "pass");
+  CHECK(scenario.Probe().verdict == ProbeVerdict::kWorksWithoutP2p);
+  scenario.change = nullptr;
+  const ProbeReport later = scenario.Probe();
+  CHECK(later.from_cache);
+  CHECK(later.verdict == ProbeVerdict::kWorks);
 }
 
 TEST_CASE("a cache that cannot be written costs nothing but time") {

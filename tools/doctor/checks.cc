@@ -63,6 +63,13 @@ class Checker {
                  facts_.nvidia_devices, " NVIDIA GPU", facts_.nvidia_devices == 1 ? "" : "s",
                  " on the PCI bus, but no driver: training runs on the CPU only");
     }
+    if (!facts_.cuda_error.empty()) {
+      return Say(
+          Severity::kError, "cuda_start",
+          "look for Xid errors and for nvidia in dmesg; after an update of the driver reboot, otherwise: modprobe "
+          "nvidia_uvm, and with NVSwitch: systemctl start nvidia-fabricmanager",
+          "driver ", DriverText(), " is there, but CUDA does not start (", facts_.cuda_error, ")");
+    }
     if (!gpus() && facts_.nvidia_devices > 0) {
       return Say(Severity::kError, "visible", "unset CUDA_VISIBLE_DEVICES, or look at nvidia-smi and dmesg", "driver ",
                  DriverText(), " is there, but this process sees no GPU");
@@ -168,6 +175,10 @@ class Checker {
     } else if (several && facts_.shared_memory_mib < kLittleSharedMib) {
       Say(Severity::kWarning, "shm", "start the container with --shm-size=1g, or mount -o remount,size=1g /dev/shm",
           "/dev/shm has ", facts_.shared_memory_mib, " MiB, which NCCL and the ranks share: it may become full");
+    } else if (several && facts_.free_shared_memory_mib < kLittleSharedMib) {
+      Say(Severity::kWarning, "shm", "ls -l /dev/shm shows what fills it; rm what ended programs have left",
+          "of /dev/shm ", facts_.free_shared_memory_mib, " MiB are free, of ", facts_.shared_memory_mib,
+          ": it may become full");
     }
     if (several && facts_.locked_memory_kib >= 0 && facts_.locked_memory_kib < kLittleLockedKib) {
       Say(Severity::kNote, "memlock", "ulimit -l unlimited, or start the container with --ulimit memlock=-1",
@@ -263,6 +274,18 @@ Finding CheckProbe(const ddp::ProbeReport& report) {
       if (finding.remedy.empty()) finding.remedy = "see the other findings; NCCL_DEBUG=INFO says more";
   }
   return finding;
+}
+
+Findings CheckGpusOfRanks(const std::vector<bool>& sees_gpu) {
+  std::vector<size_t> without;
+  for (size_t r = 0; r < sees_gpu.size(); ++r) {
+    if (!sees_gpu[r]) without.push_back(r);
+  }
+  if (without.empty() || without.size() == sees_gpu.size()) return {};
+  return {{Severity::kError, "gpus_of_ranks",
+           absl::StrCat("no GPU on rank", without.size() == 1 ? " " : "s ", absl::StrJoin(without, ", "),
+                        ", but on others: NCCL was not tried out"),
+           "give CUDA_VISIBLE_DEVICES alike on all hosts, and start no more ranks on a host than it has GPUs"}};
 }
 
 Findings Merge(const std::vector<Findings>& by_rank) {

@@ -1,4 +1,5 @@
 // Says in a few seconds why training would fail or crawl on this machine.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -65,6 +66,7 @@ ddp::ProbeNcclOptions ProbeOptionsOf(const Flags& flags, int gpu) {
   options.device = {ddp::Device::Kind::kCuda, static_cast<int16_t>(gpu)};
   options.limit = absl::Seconds(flags.limit);
   options.fresh = true;
+  options.remember = false;  // it looks, and changes nothing
   return options;
 }
 
@@ -98,14 +100,14 @@ Finding ProbeAlone(const Flags& flags, int gpus) {
   return FindingOf(reports[0]);
 }
 
-// One answer for all ranks: whether each has a GPU.
-bool AllHaveGpus(ddp::ProcessGroup& world, const Facts& facts) {
+// One answer for all ranks: whether each has a GPU. `findings` gets what is wrong where only some have.
+bool AllHaveGpus(ddp::ProcessGroup& world, const Facts& facts, Findings& findings) {
   const absl::StatusOr<std::vector<std::string>> all = ddp::GatherStrings(world, facts.gpus.empty() ? "" : "GPU");
   if (!all.ok()) return false;
-  for (const std::string& one : *all) {
-    if (one.empty()) return false;
-  }
-  return true;
+  std::vector<bool> sees_gpu;
+  for (const std::string& one : *all) sees_gpu.push_back(!one.empty());
+  for (const Finding& finding : CheckGpusOfRanks(sees_gpu)) findings.push_back(finding);
+  return std::find(sees_gpu.begin(), sees_gpu.end(), false) == sees_gpu.end();
 }
 
 // What every rank finds, in rank order.
@@ -116,7 +118,7 @@ absl::StatusOr<std::vector<Findings>> Examine(const Flags& flags, const Facts& f
     if (flags.probe && !facts.gpus.empty()) mine.push_back(ProbeAlone(flags, static_cast<int>(facts.gpus.size())));
     return std::vector<Findings>{mine};
   }
-  if (flags.probe && AllHaveGpus(world, facts)) {
+  if (flags.probe && AllHaveGpus(world, facts, mine)) {
     const int gpu = facts.gpus.size() == 1 ? 0 : context.local_rank();
     mine.push_back(FindingOf(ddp::ProbeNccl(world, ProbeOptionsOf(flags, gpu))));
   }

@@ -107,7 +107,16 @@ void AskDriver(const FactSources& sources, Facts& facts) {
   auto* const peers = FindFunction<int(int*, int, int)>(cuda, "cuDeviceCanAccessPeer");
   int count = 0;
   if (version_of != nullptr) (void)version_of(&facts.driver_cuda);
-  if (init == nullptr || count_of == nullptr || bus_id_of == nullptr || init(0) != 0 || count_of(&count) != 0) {
+  const int started = init == nullptr ? 0 : init(0);
+  constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE: what hides them is said elsewhere
+  if (started != 0 && started != kNoDevice) {
+    const char* words = nullptr;
+    auto* const words_of = FindFunction<int(int, const char**)>(cuda, "cuGetErrorString");
+    if (words_of != nullptr) (void)words_of(started, &words);
+    facts.cuda_error =
+        absl::StrCat("cuInit: error ", started, words == nullptr ? "" : ", ", words == nullptr ? "" : words);
+  }
+  if (init == nullptr || count_of == nullptr || bus_id_of == nullptr || started != 0 || count_of(&count) != 0) {
     facts.gpus.clear();  // they are there, and cannot be used
     return;
   }
@@ -224,8 +233,11 @@ void ReadPci(const std::string& root, Facts& facts) {
   std::sort(devices.begin(), devices.end());
   facts.nvidia_devices = static_cast<int>(devices.size());
   for (const std::string& device : devices) facts.gpus.push_back(ReadGpu(root, device, facts));
-  const fs::directory_iterator groups(root + "/sys/kernel/iommu_groups", error);
-  facts.iommu = !error && groups != fs::directory_iterator();
+  // With iommu=pt, too, there are groups: what counts is whether addresses are translated.
+  for (const std::string& device : devices) {
+    const std::string group = root + "/sys/bus/pci/devices/" + device + "/iommu_group";
+    facts.iommu = facts.iommu || (fs::exists(group, error) && ReadLine(group + "/type") != "identity");
+  }
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Fri ..."
   const std::string driver = ValueOf(root + "/proc/driver/nvidia/version", "NVRM version");
   for (const absl::string_view word : absl::StrSplit(driver, ' ', absl::SkipEmpty())) {
@@ -242,6 +254,7 @@ void ReadSystem(const std::string& root, Facts& facts) {
   struct statvfs shm;
   if (statvfs((root + "/dev/shm").c_str(), &shm) == 0) {
     facts.shared_memory_mib = static_cast<int64_t>(shm.f_blocks * shm.f_frsize >> 20);
+    facts.free_shared_memory_mib = static_cast<int64_t>(shm.f_bavail * shm.f_frsize >> 20);
   }
 }
 

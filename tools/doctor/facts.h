@@ -32,6 +32,7 @@ struct Facts {
   int nvidia_devices = 0;                        // on the PCI bus, whatever the driver says
   std::string driver;                            // "570.86.15"; empty: none
   int driver_cuda = 0;                           // the newest CUDA that the driver runs, as 12080 for 12.8; 0: unknown
+  std::string cuda_error;                        // why CUDA does not start; empty: it does, or sees no GPU
   std::string built_cuda;                        // the CUDA that libddp was built with; empty: none
   std::vector<Gpu> gpus;                         // those that this process sees
   std::vector<std::pair<int, int>> without_p2p;  // pairs of GPUs for which the driver offers no P2P
@@ -45,6 +46,7 @@ struct Facts {
 
   bool iommu = false, acs_readable = true;
   int64_t shared_memory_mib = -1;  // of /dev/shm; -1: there is none
+  int64_t free_shared_memory_mib = -1;
   int64_t locked_memory_kib = -1;  // -1: no limit
   int ptrace_scope = 0;
   bool single_copy_off = false;  // DDP_SINGLE_COPY=off

@@ -137,8 +137,9 @@ ProbeResult TryGroup(ProcessGroup& group, DeviceRuntime& runtime, bool timing) {
   return GroupTrial(group, runtime).Run(timing);
 }
 
-absl::StatusOr<std::vector<ProbeResult>> TryHierarchical(ProcessGroup& control, const DeviceGroupOptions& options,
-                                                         bool timing) {
+absl::StatusOr<std::vector<ProbeResult>> TryHierarchical(ProcessGroup& control, DeviceGroupOptions options,
+                                                         const AttemptTime& time, bool timing) {
+  options.timeout = time.time;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> own = control.Split(0, control.rank());
   if (!own.ok()) return own.status();
   absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateStagedGroup(*std::move(own), options);
@@ -147,8 +148,10 @@ absl::StatusOr<std::vector<ProbeResult>> TryHierarchical(ProcessGroup& control, 
   if (group.ok()) {
     mine = TryGroup(**group, *options.runtime, timing);
   } else {
-    mine.Fail(ProbeState::kError, group.status().message());
+    mine.Fail(absl::IsDeadlineExceeded(group.status()) ? ProbeState::kHang : ProbeState::kError,
+              group.status().message());
   }
+  if (mine.state == ProbeState::kHang) mine.short_ms = time.short_ms();
   return Exchange(control, mine);  // before this rank lets its group go
 }
 

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/probe/probe_nccl.h"
 #include "libddp/comm/probe/probe_result.h"
 
 namespace ddp {
@@ -16,9 +17,9 @@ namespace ddp {
 ProbeResult TryGroup(ProcessGroup& group, DeviceRuntime& runtime, bool timing);
 
 // Collective over `control`, which is whole afterwards: makes a group of the same ranks, tries it out, and lets it go.
-// The results of all ranks. Errors: those of `control` alone.
-absl::StatusOr<std::vector<ProbeResult>> TryHierarchical(ProcessGroup& control, const DeviceGroupOptions& options,
-                                                         bool timing);
+// `time` takes the place of the options' time-out. The results of all ranks. Errors: those of `control` alone.
+absl::StatusOr<std::vector<ProbeResult>> TryHierarchical(ProcessGroup& control, DeviceGroupOptions options,
+                                                         const AttemptTime& time, bool timing);
 
 }  // namespace ddp
 

@@ -67,8 +67,8 @@ class Rounds {
   std::optional<nccl::UniqueId> id_;
 };
 
-absl::Duration LimitNow(const ProbeNcclOptions& options) {
-  return std::min(options.limit, (options.end - absl::Now()) / 2);
+AttemptTime TimeNow(const ProbeNcclOptions& options) {
+  return TimeOfAttempt(options.limit, options.end, options.least);
 }
 
 constexpr char kStoppedText[] = "another rank had failed";
@@ -76,13 +76,14 @@ constexpr char kStoppedText[] = "another rank had failed";
 // One attempt by helpers. Its processes have ended when it returns.
 absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptions& options, const std::string& program,
                                      bool without_p2p) {
+  const AttemptTime time = TimeNow(options);
   const absl::StatusOr<std::unique_ptr<HelperProcess>> helper =
       HelperProcess::Start({.program = program,
                             .environment = HelperEnvironment(AllVariables(), without_p2p),
                             .rank = control.rank(),
                             .size = control.size(),
                             .device = options.device.index,
-                            .limit = LimitNow(options),
+                            .limit = time.time,
                             .timing = without_p2p});
   ProbeResult mine;
   if (!helper.ok()) mine.Fail(ProbeState::kNoHelper, helper.status().message());
@@ -97,6 +98,7 @@ absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptio
     if (!rounds.over()) absl::SleepFor(kRoundEvery);
   }
   if (mine.state == ProbeState::kRunning) mine.Fail(ProbeState::kStopped, kStoppedText);
+  if (mine.state == ProbeState::kHang) mine.short_ms = time.short_ms();
   return Exchange(control, mine);  // before this rank's helper ends
 }
 
@@ -129,7 +131,8 @@ absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& o
   probe.rank = control.rank();
   probe.size = control.size();
   probe.device = options.device;
-  probe.limit = LimitNow(options);
+  const AttemptTime time = TimeNow(options);
+  probe.limit = time.time;
   const bool first = control.rank() == 0;
   probe.exchange_id = [mail, first](nccl::UniqueId* id) -> absl::Status {
     while (true) {
@@ -160,6 +163,7 @@ absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& o
     absl::SleepFor(absl::Milliseconds(1));
   }
   if (!control_status.ok()) return control_status;
+  if (run.result.state == ProbeState::kHang) run.result.short_ms = time.short_ms();
   return Exchange(control, run.result);  // before this rank lets its communicator go
 }
 
@@ -232,6 +236,13 @@ absl::StatusOr<std::optional<ProbeReport>> Recall(ProcessGroup& control, const P
   return same ? mine : std::nullopt;
 }
 
+// What does not work may work again at the next start: a GPU that was full, a peer that was late. NCCL without P2P that
+// was compared with nothing would win every later comparison, and where time was short P2P may be blamed for nothing.
+bool WorthRemembering(const ProbeReport& report, const ProbeNcclOptions& options) {
+  return report.verdict == ProbeVerdict::kWorks ||
+         (report.verdict == ProbeVerdict::kWorksWithoutP2p && options.complete != nullptr && !report.hurried);
+}
+
 bool AnyHelperFailed(const Results& results) {
   return std::any_of(results.begin(), results.end(), [](const ProbeResult& r) {
     // A GPU that admits one process only may be this process's already.
@@ -248,22 +259,28 @@ absl::StatusOr<ProbeReport> Probe(ProcessGroup& control, const ProbeNcclOptions&
     const absl::StatusOr<Results> configured = TryInHelpers(control, options, *mine.helper, false);
     if (!configured.ok()) return configured.status();
     if (!AnyHelperFailed(*configured)) {
-      if (!WorthTryingWithoutP2p(*configured, p2p_disabled)) return Judge(*configured, {}, p2p_disabled);
+      if (!WorthTryingWithoutP2p(*configured, p2p_disabled))
+        return Judge(*configured, {}, p2p_disabled, options.more_time);
       const absl::StatusOr<Results> without_p2p = TryInHelpers(control, options, *mine.helper, true);
       if (!without_p2p.ok()) return without_p2p.status();
-      return Judge(*configured, *without_p2p, p2p_disabled);
+      return Judge(*configured, *without_p2p, p2p_disabled, options.more_time);
     }
     const int rank = FirstFailure(*configured);
     note = absl::StrCat("the helper of rank ", rank, " failed: ", (*configured)[static_cast<size_t>(rank)].text());
   }
   const absl::StatusOr<Results> here = TryHere(control, options, mine.api);
   if (!here.ok()) return here.status();
-  ProbeReport report = Judge(*here, {}, p2p_disabled);
+  ProbeReport report = Judge(*here, {}, p2p_disabled, options.more_time);
   report.note = absl::StrCat("checked without ddp_probe, since ", note);
   return report;
 }
 
 }  // namespace
+
+AttemptTime TimeOfAttempt(absl::Duration usual, absl::Time end, absl::Duration least) {
+  const absl::Duration most = std::max((end - absl::Now()) / 2, least);
+  return {std::min(usual, most), most < usual};
+}
 
 absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOptions& options) {
   const Preparation mine = Prepare(options);
@@ -314,8 +331,7 @@ absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOpti
   if (report->verdict == ProbeVerdict::kWorksWithoutP2p && options.complete) {
     if (absl::Status s = options.complete(*report); !s.ok()) return s;
   }
-  // What does not work may work again at the next start: a GPU that was full, a peer that was late.
-  if (report->verdict == ProbeVerdict::kWorks || report->verdict == ProbeVerdict::kWorksWithoutP2p) {
+  if (options.remember && WorthRemembering(*report, options)) {
     if (absl::Status s = ProbeCache(options.cache).Store(*key, *report); !s.ok()) {
       Log().info("rank {}: the probe's result is not remembered: {}", control.rank(), std::string(s.message()));
     }

@@ -22,13 +22,17 @@ struct ProbeNcclOptions {
   Device device = {};
   // Of one attempt, of which there are three at most. Less than the time-out of the control group.
   absl::Duration limit = absl::Seconds(30);
-  // Each attempt takes at most half of the time until then.
+  // Each attempt takes at most half of the time until then, but gets `least` in any case: a GPU and NCCL need some
+  // seconds to start where nothing is wrong.
   absl::Time end = absl::InfiniteFuture();
+  absl::Duration least = absl::Seconds(5);
+  std::string more_time = kMoreTime;       // what gives it more
   std::string helper = {};                 // see FindProbeHelper
   std::string cache = ProbeCacheFolder();  // empty: nothing is remembered
   bool fresh = false;                      // looks again in spite of what is remembered
+  bool remember = true;                    // what was found; the ranks say the same
   // Adds to a report that says kWorksWithoutP2p what else has to be known then, before it is remembered. Collective.
-  // May be empty.
+  // May be empty; such a report is not remembered then.
   std::function<absl::Status(ProbeReport&)> complete = {};
   // What works in this process.
   DeviceRuntime* runtime = CudaDevices();
@@ -36,6 +40,15 @@ struct ProbeNcclOptions {
   std::string root = {};              // "/proc" is looked for in this folder
   std::string host = HostId();        // equal on the ranks of one host
 };
+
+// How long an attempt may take that usually has `usual`; see ProbeNcclOptions::end.
+struct AttemptTime {
+  absl::Duration time;
+  bool is_short = false;  // shorter than usual
+  // For ProbeResult::short_ms.
+  int32_t short_ms() const { return is_short ? static_cast<int32_t>(absl::ToInt64Milliseconds(time)) : 0; }
+};
+AttemptTime TimeOfAttempt(absl::Duration usual, absl::Time end, absl::Duration least);
 
 // Collective over `control`, a group of the same ranks on CPU memory; the same report on all of them. NCCL is tried in
 // a helper program per rank, as it is configured; where it fails there, once more without P2P. Without a helper on any

@@ -71,6 +71,7 @@ struct ProbeResult {
   int32_t step = 0;                                   // the one that it is at, or that failed
   int32_t nccl_version = 0;                           // 0: unknown
   int32_t nccl_result = 0;                            // of a failed call
+  int32_t short_ms = 0;                               // of a hang: its time, where that was less than usual; else 0
   std::array<float, kProbeSteps.size()> micros = {};  // by step, of collectives that were done; else 0
   std::array<char, 400> words = {};                   // what NCCL, CUDA or the system said
 
@@ -82,7 +83,7 @@ struct ProbeResult {
   }
 };
 
-// As one line without its end; any bytes may be in the words.
+// As one line without its end; any bytes may be in the words. Without short_ms, which the observer adds.
 std::string EncodeProbeResult(const ProbeResult& result);
 
 // Nothing if no ProbeResult is encoded so, or one that cannot be: a step that does not exist, times that are no times,

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "libddp/comm/nccl/advice.h"
 
 namespace ddp {
@@ -75,6 +76,12 @@ nccl::CauseAndRemedy Diagnose(const ProbeResult& r, ProbeVerdict verdict) {
   return {"", "NCCL_DEBUG=INFO in the environment says more; ddp_doctor looks for known causes"};
 }
 
+// A hang may be nothing but a slow start.
+void AddWantOfTime(absl::string_view more_time, nccl::CauseAndRemedy* known) {
+  known->cause = absl::StrCat("the time was too short", known->cause.empty() ? "" : ", or ", known->cause);
+  known->remedy = absl::StrCat(more_time, known->remedy.empty() ? "" : "; ", known->remedy);
+}
+
 std::string SlowWarning(const decltype(ProbeResult::micros)& micros) {
   for (size_t i = 0; i < kProbeSteps.size(); ++i) {
     if (kProbeSteps[i].kind != StepKind::kAllReduce || kProbeSteps[i].bytes != kSlowBytes || micros[i] == 0) continue;
@@ -101,7 +108,10 @@ std::string HowItFailed(const ProbeResult& r) {
     case ProbeState::kError:
       return absl::StrCat("failed", in_brackets);
     case ProbeState::kHang:
-      return "hung";
+      if (r.short_ms == 0) return absl::StrCat("hung", in_brackets);
+      // In tenths of a second.
+      return absl::StrCat("hung (it had ", absl::FormatDuration(absl::Milliseconds((r.short_ms + 99) / 100 * 100)),
+                          " only", words.empty() ? "" : ": ", words, ")");
     case ProbeState::kStopped:
       return "was stopped because another rank had failed";
     default:
@@ -140,7 +150,7 @@ bool WorthTryingWithoutP2p(absl::Span<const ProbeResult> configured, bool p2p_di
 }
 
 ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const ProbeResult> without_p2p,
-                  bool p2p_disabled) {
+                  bool p2p_disabled, absl::string_view more_time) {
   ProbeReport report;
   report.micros = Slowest(configured);
   report.micros_without_p2p = Slowest(without_p2p);
@@ -168,7 +178,9 @@ ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const Pro
     absl::StrAppend(&report.how, ", and without P2P on rank ", again, " ", StepName(second.step), " ",
                     HowItFailed(second));
   }
-  const nccl::CauseAndRemedy known = Diagnose(r, report.verdict);
+  nccl::CauseAndRemedy known = Diagnose(r, report.verdict);
+  report.hurried = r.short_ms > 0;
+  if (report.hurried) AddWantOfTime(more_time, &known);
   report.cause = known.cause;
   report.remedy = known.remedy;
   return report;

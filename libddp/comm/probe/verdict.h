@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "libddp/comm/probe/probe_result.h"
 
@@ -29,12 +30,13 @@ struct ProbeReport {
   decltype(ProbeResult::micros) micros = {}, micros_without_p2p = {};
   // The same of the hierarchical backend, where it was compared.
   decltype(ProbeResult::micros) micros_hierarchical = {};
-  std::string note;  // how it was found out, where that was not the usual way
+  std::string note;      // how it was found out, where that was not the usual way
+  bool hurried = false;  // it rests on a hang in less than the usual time: not to be remembered
   bool from_cache = false;
   std::string key;  // by which a ProbeCache remembers it; empty: none does
 };
 
-// "hung", "moved wrong data (...)".
+// "hung", "moved wrong data (...)", "hung (it had 2.5s only)".
 std::string HowItFailed(const ProbeResult& result);
 
 // The slowest rank's times.
@@ -43,10 +45,14 @@ decltype(ProbeResult::micros) Slowest(absl::Span<const ProbeResult> results);
 // One line for the log.
 std::string Describe(const ProbeReport& report);
 
-// The verdict of results in rank order; the same on all ranks. `without_p2p` is empty if that was not tried, and
-// `p2p_disabled` says that it is so configured. A function of its arguments.
+// What gives an attempt more time.
+inline constexpr char kMoreTime[] = "raise DDP_TIMEOUT";
+
+// The verdict of results in rank order; the same on all ranks. `without_p2p` is empty if that was not tried,
+// `p2p_disabled` says that it is so configured, and `more_time` is the remedy for a time that was too short. A function
+// of its arguments.
 ProbeReport Judge(absl::Span<const ProbeResult> configured, absl::Span<const ProbeResult> without_p2p,
-                  bool p2p_disabled);
+                  bool p2p_disabled, absl::string_view more_time = kMoreTime);
 
 // Whether to try NCCL without P2P after these results.
 bool WorthTryingWithoutP2p(absl::Span<const ProbeResult> configured, bool p2p_disabled);

@@ -11,6 +11,7 @@ from unittest import mock
 
 from scaling_case import Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
+import compare_training
 import peer_tools
 import scaling_fakes as fakes
 from scaling import UserError, analysis, environment, model, plan, trainers
@@ -200,6 +201,21 @@ class Parts(unittest.TestCase):
                     trainers.Launcher(shlex.quote(mpirun)).command(setup.cpus + 1, True, 1),
                 ):
                     self.assertEqual({word for word in command if word.startswith("--")}, flags)
+
+    def test_peer_is_pytorch_with_its_faster_settings(self):
+        def torch_ddp(command, _timeout):
+            rate = 200 if "--onednn-linear" in command and "--batch=64" in command else 100
+            return f"torch-2,mlp,cpu,fp32,plain,1,1,64,9,9,1,1,1,{rate},nan,nan,7\n"
+
+        setup = mock.Mock(arguments=argparse.Namespace(peers="peers", steps=9))
+        setup.mpirun.return_value = ["mpirun"]
+        with mock.patch("compare_training.run", side_effect=torch_ddp) as run:
+            row = compare_training.train_torch(setup, "python3", 1, 64)
+            self.assertEqual((row["samples_per_s"], row["flags"]), ("200", "--onednn-linear"))
+            self.assertEqual(run.call_count, 2)  # which one is faster depends on the processor
+            self.assertEqual(compare_training.train_torch(setup, "python3", 1, 32)["flags"], "")
+        with mock.patch("compare_training.run", return_value=None):
+            self.assertIsNone(compare_training.train_torch(setup, "python3", 1, 64))
 
     def test_launcher_needs_a_program(self):
         with self.assertRaises(UserError):

@@ -224,10 +224,14 @@ def check_resumed(old, new):
         before = old["settings"].get(name)
         if name not in FREE_SETTINGS and before != value:
             raise UserError(f"--resume: {name} was {before} and is {value} now: give the same flags, or another --out")
-    for name in ("cpu", "gpus", "slots", "build", "launcher"):
+    # Variables such as NCCL_ALGO or OMP_NUM_THREADS change speed as much as a flag does.
+    for name in ("cpu", "gpus", "slots", "build", "launcher", "libraries", "variables"):
         before, now = old["environment"].get(name), new["environment"].get(name)
         if before != now:
-            raise UserError(f"--resume: the {name} was {before} and is {now} now: measure anew with another --out")
+            verb = "were" if name in ("gpus", "slots", "libraries", "variables") else "was"
+            raise UserError(
+                f"--resume: the {name} {verb} {before}, now {now}: measure as before, or anew with another --out"
+            )
 
 
 def open_result(arguments, new):

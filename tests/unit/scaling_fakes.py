@@ -22,7 +22,8 @@ done
 # A step takes 10 ms of computation, 1 ms more for each other rank (the shared machine), and 2 ms of communication, of
 # which half is exposed. Other ways to reduce take longer and expose it all.
 # FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2";
-# with one way to reduce only: "fail_end:2", "loss_end:2". "metered": it measures energy and operations.
+# with one way to reduce only: "fail_end:2", "loss_end:2". "metered": it measures energy and operations; "empty": its
+# buckets hold nothing.
 TRAINER = """#!{python} -SE
 import json, os, sys, time
 if "--environment" in sys.argv:
@@ -48,8 +49,9 @@ communicates = ranks > 1 and communication > 0
 step = 10.0 * batch / 64 + (ranks - 1) + (communication if communicates else 0.0)
 print("model: fake; 1000000 parameters; sgd, learning rate 0.01")
 if communicates:
-    print("       0       1.91      0.500      0.600      4.000")
-    print("       1       1.91      4.000      4.100      5.200")
+    mib = "0.00" if what == "empty" else "1.91"
+    print(f"       0       {{mib}}      4.000      4.000      5.000")
+    print(f"       1       {{mib}}      4.000      4.000      6.000")
 summary = {{
     "samples_per_second": 1000 * ranks * batch / step, "step_ms": {{"median": step, "min": step, "max": step}},
     "exposed_comm_ms": 0.0 if not communicates else 1.0 if communication == 2 else communication,

@@ -252,6 +252,17 @@ class Resume(Scaling):
         fakes.edit_result(self.out, lambda result: result["environment"]["cpu"].update(model="another"))
         self.assert_refused("the cpu was", *self.measure("--ranks=1,2", "--scaling=weak", "--resume"))
 
+    def test_other_variables_or_libraries_are_refused(self):
+        for name, change, words in (
+            ("variables", {"NCCL_ALGO": "Ring"}, "the variables were {'NCCL_ALGO': 'Ring'}, now {}: measure as before"),
+            ("libraries", {"onednn": "2.6.3"}, "the libraries were .*2.6.3.*, now .*3.7.2"),
+        ):
+            with self.subTest(name):
+                self.out = os.path.join(self.folder, name)
+                self.measure("--ranks=1", "--scaling=weak")
+                fakes.edit_result(self.out, lambda result, name=name, change=change: result["environment"][name].update(change))
+                self.assert_refused(words, *self.measure("--ranks=1", "--scaling=weak", "--resume"))
+
     def test_result_is_not_overwritten(self):
         self.measure("--ranks=1", "--scaling=weak")
         self.assert_refused("holds a result already", *self.measure("--ranks=1", "--scaling=weak"))

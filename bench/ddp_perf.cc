@@ -11,6 +11,7 @@
 #include "bench/options.h"
 #include "bench/report.h"
 #include "ddp/ddp.h"
+#include "examples/train/environment.h"
 
 namespace bench {
 namespace {
@@ -92,7 +93,10 @@ absl::Status RunAll(ddp::Context& context, const Options& options, const std::st
   }
   if (report != nullptr) {
     report->PrintFooter();
-    if (absl::Status s = report->Finish(); !s.ok()) return s;
+    if (report->writes_json()) {
+      const std::string environment = examples::DescribeEnvironment(std::string(context.launcher()), options.cuda);
+      if (absl::Status s = report->Finish(environment); !s.ok()) return s;
+    }
   }
   return wrong == 0 ? absl::OkStatus() : absl::DataLossError(absl::StrCat(wrong, " elements of the results are wrong"));
 }

@@ -146,7 +146,7 @@ void Report::PrintFooter() const {
                busbw);
 }
 
-absl::Status Report::Finish() {
+absl::Status Report::Finish(const std::string& environment) {
   if (json_ == nullptr) return absl::OkStatus();
   nlohmann::json list = nlohmann::json::array();
   for (const Row& row : rows_) {
@@ -177,6 +177,7 @@ absl::Status Report::Finish() {
                               {"backend", backend_},
                               {"buffers", options_.ordinary ? "ordinary" : "allocated"},
                               {"mode", options_.fresh ? "fresh" : "hot"},
+                              {"environment", nlohmann::json::parse(environment)},
                               {"rows", std::move(list)}};
   const bool written = std::fputs((all.dump(1) + "\n").c_str(), json_.get()) >= 0;
   if (std::fclose(json_.release()) != 0 || !written) {

@@ -45,8 +45,10 @@ class Report {
   void Print(const Row* out_of_place, const Row* in_place);
   void PrintFooter() const;
 
-  // Unavailable if the file could not be written.
-  absl::Status Finish();
+  // Writes the rows and what they depend on: `environment` is a JSON object. Unavailable if the file could not be
+  // written.
+  absl::Status Finish(const std::string& environment);
+  bool writes_json() const { return json_ != nullptr; }
 
  private:
   struct CloseFile {

@@ -40,7 +40,7 @@ ranks() {
   local n=$1 rows=$2 launch=()
   shift 2
   ((n == 1)) || launch=("${mpirun[@]}" "$n")
-  timeout 200 "${launch[@]}" "$program" "$@" -n 4 -w 1 --budget=0.001 --json=rows.json >out 2>err || fail "$n ranks, $*: $(tail -3 err)"
+  DDP_TIMEOUT=200 timeout 200 "${launch[@]}" "$program" "$@" -n 4 -w 1 --budget=0.001 --json=rows.json >out 2>err || fail "$n ranks, $*: $(tail -3 err)"
   grep -q '^# Out of bounds values : 0 OK' out || fail "$n ranks, $*: no footer: $(tail -3 out)"
   python3 - "$n" "$rows" <<'PYTHON' || fail "$n ranks, $*: rows.json"
 import json, sys
@@ -49,6 +49,9 @@ with open("rows.json", encoding="utf-8") as file:
 rows = result["rows"]
 assert result["ranks"] == int(sys.argv[1]), result["ranks"]
 assert len(rows) == int(sys.argv[2]), len(rows)
+environment = result["environment"]
+assert environment["cpu"]["cores"] > 0 and environment["build"]["version"] and environment["date"], environment
+assert environment["launcher"] and environment["variables"]["DDP_TIMEOUT"] == "200", environment
 for row in rows:
     assert row["wrong"] == 0 and row["time_us"] > 0 and row["bound_us"] > 0, row
     assert 0 < row["p50_us"] <= row["p99_us"], row

@@ -260,7 +260,7 @@ class Resume(Scaling):
             with self.subTest(name):
                 self.out = os.path.join(self.folder, name)
                 self.measure("--ranks=1", "--scaling=weak")
-                fakes.edit_result(self.out, lambda result, name=name, change=change: result["environment"][name].update(change))
+                fakes.edit_result(self.out, lambda result, n=name, c=change: result["environment"][n].update(c))
                 self.assert_refused(words, *self.measure("--ranks=1", "--scaling=weak", "--resume"))
 
     def test_result_is_not_overwritten(self):

@@ -242,6 +242,7 @@ TEST_CASE("an attempt gets half of what is left, and never less than it needs") 
   const absl::Duration usual = absl::Seconds(30), least = absl::Seconds(5);
   CHECK_FALSE(TimeOfAttempt(usual, absl::InfiniteFuture(), least).is_short);
   CHECK(TimeOfAttempt(usual, absl::Now() + absl::Minutes(10), least).time == usual);
+  CHECK_FALSE(TimeOfAttempt(usual, absl::Now() + absl::Seconds(59), least).is_short);
   CHECK(TimeOfAttempt(usual, absl::Now() + absl::Seconds(3), least).time == least);
   CHECK(TimeOfAttempt(usual, absl::Now() - absl::Seconds(3), least).time == least);
   CHECK(TimeOfAttempt(usual, absl::Now() - absl::Seconds(3), least).is_short);

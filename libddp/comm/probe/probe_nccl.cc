@@ -279,7 +279,7 @@ absl::StatusOr<ProbeReport> Probe(ProcessGroup& control, const ProbeNcclOptions&
 
 AttemptTime TimeOfAttempt(absl::Duration usual, absl::Time end, absl::Duration least) {
   const absl::Duration most = std::max((end - absl::Now()) / 2, least);
-  return {std::min(usual, most), most < usual};
+  return {std::min(usual, most), most < usual / 2};
 }
 
 absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOptions& options) {

@@ -44,7 +44,7 @@ struct ProbeNcclOptions {
 // How long an attempt may take that usually has `usual`; see ProbeNcclOptions::end.
 struct AttemptTime {
   absl::Duration time;
-  bool is_short = false;  // shorter than usual
+  bool is_short = false;  // less than half of the usual time: a slow start may be taken for a hang
   // For ProbeResult::short_ms.
   int32_t short_ms() const { return is_short ? static_cast<int32_t>(absl::ToInt64Milliseconds(time)) : 0; }
 };

@@ -71,7 +71,7 @@ struct ProbeResult {
   int32_t step = 0;                                   // the one that it is at, or that failed
   int32_t nccl_version = 0;                           // 0: unknown
   int32_t nccl_result = 0;                            // of a failed call
-  int32_t short_ms = 0;                               // of a hang: its time, where that was less than usual; else 0
+  int32_t short_ms = 0;                               // of a hang: its time, where that was short (AttemptTime); else 0
   std::array<float, kProbeSteps.size()> micros = {};  // by step, of collectives that were done; else 0
   std::array<char, 400> words = {};                   // what NCCL, CUDA or the system said
 

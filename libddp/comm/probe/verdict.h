@@ -31,7 +31,7 @@ struct ProbeReport {
   // The same of the hierarchical backend, where it was compared.
   decltype(ProbeResult::micros) micros_hierarchical = {};
   std::string note;      // how it was found out, where that was not the usual way
-  bool hurried = false;  // it rests on a hang in less than the usual time: not to be remembered
+  bool hurried = false;  // it rests on a hang in a short time (AttemptTime): not to be remembered
   bool from_cache = false;
   std::string key;  // by which a ProbeCache remembers it; empty: none does
 };

@@ -202,7 +202,9 @@ TEST_CASE("NCCL that has failed in a training is checked again at the next start
   World world(2);
   CHECK(world.Choice().backend == "nccl");
   CHECK(world.Choice().from_cache);
-  const auto body = [](Context& context) {
+  std::barrier all_created(2);
+  const auto body = [&](Context& context) {
+    all_created.arrive_and_wait();  // an abort ends a Create that another rank is still in
     context.world().Abort(absl::AbortedError("as if NCCL had failed"));
     while (context.world().status().ok()) continue;
     RANK_CHECK_OK(context.Recover());

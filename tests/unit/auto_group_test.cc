@@ -206,7 +206,7 @@ TEST_CASE("what the check had found against P2P is still said when NCCL without 
 
 TEST_CASE("a short time-out: a slow start is no hang, and what hangs is not taken for proven") {
   Scenario slow(2);
-  slow.job.timeout = absl::Milliseconds(500);
+  slow.job.timeout = absl::Seconds(2);  // half of it is less than a late helper takes
   FakeHelpers::Tell("late", "pass");
   CHECK(slow.Start().backend == "nccl");
 

@@ -213,7 +213,7 @@ TEST_CASE("a short time-out: a slow start is no hang, and what hangs is not take
   const auto in_little_time = [](Scenario& scenario) {
     scenario.job.timeout = TimeFor(absl::Seconds(3));
     scenario.cache = scenario.folder.path();
-    scenario.change = [](AutoGroupOptions& options, int) { options.probe.least = absl::Milliseconds(100); };
+    scenario.change = [](AutoGroupOptions& options, int) { options.probe.least = TimeFor(absl::Milliseconds(500)); };
   };
   Scenario first(2);
   in_little_time(first);

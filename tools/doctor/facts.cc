@@ -235,7 +235,7 @@ void ReadPci(const std::string& root, Facts& facts) {
   for (const std::string& device : devices) facts.gpus.push_back(ReadGpu(root, device, facts));
   // With iommu=pt, too, there are groups: what counts is whether addresses are translated.
   for (const std::string& device : devices) {
-    const std::string group = root + "/sys/bus/pci/devices/" + device + "/iommu_group";
+    const std::string group = absl::StrCat(root, "/sys/bus/pci/devices/", device, "/iommu_group");
     facts.iommu = facts.iommu || (fs::exists(group, error) && ReadLine(group + "/type") != "identity");
   }
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Fri ..."

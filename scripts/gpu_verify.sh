@@ -328,6 +328,18 @@ peer_train() {
     --batch 128 --steps 300 --warmup 60 "$@"
 }
 
+# with_memory NAME COMMAND...: runs the command, and notes the most memory that a GPU has in use meanwhile, in MiB.
+with_memory() {
+  local name=$1 watcher
+  shift
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >"$out/memory-$name.txt" 2>/dev/null &
+  watcher=$!
+  "$@"
+  kill "$watcher"
+  wait "$watcher" 2>/dev/null
+  printf '%-32s %s MiB\n' "peak memory, $name" "$(sort -n "$out/memory-$name.txt" | tail -n 1)" | tee "$out/memory-$name.log"
+}
+
 # same_losses A B TOLERANCE: compares the losses of the first steps of two runs, or only their final losses if the
 # numbers of ranks differ
 same_losses() {
@@ -370,9 +382,9 @@ part_train() {
     "--hidden=3136,3136,3136,1024")
   for n in 2 4; do
     ((n <= gpus)) || continue
-    train 60 "large-$n" "$n" "${large[@]}"
+    with_memory "large-$n" train 60 "large-$n" "$n" "${large[@]}"
     train 60 "large-$n-no-sync" "$n" "${large[@]}" --reduce=none
-    peer_train "large-$n" "$n" --tf32 --model mlp25m
+    [[ ! -f $peers/torch_ddp.py ]] || with_memory "peer-large-$n" peer_train "large-$n" "$n" --tf32 --model mlp25m
   done
   n=$((gpus < 4 ? gpus : 4))
   [[ -z $data ]] || train 200 mnist "$n" --data="$data" --batch=$((256 / n)) --epochs=6 \
@@ -558,6 +570,7 @@ part_bench() {
       skip "bench-nccl-$n" "needs $n GPUs and mpirun (Open MPI); there are $gpus"
       continue
     fi
+    ((n == 1)) || exposed "$n"
     step 150 "bench-nccl-$n-allocated" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/ddp_perf" --device cuda \
       --peer -G 1 --placement in --json "$out/bench-nccl-$n-allocated.json"
     peer_bench "$n"
@@ -566,6 +579,19 @@ part_bench() {
     step 150 "bench-nccl-$n-others" mpirun -n "$n" --bind-to none --oversubscribe "$here/bin/ddp_perf" --device cuda --peer -f 16 \
       --collectives all_gather,reduce_scatter,broadcast,all_to_all --json "$out/bench-nccl-$n-others.json"
   done
+}
+
+# What of the communication the backward pass does not hide, beside one reduction after it.
+exposed() {
+  local n=$1 bench=(mpirun -n "$1" --bind-to none --oversubscribe "$here/bin/exposed_bench" --device=cuda --target=0.35)
+  step 60 "bench-exposed-$n-mlp" "${bench[@]}" --hidden=3136,3136,3136,1024 --batch=128 --precision=tf32 --steps=50 \
+    --json="$out/bench-exposed-$n-mlp.json"
+  step 60 "bench-exposed-$n-resnet20" "${bench[@]}" --model=resnet20 --batch=128 --precision=fp16 --bucket_mb=0 \
+    --json="$out/bench-exposed-$n-resnet20.json"
+  step 60 "bench-exposed-$n-resnet50-32" "${bench[@]}" --model=resnet50 --batch=32 --precision=fp16 \
+    --json="$out/bench-exposed-$n-resnet50-32.json"
+  step 60 "bench-exposed-$n-resnet50-128" "${bench[@]}" --model=resnet50 --batch=128 --precision=fp16 \
+    --json="$out/bench-exposed-$n-resnet50-128.json"
 }
 
 # Runs the peers' programs between ours.

@@ -39,13 +39,17 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(nn::Model& model, ddp::
     if (absl::Status status = replica->AllocateInDdp(group, options); !status.ok()) return status;
     if (options.mode == SyncMode::kNoSync) replica->no_sync_.emplace(*replica->ddp_);
   }
-  std::vector<float*> values, grads;
-  for (const size_t offset : replica->offsets_) {
-    values.push_back(replica->values_.data() + offset);
-    grads.push_back(replica->grads_.data() + offset);
-  }
-  model.Bind(values, grads);
+  replica->Bind();
   return replica;
+}
+
+void Replica::Bind() {
+  std::vector<float*> values, grads;
+  for (const size_t offset : offsets_) {
+    values.push_back(values_.data() + offset);
+    grads.push_back(grads_.data() + offset);
+  }
+  model_.Bind(values, grads);
 }
 
 // Pointers left null: the library owns values and gradients, so that gradients are reduced where backward writes them.

@@ -42,6 +42,9 @@ class Replica {
   static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group,
                                                          const ReplicaOptions& options);
 
+  // Binds the model to this replica's memory again, after it was bound to another one's.
+  void Bind();
+
   // All parameters, and all gradients, as one range each with the same layout. For the optimizer.
   absl::Span<float> values() const { return values_; }
   absl::Span<const float> grads() const { return grads_; }

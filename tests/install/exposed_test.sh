@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# exposed_bench: every way to reduce has its blocks, the verdict follows from the interval, wrong flags are refused.
+#
+#   exposed_test.sh PROGRAM [MPIRUN...]     MPIRUN: the command up to the number of ranks; without it there is one rank
+set -u
+program=$1
+shift
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+cd "$folder" || exit 1
+failed=0
+fail() {
+  printf '%s\n' "$*"
+  failed=1
+}
+
+# refused FLAG TEXT: it ends with 2 and says TEXT.
+refused() {
+  local code=0
+  timeout 60 "$program" "$1" >out 2>err </dev/null || code=$?
+  ((code == 2)) && grep -qF -- "$2" err && return
+  fail "$1 (exit code $code): $(head -3 err)"
+}
+refused --modes=none,twice "--modes=none,twice: give two or more of"
+refused --modes=none "give two or more of"
+refused --rounds=4 "give a number from 5 on"
+refused --bucket_mb=-1 "give a number from 0 on"
+refused --hidden=3,x "give numbers from 1 on"
+refused --model=vgg "give one of mlp"
+refused --precision=fp16 "give one of fp32"
+refused --json "unexpected argument"
+
+# measured FLAGS...: it writes out and result.json, in which each way has as many blocks as there are rounds.
+measured() {
+  local count=$1
+  shift
+  local -a start=()
+  ((count == 1)) || start=("${mpirun[@]}" "$count")
+  rm -f result.json
+  timeout 120 "${start[@]}" "$program" --hidden=16 --batch=4 --steps=2 --rounds=5 --json=result.json "$@" >out 2>err </dev/null ||
+    fail "$count ranks, $* (exit code $?): $(tail -3 err)"
+  command -v python3 >/dev/null || return 0
+  python3 - "$count" "$@" <<'PYTHON' || fail "$count ranks, $*: $(cat out)"
+import json, re, statistics, sys
+result, text = json.load(open("result.json")), open("out").read()
+modes = next(flag for flag in sys.argv if flag.startswith("--modes="))[8:].split(",")
+assert result["ranks"] == int(sys.argv[1]) and list(result["ms"]) == modes, result
+assert all(len(ms) == 5 and min(ms) > 0 for ms in result["ms"].values()), result
+first = result["ms"][modes[0]]
+for mode in modes[1:]:
+    value, low, high = result["beyond_ms"][mode]
+    assert abs(value - statistics.median(a - b for a, b in zip(result["ms"][mode], first))) < 1e-9 and low <= value <= high, mode
+if len(modes) == 3:  # judged by the interval's far end
+    met = "part" in result and result["part"][2] <= 0.5
+    assert ("NOT MET" not in text) == met and ("part" in result) == (result["beyond_ms"][modes[2]][1] > 0), text
+PYTHON
+}
+measured 1 --modes=no_ddp,overlap
+mpirun=("$@")
+if ((${#mpirun[@]} > 0)); then
+  measured 2 --modes=none,overlap,end --target=0.5
+  measured 2 --modes=none,each,gather --target=0.5 --bucket_mb=0
+  measured 3 --modes=overlap,end
+fi
+exit "$failed"

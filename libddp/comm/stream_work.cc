@@ -23,7 +23,7 @@ class StreamWorkState final : public RefCountedWork {
   absl::Status Wait(absl::Time deadline) override {
     const absl::Time limit = std::min(deadline, absl::Now() + group_.timeout());
     const absl::Status waited =
-        WaitForEvent(event_.get(), [&] { return !group_.status().ok() || absl::Now() >= limit; });
+        WaitForEvent(event_, [&] { return !group_.status().ok() || absl::Now() >= limit; });
     if (absl::Status s = group_.status(); !s.ok()) return s;
     if (!absl::IsDeadlineExceeded(waited)) return Named(waited);
     if (limit == deadline) return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));
@@ -39,7 +39,11 @@ class StreamWorkState final : public RefCountedWork {
   }
 
  private:
-  absl::StatusOr<bool> Passed() const { return Devices().Finished(event_.get()); }
+  absl::StatusOr<bool> Passed() const {
+    const DeviceGuard guard(Devices(), event_.device());
+    if (!guard.status().ok()) return guard.status();
+    return Devices().Finished(event_.get());
+  }
   absl::Status Named(const absl::Status& error) const { return NameRank(group_, "StreamWork", error); }
 
   const ProcessGroup& group_;

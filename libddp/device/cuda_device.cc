@@ -246,7 +246,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     if (absl::Status s = ToStatus(cudaMalloc(&data, bytes), absl::StrCat("cudaMalloc of ", bytes, " bytes")); !s.ok()) {
       return s;
     }
-    std::shared_ptr<void> owner(data, [](void* p) { cudaFree(p); });
+    std::shared_ptr<void> owner(data, [this, device](void* p) {
+      const DeviceGuard its_own(*this, device);
+      cudaFree(p);
+    });
     // The legacy stream's memset may still run when it returns; memory that is handed out is zero.
     if (absl::Status s = ToStatus(cudaMemset(data, 0, bytes), "cudaMemset"); !s.ok()) return s;
     if (absl::Status s = ToStatus(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"); !s.ok()) return s;
@@ -261,7 +264,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
       return s;
     }
     std::fill_n(static_cast<char*>(data), bytes, char{0});
-    return std::shared_ptr<void>(data, [](void* p) { cudaFreeHost(p); });
+    return std::shared_ptr<void>(data, [this, device = CurrentDevice()](void* p) {
+      const DeviceGuard its_own(*this, device);
+      cudaFreeHost(p);
+    });
   }
 
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override {
@@ -270,7 +276,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
         !s.ok()) {
       return s;
     }
-    const std::shared_ptr<void> owner(data, [](void* p) { cudaHostUnregister(p); });
+    const std::shared_ptr<void> owner(data, [this, device = CurrentDevice()](void* p) {
+      const DeviceGuard its_own(*this, device);
+      cudaHostUnregister(p);
+    });
     void* seen = nullptr;
     if (absl::Status s = ToStatus(cudaHostGetDevicePointer(&seen, data, 0), "cudaHostGetDevicePointer"); !s.ok())
       return s;
@@ -382,6 +391,8 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   }
 
  private:
+  Device CurrentDevice() { return {Device::Kind::kCuda, static_cast<int16_t>(Current())}; }
+
   ScratchPools scratch_;
 };
 

@@ -54,7 +54,9 @@ struct Transform {
 // legacy default stream. What is "asynchronous" takes effect in the order of its stream.
 //
 // The calling thread's current device must be the one that a call is about (DeviceGuard sees to it), unless the call
-// names a Device. Finished, ElapsedUs, DestroyStream and DestroyEvent work with any current device.
+// names a Device. Finished, ElapsedUs, DestroyStream, DestroyEvent and LeaveCapturesAlone work with any current device
+// that this process uses. In a thread that has made none current CUDA would start GPU 0 for them, which costs half a
+// GiB of its memory for each such process.
 //
 // Errors: ResourceExhausted (memory), FailedPrecondition (no GPU, no driver, no such GPU, a GPU this build has no
 // kernels for), InvalidArgument (types that do not convert), Internal (anything else; names the call). Any thread may
@@ -175,45 +177,6 @@ absl::Status CheckStream(Device device, Stream stream);
 // DeadlineExceeded.
 absl::Status Synchronize(
     Stream stream, absl::FunctionRef<bool()> give_up = [] { return false; });
-// The same for an event's stream, up to where the event was recorded.
-absl::Status WaitForEvent(void* event, absl::FunctionRef<bool()> give_up);
-
-// Owns a stream or an event. Not thread-safe.
-template <void (DeviceRuntime::*kDestroy)(void*)>
-class OwnedHandle {
- public:
-  OwnedHandle() = default;
-  OwnedHandle(DeviceRuntime* runtime, void* handle) : runtime_(runtime), handle_(handle) {}
-  OwnedHandle(OwnedHandle&& other) noexcept
-      : runtime_(other.runtime_), handle_(std::exchange(other.handle_, nullptr)) {}
-  OwnedHandle& operator=(OwnedHandle&& other) noexcept {
-    std::swap(runtime_, other.runtime_);
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~OwnedHandle() {
-    if (handle_ != nullptr) (runtime_->*kDestroy)(handle_);
-  }
-
-  void* get() const { return handle_; }
-
- private:
-  DeviceRuntime* runtime_ = nullptr;
-  void* handle_ = nullptr;
-};
-using OwnedStream = OwnedHandle<&DeviceRuntime::DestroyStream>;
-using OwnedEvent = OwnedHandle<&DeviceRuntime::DestroyEvent>;
-
-inline absl::StatusOr<OwnedStream> MakeStream(DeviceRuntime& runtime) {
-  absl::StatusOr<void*> stream = runtime.CreateStream();
-  if (!stream.ok()) return stream.status();
-  return OwnedStream(&runtime, *stream);
-}
-inline absl::StatusOr<OwnedEvent> MakeEvent(DeviceRuntime& runtime, bool timed = false) {
-  absl::StatusOr<void*> event = runtime.CreateEvent(timed);
-  if (!event.ok()) return event.status();
-  return OwnedEvent(&runtime, *event);
-}
 
 // Makes a device current while it lives. The thread's former device comes back only if this process has used it: to
 // make a device current initialises it, which costs some hundred MiB of its memory, and a process that works on one
@@ -242,6 +205,52 @@ class DeviceGuard {
   int former_;  // to be made current again; -1: nothing to do
   absl::Status status_;
 };
+
+// Owns a stream or an event of the device that is current when it is made. Not thread-safe.
+template <void (DeviceRuntime::*kDestroy)(void*)>
+class OwnedHandle {
+ public:
+  OwnedHandle() = default;
+  OwnedHandle(DeviceRuntime* runtime, void* handle)
+      : runtime_(runtime), handle_(handle), device_(static_cast<int16_t>(runtime->Current())) {}
+  OwnedHandle(OwnedHandle&& other) noexcept
+      : runtime_(other.runtime_), handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}
+  OwnedHandle& operator=(OwnedHandle&& other) noexcept {
+    std::swap(runtime_, other.runtime_);
+    std::swap(handle_, other.handle_);
+    std::swap(device_, other.device_);
+    return *this;
+  }
+  ~OwnedHandle() {
+    if (handle_ == nullptr) return;
+    const DeviceGuard guard(*runtime_, device());
+    (runtime_->*kDestroy)(handle_);
+  }
+
+  void* get() const { return handle_; }
+  Device device() const { return {Device::Kind::kCuda, device_}; }
+
+ private:
+  DeviceRuntime* runtime_ = nullptr;
+  void* handle_ = nullptr;
+  int16_t device_ = 0;
+};
+using OwnedStream = OwnedHandle<&DeviceRuntime::DestroyStream>;
+using OwnedEvent = OwnedHandle<&DeviceRuntime::DestroyEvent>;
+
+// Blocks the host as Synchronize does, until what was submitted before the event is through.
+absl::Status WaitForEvent(const OwnedEvent& event, absl::FunctionRef<bool()> give_up);
+
+inline absl::StatusOr<OwnedStream> MakeStream(DeviceRuntime& runtime) {
+  absl::StatusOr<void*> stream = runtime.CreateStream();
+  if (!stream.ok()) return stream.status();
+  return OwnedStream(&runtime, *stream);
+}
+inline absl::StatusOr<OwnedEvent> MakeEvent(DeviceRuntime& runtime, bool timed = false) {
+  absl::StatusOr<void*> event = runtime.CreateEvent(timed);
+  if (!event.ok()) return event.status();
+  return OwnedEvent(&runtime, *event);
+}
 
 }  // namespace ddp
 

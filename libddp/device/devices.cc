@@ -37,13 +37,15 @@ absl::Status Synchronize(Stream stream, absl::FunctionRef<bool()> give_up) {
   const absl::StatusOr<OwnedEvent> event = MakeEvent(gpus);
   if (!event.ok()) return event.status();
   if (absl::Status s = gpus.Record(event->get(), stream.native); !s.ok()) return s;
-  return WaitForEvent(event->get(), give_up);
+  return WaitForEvent(*event, give_up);
 }
 
-absl::Status WaitForEvent(void* event, absl::FunctionRef<bool()> give_up) {
+absl::Status WaitForEvent(const OwnedEvent& event, absl::FunctionRef<bool()> give_up) {
+  const DeviceGuard guard(Devices(), event.device());
+  if (!guard.status().ok()) return guard.status();
   Backoff backoff(/*oversubscribed=*/false);
   while (true) {
-    const absl::StatusOr<bool> finished = Devices().Finished(event);
+    const absl::StatusOr<bool> finished = Devices().Finished(event.get());
     if (!finished.ok()) return finished.status();
     if (*finished) return absl::OkStatus();
     if (give_up()) return absl::DeadlineExceededError("the GPU's stream has not come free");

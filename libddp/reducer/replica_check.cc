@@ -110,7 +110,7 @@ absl::Status ReplicaCheck::Finish(absl::Status* divergence, absl::FunctionRef<bo
   *divergence = absl::OkStatus();
   if (!under_way_) return absl::OkStatus();
   absl::Status status = exchange_.Wait();
-  if (status.ok() && on_gpu_) status = WaitForEvent(arrays_->fetched.get(), give_up);
+  if (status.ok() && on_gpu_) status = WaitForEvent(arrays_->fetched, give_up);
   if (!status.ok()) return status;
   under_way_ = false;
   exchange_ = Work();
@@ -126,7 +126,7 @@ void ReplicaCheck::Drop() {
   exchange_ = Work();
   if (!on_gpu_) return;
   const int64_t until = NowNs() + kLeaveFailedNs;
-  const absl::Status fetched = WaitForEvent(arrays_->fetched.get(), [&] { return failed && NowNs() > until; });
+  const absl::Status fetched = WaitForEvent(arrays_->fetched, [&] { return failed && NowNs() > until; });
   if (absl::IsDeadlineExceeded(fetched)) Forsake();
 }
 

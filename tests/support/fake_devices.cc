@@ -134,6 +134,12 @@ absl::Status FakeDevices::EnterOn(absl::string_view call, void* stream) {
   return Complain(call, absl::StrCat("on a stream of GPU ", device, " while GPU ", current_device, " is current"));
 }
 
+// A thread that has made no GPU current is CUDA's on GPU 0, and whatever it calls starts that GPU for the process.
+absl::Status FakeDevices::OnAnyGpu(absl::string_view call) {
+  return current_device != kNowhere ? absl::OkStatus()
+                                    : Complain(call, "no GPU is current: the call would start GPU 0");
+}
+
 absl::Status FakeDevices::Reach(absl::string_view call, const void* data, size_t bytes) {
   if (data == nullptr || bytes == 0) return absl::OkStatus();
   const int where = MemoryMap::Get().DeviceOf(data, bytes);
@@ -209,6 +215,7 @@ absl::StatusOr<void*> FakeDevices::CreateStream() {
   return Streams::Get().Start(late(current_device, streams_made_[static_cast<size_t>(current_device)]++));
 }
 void FakeDevices::DestroyStream(void* stream) {
+  OnAnyGpu("DestroyStream").IgnoreError();
   Streams::Get().End(static_cast<FakeStream*>(stream));
   --streams_held;
 }
@@ -220,6 +227,7 @@ absl::StatusOr<void*> FakeDevices::CreateEvent(bool) {
   return event;
 }
 void FakeDevices::DestroyEvent(void* event) {
+  OnAnyGpu("DestroyEvent").IgnoreError();
   delete static_cast<EventHandle*>(event);
   --events_held;
 }
@@ -242,12 +250,14 @@ absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
   return status.ok() ? status : Complain("WaitEvent", std::string(status.message()));
 }
 absl::StatusOr<bool> FakeDevices::Finished(void* event) {
+  if (absl::Status s = OnAnyGpu("Finished"); !s.ok()) return s;
   if (absl::Status s = Enter("Finished", AsEvent(event)->device); !s.ok()) return s;
   absl::StatusOr<bool> finished = AsEvent(event)->Finished();
   if (finished.ok()) return finished;
   return Complain("Finished", std::string(finished.status().message()));
 }
 absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void* end) {
+  if (absl::Status s = OnAnyGpu("ElapsedUs"); !s.ok()) return s;
   if (absl::Status s = Enter("ElapsedUs", AsEvent(begin)->device); !s.ok()) return s;
   // Of a replay that has begun and not come to `end` yet.
   if (AsEvent(begin)->replays() > AsEvent(end)->replays()) return -elapsed_us();

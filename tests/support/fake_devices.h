@@ -76,7 +76,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<std::string> Identity(Device device) override;
   absl::Status SetCurrent(Device device) override;
   int Current() override;
-  bool InUse(int) override { return true; }
+  bool InUse(int index) override { return index >= 0 && index < count_; }
   absl::StatusOr<Device> DeviceOf(const void* data) override;
   absl::StatusOr<void*> CreateStream() override;
   void DestroyStream(void* stream) override;
@@ -89,7 +89,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
   absl::StatusOr<bool> Capturing(void* stream) override;
   absl::Status Drain() override;
-  absl::Status LeaveCapturesAlone() override { return absl::OkStatus(); }
+  absl::Status LeaveCapturesAlone() override { return OnAnyGpu("LeaveCapturesAlone"); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override;
@@ -120,6 +120,7 @@ class FakeDevices final : public DeviceRuntime {
   // What every call begins with. `device` is the one that it is about.
   absl::Status Enter(absl::string_view call, int device);
   absl::Status EnterOn(absl::string_view call, void* stream);
+  absl::Status OnAnyGpu(absl::string_view call);
   absl::Status Complain(absl::string_view call, const std::string& what);
   // Whether the current device reaches the memory.
   absl::Status Reach(absl::string_view call, const void* data, size_t bytes);

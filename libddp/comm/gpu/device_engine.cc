@@ -239,7 +239,8 @@ bool DeviceEngine::Finished(DeviceWork* work) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return released_ || NowNs() - failed_ns_ > absl::ToInt64Nanoseconds(abort_grace());
   }
-  const absl::StatusOr<bool> finished = runtime().Finished(work->event.get());
+  const DeviceGuard guard(runtime(), options_.device);  // this may be the library's own thread
+  const absl::StatusOr<bool> finished = guard.status().ok() ? runtime().Finished(work->event.get()) : guard.status();
   if (!finished.ok()) {
     Fail(work->Named(finished.status()));
     return false;

@@ -37,6 +37,7 @@ void DeviceEngine::Fail(const absl::Status& error) {
   std::thread([self = shared_from_this(), why = failure_] {
     pthread_setname_np(pthread_self(), "ddp-abort");
     if (const std::shared_ptr<InternalGroup> control = self->options_.control.lock()) control->Fail(why);
+    const DeviceGuard guard(self->runtime(), self->options_.device);
     self->runtime().LeaveCapturesAlone().IgnoreError();
     self->AbortTransport(why);
     const std::lock_guard<std::mutex> locked(self->mutex_);
@@ -68,6 +69,8 @@ void DeviceEngine::AbortTransport(const absl::Status& why) {
 // Whether what is before the event is through, within the time that kernels get to leave.
 bool DeviceEngine::AwaitLeaving(const OwnedEvent& event) const {
   const int64_t until = NowNs() + absl::ToInt64Nanoseconds(leave_time());
+  const DeviceGuard guard(runtime(), options_.device);
+  if (!guard.status().ok()) return false;
   while (true) {
     const absl::StatusOr<bool> finished = runtime().Finished(event.get());
     if (!finished.ok() || *finished) return finished.ok();

@@ -56,7 +56,7 @@ main() {
   case $preset in
     dev | release | cuda) packages+=(python3-matplotlib abigail-tools) ;; # draws the reports that unit.scaling checks; compares the binary interface
     asan | tsan)
-      [[ $preset != asan ]] || packages+=(clang libclang-rt-dev)
+      [[ $preset != asan ]] || packages+=(clang libclang-rt-dev lld)
       # The sanitizers of these compilers cannot place their shadow memory if the kernel randomises addresses widely
       # (vm.mmap_rnd_bits above 28). So tests, and the programs that the build runs to list them, run without it.
       if [[ -z ${DDP_TEST_FIXED_ADDRESSES-} ]] && setarch "$(uname -m)" -R true 2>/dev/null; then

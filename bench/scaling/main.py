@@ -176,8 +176,8 @@ def settings_of(arguments, slots):
     ranks = sorted(arguments.ranks or quick.get("ranks") or plan.default_ranks(slots))
     if ranks[0] < 1 or ranks[-1] > plan.MOST_RANKS:
         raise UserError(f"--ranks={','.join(map(str, ranks))} is out of range: each may be 1 to {plan.MOST_RANKS}")
-    if arguments.predict and arguments.device != "cpu":
-        raise UserError("--predict times all-reduces of CPUs only: leave it out with --device=cuda")
+    if arguments.predict and arguments.device == "cuda" and not arguments.link_gb_s:
+        raise UserError("--predict on GPUs knows no link between nodes: give --link-gb-s, and --link-latency-us")
     if not arguments.predict and (arguments.node_size or arguments.link_gb_s or arguments.link_latency_us):
         raise UserError("--node-size and --link-... are for predictions: give --predict too")
     if any(not 0 <= size <= 1 << 20 for size in arguments.bucket_mb or []):

@@ -106,12 +106,22 @@ def fit(points):
     return best
 
 
-def fit_machine(collectives):
-    """The machine of measured all-reduces: dictionaries with ranks, nodes, bytes, time_us. None without both levels."""
+def fit_machine(collectives, link=None):
+    """The machine of measured all-reduces: dictionaries with ranks, nodes, bytes, time_us. None without both levels.
+
+    `link`, a Level, stands for links between nodes where none were measured.
+    """
     fitted = [c for c in collectives if c["bytes"] in FIT_SIZES]
     inside = fit([(c["ranks"], c["bytes"], c["time_us"]) for c in fitted if c["nodes"] == 1])
-    between = fit([(c["nodes"], c["bytes"], c["time_us"]) for c in fitted if c["nodes"] == c["ranks"]])
+    between = fit([(c["nodes"], c["bytes"], c["time_us"]) for c in fitted if c["nodes"] == c["ranks"]]) or link
     return Machine(inside, between) if inside and between else None
+
+
+def given_link(wanted):
+    """The link between nodes that the user has given, or None."""
+    if not wanted["link_gb_s"]:
+        return None
+    return Level(wanted["link_latency_us"], 1e-3 / wanted["link_gb_s"])
 
 
 def errors(machine, collectives):
@@ -146,8 +156,8 @@ def prediction(result, points):
     scaling a list of rows (ranks, nodes, step_ms, exposed_ms, efficiency).
     """
     wanted = result["settings"].get("predict")
-    machine = fit_machine(result.get("collectives", []))
-    if not wanted or machine is None:
+    machine = fit_machine(result.get("collectives", []), given_link(wanted)) if wanted else None
+    if machine is None:
         return None
     found = errors(machine, result["collectives"])
     measured_node = max(c["ranks"] for c in result["collectives"] if c["nodes"] == 1)
@@ -203,9 +213,7 @@ def verdict(predicted):
 
 def rows(machine, wanted, measured_node, buckets, alone, ideal):
     node_size = wanted["node_size"] or measured_node
-    if wanted["link_gb_s"]:
-        link = Level(wanted["link_latency_us"], 1e-3 / wanted["link_gb_s"])
-        machine = Machine(machine.inside, link)
+    machine = Machine(machine.inside, given_link(wanted) or machine.between)
     found = []
     for ranks in rank_counts(node_size):
         step, exposed = step_ms(machine, ranks, node_size, buckets, alone)
@@ -216,7 +224,12 @@ def rows(machine, wanted, measured_node, buckets, alone, ideal):
     return found
 
 
-def layouts(ranks, slots, threads):
-    """(ranks, nodes) for which all-reduces are measured: those that leave a core for each rank."""
-    free = [n for n in ranks if n > 1 and plan.crowding(n, {"device": "cpu", "threads": threads}, slots) <= 1]
+def layouts(settings, slots):
+    """(ranks, nodes) for which all-reduces are measured: those that leave a core or a GPU for each rank.
+
+    NCCL uses the links between the GPUs of a host however its ranks are divided: they are one node.
+    """
+    free = [n for n in settings["ranks"] if n > 1 and plan.crowding(n, settings, slots) <= 1]
+    if settings["device"] == "cuda":
+        return [(n, 1) for n in free]
     return [(n, nodes) for n in free for nodes in sorted({1, 2, n}) if n % nodes == 0]

@@ -137,7 +137,7 @@ class Session:
 
     def _time_all_reduces(self):
         """For the model of the machine: the median of ROUNDS times of each size and layout, taken in turn."""
-        layouts = model.layouts(self.settings["ranks"], self.slots, self.settings["threads"])
+        layouts = model.layouts(self.settings, self.slots)
         times = {}
         for round_ in range(ALL_REDUCE_ROUNDS):
             for ranks, nodes in layouts:
@@ -147,7 +147,13 @@ class Session:
                 )
                 try:
                     found = trainers.time_all_reduces(
-                        self.launcher, self.bin_folder, ranks, nodes, model.SIZES, self.settings["timeout"]
+                        self.launcher,
+                        self.bin_folder,
+                        ranks,
+                        nodes,
+                        model.SIZES,
+                        self.settings["timeout"],
+                        self.settings["device"],
                     )
                 except UserError as error:
                     self.line.say(f"{error}; nothing is predicted")

@@ -157,7 +157,7 @@ def start(command, timeout, environment):
             raise
 
 
-def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout):
+def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout, device="cpu"):
     """Times of all-reduces of `sizes` bytes as {bytes: us}, over so many nodes of this host. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="ddp-scaling-") as scratch:
         path = os.path.join(scratch, "rows.json")
@@ -165,8 +165,7 @@ def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout):
             *launcher.command(ranks, False, 1),
             os.path.join(bin_folder, ALL_REDUCE_BENCH),
             "--placement=in",
-            "--fresh",
-            "--budget=0.05",
+            *(["--device=cuda"] if device == "cuda" else ["--fresh", "--budget=0.05"]),
             f"--sizes={','.join(map(str, sizes))}",
             f"--json={path}",
         ]

@@ -65,6 +65,17 @@ class Prediction(Scaling):
             self.assertEqual(training["rows"][0]["ranks"], 16)
             self.assertLess(training["rows"][-1]["step_ms"], before[case]["rows"][-1]["step_ms"])
 
+    def test_gpus_of_one_host_need_a_link_between_nodes(self):
+        fakes.write_program(os.path.join(self.folder, "nvidia-smi"), fakes.NVIDIA_SMI)
+        with mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"):
+            self.assert_refused("give --link-gb-s", *self.predict("--device=cuda"))
+            code, out, _ = self.predict("--device=cuda", "--link-gb-s=50", "--link-latency-us=4")
+        self.assertEqual(code, 0)
+        self.assertIn("within a node 2 us and 2 GB/s, between nodes 4 us and 50 GB/s", out)
+        self.assertEqual({(c["ranks"], c["nodes"]) for c in self.result()["collectives"]}, {(2, 1)})
+        self.assertEqual(len(self.predicted()["errors"]), len(model.CHECK_SIZES))
+        self.assertTrue(self.predicted()["good"])
+
     def test_nothing_is_predicted_by_a_model_that_does_not_fit(self):
         code, out, _ = self.predict(behaviour="rough")
         self.assertEqual(code, 0)

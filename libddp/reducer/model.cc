@@ -155,14 +155,14 @@ std::vector<Buffer> Model::ValuesAndBuffers() const {
 // All of it in one operation for each kind of device, whatever the types. A GPU's comes behind `stream`, which waits
 // for it; where none is given, behind the program's last one, and the host waits.
 absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream) {
+  const absl::StatusOr<Stream> after = streams_.Follow(stream);
+  if (!after.ok()) return after.status();
   for (const Device::Kind kind : {Device::Kind::kCpu, Device::Kind::kCuda}) {
     std::vector<Buffer> bytes;
     for (const Buffer& b : buffers) {
       if (b.count > 0 && b.device.kind == kind) bytes.push_back(AsBytes(b));
     }
     if (bytes.empty()) continue;
-    absl::StatusOr<Stream> after = streams_.Follow(stream);
-    if (!after.ok()) return after.status();
     Work work = group_->Broadcast(bytes, root, IsGpu(after->device) ? *after : kNoStream);
     const bool ordered = kind == Device::Kind::kCuda && IsGpu(stream.device);
     if (absl::Status s = ordered ? work.BlockStream(stream) : work.Wait(); !s.ok()) return s;
@@ -269,7 +269,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
 
   if (absl::Status s = reducer_.Drain(); !s.ok()) return s;  // it may be working in memory that goes
   const absl::StatusOr<Stream> stream = streams_.Follow({});
-  absl::Status zeroed = stream.status();
+  absl::Status zeroed = Named("SetParameters", stream.status());
   for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
     if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
   }

@@ -19,8 +19,6 @@
 namespace ddp {
 namespace {
 
-// How long a model that goes waits for what its own stream holds, while the group is sound.
-constexpr int64_t kLongestLeaveNs = 600'000'000'000;
 constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
 
 // These backends form every sum in float32; a hook may do anything.
@@ -197,18 +195,21 @@ Model::~Model() {
 }
 
 // The model's memory goes: its own stream must be through with it. In a group that works this ends with the operations,
-// which have a time-out. After a failure the stream may be waiting for what never comes, and then it keeps the memory.
+// but a kernel of the program's, or of a hook, may hang there: it gets as long as an operation does. After a failure
+// the stream may be waiting for what never comes. Then, and where nobody knows, it keeps the memory.
 void Model::LeaveGpu() {
-  const int64_t begin_ns = NowNs();
+  const int64_t begin_ns = NowNs(), longest_ns = absl::ToInt64Nanoseconds(group_->timeout());
   int64_t failed_ns = 0;
   const auto give_up = [&] {
     const int64_t now = NowNs();
     if (failed_ns == 0 && !group_->status().ok()) failed_ns = now;
-    return now - begin_ns > kLongestLeaveNs || (failed_ns != 0 && now - failed_ns > kLeaveFailedNs);
+    return now - begin_ns > longest_ns || (failed_ns != 0 && now - failed_ns > kLeaveFailedNs);
   };
-  absl::Status status = Synchronize(streams_.own(), give_up);
-  if (status.ok()) status = FinishReplicaCheck(give_up);  // it logs what it has found
-  if (!absl::IsDeadlineExceeded(status)) return;
+  absl::Status through = Synchronize(streams_.own(), give_up);
+  // An error of the wait itself says nothing of the stream.
+  if (!through.ok() && !absl::IsDeadlineExceeded(through)) through = Synchronize(streams_.own(), give_up);
+  // It logs what it has found.
+  if (through.ok() && !absl::IsDeadlineExceeded(FinishReplicaCheck(give_up))) return;
   Log().error(
       "rank {}: a DistributedDataParallel was destroyed while GPU {} still waits for a stream of the program's or for "
       "a failed operation; its memory is kept",

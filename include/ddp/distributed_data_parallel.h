@@ -201,8 +201,9 @@ struct JoinOptions {
 // Streams. If the parameters are on a GPU, every call that takes a stream needs one of this GPU, or kNoStream
 // (InvalidArgument otherwise; GradReady's and ZeroGrad's errors come from FinishBackward). A call with a stream takes
 // effect in the order of that stream. A call with kNoStream comes after the work submitted to the stream that was given
-// last, to any call but GradReady, and has taken effect when it returns; Join::Finish is such a call. Until then do not
-// destroy the last stream. GradReady with kNoStream: the host has waited for the work that wrote the gradient.
+// last, to any call but GradReady, and has taken effect when it returns; Join::Finish and SetParameters are such calls.
+// Until then do not destroy the last stream. While the last stream is being captured such a call is refused
+// (FailedPrecondition). GradReady with kNoStream: the host has waited for the work that wrote the gradient.
 //
 // Thread-safety: any number of threads may call GradReady concurrently. Call everything else from one thread at a time.
 class DDP_EXPORT DistributedDataParallel {

@@ -39,6 +39,7 @@ class MultiNodeGroup final : public HierarchicalGroup {
   // Not only by the program's threads.
   void Fail(const absl::Status& why) override { pipeline_.Fail(why, /*background=*/true); }
   absl::Status status() const override { return pipeline_.status(); }
+  AbsentRanks AskNodes() override { return pipeline_.AskNodes(); }
   void Progress() override { pipeline_.Progress(); }
   Observer* observer() const override { return pipeline_.listener(); }
 

@@ -44,6 +44,15 @@ absl::StatusOr<Stream> GradStreams::Follow(Stream given) {
 absl::StatusOr<Stream> GradStreams::OwnBehind(Stream given) {
   for (const Stream before : {last_, given}) {
     if (!IsGpu(before.device) || before.native == own_.native) continue;
+    if (!IsGpu(given.device)) {
+      const absl::StatusOr<bool> capturing = Capturing(before);
+      if (!capturing.ok()) return capturing.status();
+      if (*capturing) {
+        return absl::FailedPreconditionError(
+            "no stream was given, and the one that was given last is being captured into a CUDA graph: make this call "
+            "before or after the capture, or give it the stream");
+      }
+    }
     if (absl::Status s = Order(before, own_); !s.ok()) return s;
   }
   return own_;

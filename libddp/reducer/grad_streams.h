@@ -35,7 +35,8 @@ class GradStreams {
   absl::StatusOr<Stream> Behind(bool own);
 
   // What a call between steps, or at the beginning of one, works on: the stream given, which the next such call without
-  // a stream comes behind; or the model's own, behind the stream that was given last. (On the CPU: what is given.)
+  // a stream comes behind; or the model's own, behind the stream that was given last. FailedPrecondition if that is
+  // being captured: the host would wait for what does not run. (On the CPU: what is given.)
   absl::StatusOr<Stream> Follow(Stream given);
 
   // The model's own stream, behind the one given and the one that was given last.

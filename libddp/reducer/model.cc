@@ -19,8 +19,6 @@
 namespace ddp {
 namespace {
 
-// How long a model that goes waits for what its own stream holds, while the group is sound.
-constexpr int64_t kLongestLeaveNs = 600'000'000'000;
 constexpr size_t kDefaultFirstBucketBytes = size_t{1} << 20;
 
 // These backends form every sum in float32; a hook may do anything.
@@ -155,14 +153,14 @@ std::vector<Buffer> Model::ValuesAndBuffers() const {
 // All of it in one operation for each kind of device, whatever the types. A GPU's comes behind `stream`, which waits
 // for it; where none is given, behind the program's last one, and the host waits.
 absl::Status Model::Broadcast(absl::Span<const Buffer> buffers, int root, Stream stream) {
+  const absl::StatusOr<Stream> after = streams_.Follow(stream);
+  if (!after.ok()) return after.status();
   for (const Device::Kind kind : {Device::Kind::kCpu, Device::Kind::kCuda}) {
     std::vector<Buffer> bytes;
     for (const Buffer& b : buffers) {
       if (b.count > 0 && b.device.kind == kind) bytes.push_back(AsBytes(b));
     }
     if (bytes.empty()) continue;
-    absl::StatusOr<Stream> after = streams_.Follow(stream);
-    if (!after.ok()) return after.status();
     Work work = group_->Broadcast(bytes, root, IsGpu(after->device) ? *after : kNoStream);
     const bool ordered = kind == Device::Kind::kCuda && IsGpu(stream.device);
     if (absl::Status s = ordered ? work.BlockStream(stream) : work.Wait(); !s.ok()) return s;
@@ -197,18 +195,21 @@ Model::~Model() {
 }
 
 // The model's memory goes: its own stream must be through with it. In a group that works this ends with the operations,
-// which have a time-out. After a failure the stream may be waiting for what never comes, and then it keeps the memory.
+// but a kernel of the program's, or of a hook, may hang there: it gets as long as an operation does. After a failure
+// the stream may be waiting for what never comes. Then, and where nobody knows, it keeps the memory.
 void Model::LeaveGpu() {
-  const int64_t begin_ns = NowNs();
+  const int64_t begin_ns = NowNs(), longest_ns = absl::ToInt64Nanoseconds(group_->timeout());
   int64_t failed_ns = 0;
   const auto give_up = [&] {
     const int64_t now = NowNs();
     if (failed_ns == 0 && !group_->status().ok()) failed_ns = now;
-    return now - begin_ns > kLongestLeaveNs || (failed_ns != 0 && now - failed_ns > kLeaveFailedNs);
+    return now - begin_ns > longest_ns || (failed_ns != 0 && now - failed_ns > kLeaveFailedNs);
   };
-  absl::Status status = Synchronize(streams_.own(), give_up);
-  if (status.ok()) status = FinishReplicaCheck(give_up);  // it logs what it has found
-  if (!absl::IsDeadlineExceeded(status)) return;
+  absl::Status through = Synchronize(streams_.own(), give_up);
+  // An error of the wait itself says nothing of the stream.
+  if (!through.ok() && !absl::IsDeadlineExceeded(through)) through = Synchronize(streams_.own(), give_up);
+  // It logs what it has found.
+  if (through.ok() && !absl::IsDeadlineExceeded(FinishReplicaCheck(give_up))) return;
   Log().error(
       "rank {}: a DistributedDataParallel was destroyed while GPU {} still waits for a stream of the program's or for "
       "a failed operation; its memory is kept",
@@ -269,7 +270,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
 
   if (absl::Status s = reducer_.Drain(); !s.ok()) return s;  // it may be working in memory that goes
   const absl::StatusOr<Stream> stream = streams_.Follow({});
-  absl::Status zeroed = stream.status();
+  absl::Status zeroed = Named("SetParameters", stream.status());
   for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
     if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
   }

@@ -24,6 +24,7 @@ void RunCase(const std::function<void(GpuRank&)>& body) {
 
 TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
 TEST_CASE("what a model does by itself is ordered behind the program's work on GPUs") { RunCase(gpu_cases::Order); }
+TEST_CASE("calls between steps that are given no stream are ordered on GPUs") { RunCase(gpu_cases::OrderBetweenSteps); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients in 8-bit blocks on GPUs have the CPU's bits") { RunCase(gpu_cases::Blocks); }
 TEST_CASE("PowerSGD on GPUs gives what it gives on the CPU") { RunCase(gpu_cases::PowerSgd); }

@@ -145,4 +145,91 @@ void Order(GpuRank& rank) {
   a.Wait();
 }
 
+namespace {
+
+// What `array` becomes when a call without a stream copies rank 0's to all. The program writes it before, copies it to
+// `before` and, after the call, to `after`, and waits for none of that.
+class Copied {
+ public:
+  Copied(const GpuRank& rank, const TestStream& stream, const Buffer& array)
+      : rank_(rank), stream_(stream), array_(array), source_(Make()), before_(Make()), after_(Make()) {
+    Write(
+        View(source_), [&](size_t i) { return Value(rank_.rank(), i); }, stream_.get());
+  }
+  void SubmitBefore() const {
+    Submit(View(source_), array_, stream_);
+    Submit(array_, View(before_), stream_);
+  }
+  void SubmitAfter() const { Submit(array_, View(after_), stream_); }
+  void Check() const {
+    const std::vector<double> before = Read(View(before_), stream_.get()), after = Read(View(after_), stream_.get());
+    for (size_t i = 0; i < array_.count; ++i) {
+      RANK_CHECK_EQ(before[i], Value(rank_.rank(), i));
+      RANK_CHECK_EQ(after[i], Value(0, i));
+    }
+  }
+
+ private:
+  static double Value(int rank, size_t i) { return static_cast<double>(i % 1000) + 7 * rank + 1; }
+  std::shared_ptr<void> Make() const { return RANK_VALUE(AllocateOn(rank_.device(), array_.count * sizeof(float))); }
+  Buffer View(const std::shared_ptr<void>& memory) const {
+    return {memory.get(), array_.count, DType::kFloat32, rank_.device()};
+  }
+
+  const GpuRank& rank_;
+  const TestStream& stream_;
+  const Buffer array_;
+  const std::shared_ptr<void> source_, before_, after_;
+};
+
+}  // namespace
+
+void OrderBetweenSteps(GpuRank& rank) {
+  const TestStream a(rank), b(rank);
+  const Arrays own(rank);  // 1: a buffer of the model's, 2: a new parameter's value
+  std::vector<float> on_cpu = {static_cast<float>(rank.rank() + 3)};
+  const Buffer cpu_buffer{on_cpu.data(), 1, DType::kFloat32, {}};
+  const Model model = Make(rank, DType::kFloat32, {.buffers = {{"mean", own[1]}, {"count", cpu_buffer}}});
+  Program program(rank, a);
+  program.Backward(*model, 1);
+  RANK_CHECK_OK(model->FinishBackward(a.get()));
+  program.Step(*model);
+  // Each comes behind what the program's last stream has, and has taken effect on return.
+  const Copied value(rank, a, model->value(4)), buffer(rank, a, own[1]), later(rank, b, model->value(1)),
+      added(rank, b, own[2]);
+  for (const Copied* const copied : {&value, &buffer}) copied->SubmitBefore();
+  RANK_CHECK_OK(model->BroadcastValues(0, kNoStream));
+  RANK_CHECK_EQ(on_cpu[0], 3.0f);
+  for (const Copied* const copied : {&value, &buffer}) copied->SubmitAfter();
+  for (const Copied* const copied : {&value, &buffer}) copied->Check();
+  on_cpu[0] = static_cast<float>(rank.rank() + 5);
+  buffer.SubmitBefore();
+  RANK_CHECK_OK(model->BeginForward(kNoStream));
+  RANK_CHECK_EQ(on_cpu[0], 5.0f);
+  buffer.SubmitAfter();
+  buffer.Check();
+  // The last stream is another one now.
+  a.Wait();
+  RANK_CHECK_OK(model->BroadcastValues(0, b.get()));
+  later.SubmitBefore();
+  RANK_CHECK_OK(model->BroadcastValues(0, kNoStream));
+  later.SubmitAfter();
+  later.Check();
+  // The gradient of what is frozen becomes zero only when the optimizer has read it.
+  const Arrays read(rank);
+  for (size_t p = 0; p < kCounts.size(); ++p) Submit(model->grad(p), read[p], b);
+  added.SubmitBefore();
+  std::vector<Parameter> parameters = MakeParameters(rank, DType::kFloat32);
+  parameters[4].frozen = true;
+  parameters.push_back({"added", {}, own[2], {}});
+  RANK_CHECK_OK(model->SetParameters(parameters));
+  added.SubmitAfter();
+  program.CheckRead(read, [&](size_t p, size_t i) { return Average(DType::kFloat32, rank.size(), p, i, 1); });
+  added.Check();
+  const Arrays after(rank);
+  Submit(model->grad(4), after[4], b);
+  for (const double grad : Read(after[4], b.get())) RANK_CHECK_EQ(grad, 0.0);
+  b.Wait();
+}
+
 }  // namespace ddp::testing::gpu_cases

@@ -8,10 +8,13 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "ddp/autocast.h"
+#include "ddp/comm_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/grad_scaler.h"
 #include "tests/support/ddp_gpu_cases.h"
+#include "tests/support/logged.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -41,6 +44,7 @@ void RunCase(
 
 TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
 TEST_CASE("what a model does by itself is ordered behind the program's work on GPUs") { RunCase(gpu_cases::Order); }
+TEST_CASE("calls between steps that are given no stream are ordered on GPUs") { RunCase(gpu_cases::OrderBetweenSteps); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients in 8-bit blocks on GPUs have the CPU's bits") { RunCase(gpu_cases::Blocks); }
 TEST_CASE("PowerSGD on GPUs gives what it gives on the CPU") { RunCase(gpu_cases::PowerSgd); }
@@ -320,6 +324,76 @@ TEST_CASE("a model whose GPU does not come free can be destroyed") {
     FakeDevices::Synchronize(owned.get());
     FakeDevices::Synchronize(other.get());
   });
+}
+
+// Its kernel on the model's own stream, behind each reduction, hangs until it is let go.
+class StuckHook final : public CommHook {
+ public:
+  StuckHook(const std::atomic<bool>& open, float last) : open_(open), last_(last) {}
+  std::string name() const override { return "stuck"; }
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+    Work sum = group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce, bucket.stream);
+    if (absl::Status status = sum.BlockStream(bucket.stream); !status.ok()) return status;
+    HoldUntil(open_, bucket.stream.native);
+    float* const grad = static_cast<float*>(bucket.buffer.data);
+    FakeDevices::Enqueue(bucket.stream.native, [grad, last = last_] { grad[0] = last; });
+    return sum;
+  }
+
+ private:
+  const std::atomic<bool>& open_;
+  const float last_;
+};
+
+TEST_CASE("a model whose own stream hangs in a group that works is given up in time, and its memory stays") {
+  for (const bool cannot_wait : {false, true}) {
+    Logged logged;
+    Job job(2);
+    std::atomic<bool> open{false}, broken{false};
+    job.gpus.fail = [&](absl::string_view call, int) {
+      return broken && call == "Record" ? absl::InternalError("injected") : absl::OkStatus();
+    };
+    std::barrier all(2);
+    const ScopedDevices devices(job.gpus);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      auto model = RANK_VALUE(
+          DistributedDataParallel::Create(group, {{"a", {}, {nullptr, 64, DType::kFloat32, rank.device()}, {}}},
+                                          {.hook = std::make_shared<StuckHook>(open, 42.0f)}));
+      const OwnedStream owned = rank.MakeStream();
+      const Stream stream{rank.device(), owned.get()};
+      float* const grad = static_cast<float*>(model->grad(0).data);
+      FakeDevices::Enqueue(owned.get(), [=] { std::fill_n(grad, 64, 1.0f); });
+      model->GradReady(0, stream);
+      RANK_CHECK_OK(model->FinishBackward(stream));
+      RANK_CHECK_OK(group.Barrier().Wait());
+      RANK_CHECK_OK(group.SetTimeout(absl::Milliseconds(300)));
+      all.arrive_and_wait();
+      const FakeDevices::Held before = FakeDevices::held();
+      if (rank.rank == 0) broken = cannot_wait;
+      all.arrive_and_wait();
+      const absl::Time began = absl::Now();
+      model.reset();
+      const absl::Duration took = absl::Now() - began;
+      all.arrive_and_wait();
+      const FakeDevices::Held after = FakeDevices::held();
+      const absl::Status status = group.status();
+      if (rank.rank == 0) broken = false;
+      all.arrive_and_wait();
+      open = true;  // whatever has been found
+      FakeDevices::Synchronize(owned.get());
+      // All but the counter of the captured steps, of which there are none.
+      RANK_CHECK_EQ(after.memory, before.memory - rank.size);
+      RANK_CHECK_EQ(after.streams, before.streams);
+      RANK_CHECK(cannot_wait || took >= absl::Milliseconds(300), "after ", absl::FormatDuration(took));
+      RANK_CHECK(took < absl::Seconds(20), "after ", absl::FormatDuration(took));
+      RANK_CHECK_OK(status);
+      RANK_CHECK_EQ(grad[0], 42.0f);
+      RANK_CHECK_EQ(grad[63], 1.0f);
+    });
+    for (const char* const rank : {"rank 0", "rank 1"}) {
+      CHECK(logged.Count({rank, "a DistributedDataParallel was destroyed while GPU", "its memory is kept"}) == 1);
+    }
+  }
 }
 
 // Decides in its stream's order, as a kernel does.

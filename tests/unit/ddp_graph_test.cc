@@ -233,5 +233,36 @@ TEST_CASE("graphs, models and groups are destroyed in any order") {
   }
 }
 
+// It would wait for what is captured and does not run, and take the model's stream into the capture for good.
+TEST_CASE("a call that is given no stream while the last one is being captured is refused, and changes nothing") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const std::shared_ptr<void> mean = RANK_VALUE(rank.gpus.Allocate(rank.device(), 4));
+    Training training(rank, group, {.buffers = {{"mean", {mean.get(), 1, DType::kFloat32, rank.device()}}}});
+    DistributedDataParallel& model = training.model();
+    training.Set(static_cast<float>(2 * rank.rank));
+    RANK_CHECK_OK(training.Backward());
+    training.Expect(1);
+    std::vector<Parameter> parameters = {model.parameter(0), model.parameter(1)};
+    RANK_CHECK_OK(FakeDevices::BeginCapture(training.stream().native));
+    constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+    const char* const why = "is being captured into a CUDA graph";
+    RANK_CHECK_STATUS(model.BeginForward(kNoStream), kRefused, "BeginForward", why, "give");
+    RANK_CHECK_STATUS(model.BroadcastValues(0, kNoStream), kRefused, "BroadcastValues", why);
+    RANK_CHECK_STATUS(model.SetParameters(parameters), kRefused, "SetParameters", why);
+    RANK_CHECK_STATUS(model.GradNorm(2, kNoStream), kRefused, "GradNorm", why);
+    RANK_CHECK_STATUS(model.ClipGradNorm(1, 2, kNoStream), kRefused, "GradNorm", why);
+    RANK_CHECK_STATUS(model.ClipGradNormAsync(1, 2, kNoStream), kRefused, "ClipGradNormAsync", why);
+    RANK_CHECK_OK(training.Backward());
+    training.Launch(RANK_VALUE(FakeDevices::EndCapture(training.stream().native)));
+    training.Set(static_cast<float>(2 * rank.rank + 4));
+    RANK_CHECK_OK(group.status());
+    RANK_CHECK_OK(model.BroadcastValues(0, kNoStream));
+    RANK_CHECK_OK(training.Backward());
+    training.Expect(5);
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing::simulated

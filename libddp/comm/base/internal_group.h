@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +27,13 @@ struct AllocatedRange {
   size_t offset = 0;    // bytes from the start of the memory
 };
 
+// Ranks of other nodes that take no part any more, as far as is known.
+struct AbsentRanks {
+  std::vector<int> left;    // in good order
+  std::vector<int> silent;  // have not answered
+  std::string where;        // those that are silent: "rank 2 on node 1 (host b, rank 2, 3)"
+};
+
 class InternalGroup : public ProcessGroup {
  public:
   // As Abort, except that `why` itself becomes the cause of failure. Any thread.
@@ -41,6 +50,10 @@ class InternalGroup : public ProcessGroup {
 
   // Which ranks are on one node; null: all.
   virtual const NodeLayout* layout() const { return nullptr; }
+
+  // Who of the other nodes is absent. The first call asks them all, and they are silent until they answer: a process
+  // that lives does so within kAnswerNs. Never waits. Empty where nobody can be asked. Any thread.
+  virtual AbsentRanks AskNodes() { return {}; }
 
   // Split, but nobody hears of the new group's operations, which are parts of this one's.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) { return Split(color, key); }

@@ -390,7 +390,7 @@ void DeviceEngine::LookAtGraphs() {
   options_.board->PostGraphs(graphs_->begun());
   if (const absl::Status s = options_.board->Gone(0); !s.ok()) return Fail(s);
   if (options_.transport != nullptr) {
-    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, 0));
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Inquire(s, 0);
   }
   int64_t running = 0;
   {
@@ -399,6 +399,19 @@ void DeviceEngine::LookAtGraphs() {
   }
   const int64_t timeout = graph_timeout_ns_.load(std::memory_order_relaxed);
   if (running > timeout) Fail(peers_.GraphTimedOut(graphs_->begun(), absl::Nanoseconds(timeout)));
+}
+
+// Fails the group with the error, or what explains it, once that is known. To be called again as long as it is not.
+// Does not wait for it: this thread answers what ranks of other hosts ask.
+void DeviceEngine::Inquire(const absl::Status& error, uint64_t sequence) {
+  Inquiry inquiry;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!inquiry_.has_value()) inquiry_ = {error, sequence, NowNs()};
+    inquiry = *inquiry_;
+  }
+  const std::optional<absl::Status> cause = peers_.Cause(inquiry.error, inquiry.sequence, inquiry.since_ns);
+  if (cause.has_value()) Fail(*cause);
 }
 
 // What may keep the oldest operation from ending?
@@ -413,9 +426,11 @@ void DeviceEngine::Look(DeviceWork* oldest) {
   }
   if (const absl::Status s = peers_.Check(oldest->operation, oldest->sequence, waited); !s.ok()) return Fail(s);
   if (options_.transport != nullptr) {
-    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Fail(peers_.Explain(s, oldest->sequence));
+    if (const absl::Status s = options_.transport->Health(); !s.ok()) return Inquire(s, oldest->sequence);
   }
-  if (const absl::Status s = peers_.InTime(oldest->operation, oldest->sequence, waited); !s.ok()) return Fail(s);
+  if (const absl::Status s = peers_.InTime(oldest->operation, oldest->sequence, waited); !s.ok()) {
+    return Inquire(s, oldest->sequence);
+  }
   peers_.TellStall(oldest->operation, oldest->sequence, waited);
 }
 

@@ -131,6 +131,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void SettleBefore(uint64_t number);
   void Look(DeviceWork* oldest);
   void LookAtGraphs();
+  void Inquire(const absl::Status& error, uint64_t sequence);
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
   void AbortTransport(const absl::Status& why);
@@ -177,6 +178,12 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   std::atomic<bool> told_stuck_{false};
   SteadyCondition changed_;
   int64_t next_look_ns_ = 0;
+  struct Inquiry {
+    absl::Status error;
+    uint64_t sequence = 0;
+    int64_t since_ns = 0;
+  };
+  std::optional<Inquiry> inquiry_;  // what the group will fail with
 };
 
 }  // namespace ddp

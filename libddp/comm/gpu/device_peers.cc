@@ -9,12 +9,19 @@
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/gpu/device_engine.h"
+#include "libddp/comm/health/peer_watch.h"
 
 namespace ddp {
 namespace {
 
 // Peers that call something else are found out where they leave this rank waiting.
 constexpr int64_t kDisagreementGraceNs = 5'000'000;
+
+// `cause`, which explains `error`.
+absl::Status Because(const absl::Status& cause, const absl::Status& error) {
+  return WithFailedRanks(absl::Status(cause.code(), absl::StrCat(cause.message(), " (", error.message(), ")")),
+                         FailedRanks(cause));
+}
 
 }  // namespace
 
@@ -36,17 +43,35 @@ absl::Status DevicePeers::Failure() const {
   return control == nullptr ? absl::OkStatus() : control->status();
 }
 
-// The connections of a process that dies break before it is seen to be dead.
+// The connections of a process that dies break before it is seen to be dead. Ranks of other hosts are not on the board:
+// their group over CPU memory tells why they have failed, whether they have left, and whether they answer.
+std::optional<absl::Status> DevicePeers::Cause(const absl::Status& error, uint64_t sequence, int64_t since_ns) const {
+  const bool broken = absl::IsUnavailable(error), late = absl::IsDeadlineExceeded(error);
+  const bool may_be_theirs = broken || late || absl::IsInternal(error);
+  if (options_.board == nullptr || absl::IsInvalidArgument(error)) return error;
+  if (late && !FailedRanks(error).empty()) return error;
+  if (const absl::Status gone = options_.board->Gone(sequence); !gone.ok()) return Because(gone, error);
+  const std::shared_ptr<InternalGroup> control = options_.control.lock();
+  const AbsentRanks absent = control != nullptr && may_be_theirs ? control->AskNodes() : AbsentRanks();
+  if (const absl::Status s = control == nullptr ? absl::OkStatus() : control->status(); !s.ok()) {
+    return Because(s, error);
+  }
+  if (!absent.left.empty()) {
+    const std::string text = LeftText(absent.left[0], absl::StrCat("taking part in operation ", sequence, kLeftRemedy));
+    return Because(WithFailedRanks(absl::UnavailableError(text), absent.left), error);
+  }
+  const int64_t passed = NowNs() - since_ns;
+  if (passed < (absent.silent.empty() ? (broken ? kDeathGraceNs : 0) : kAnswerNs)) return std::nullopt;
+  if (absent.silent.empty()) return error;
+  const std::string text =
+      absl::StrCat("no answer for ", absl::FormatDuration(absl::Nanoseconds(kAnswerNs)), " from ", absent.where,
+                   ": the process has ended or is stopped, or its host or the link to it is down");
+  return Because(WithFailedRanks(absl::Status(error.code(), text), absent.silent), error);
+}
+
 absl::Status DevicePeers::Explain(const absl::Status& error, uint64_t sequence) const {
-  if (options_.board == nullptr || error.code() == absl::StatusCode::kInvalidArgument) return error;
-  const int64_t until = NowNs() + (absl::IsUnavailable(error) ? kDeathGraceNs : 0);
-  while (true) {
-    const absl::Status gone = options_.board->Gone(sequence);
-    if (!gone.ok()) {
-      return WithFailedRanks(absl::UnavailableError(absl::StrCat(gone.message(), " (", error.message(), ")")),
-                             FailedRanks(gone));
-    }
-    if (NowNs() >= until) return error;
+  for (const int64_t since = NowNs();;) {
+    if (std::optional<absl::Status> cause = Cause(error, sequence, since)) return *std::move(cause);
     const timespec nap{0, 1'000'000};
     nanosleep(&nap, nullptr);
   }

@@ -3,6 +3,7 @@
 #define LIBDDP_COMM_GPU_DEVICE_PEERS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,11 @@ class DevicePeers {
   absl::Status Failure() const;
   // Whether peers call something else than the operation, for which this rank has waited so long, or are gone.
   absl::Status Check(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
-  // `error` of the transport in operation `sequence`, or that a peer is gone if that explains it. May take
-  // kDeathGraceNs.
+  // What operation `sequence` has failed with, where the transport, or the time that is out, says `error` since then:
+  // that a peer is gone, or what a peer has failed with, if that explains it, else `error`. Null: not known yet, ask
+  // again. Never waits.
+  std::optional<absl::Status> Cause(const absl::Status& error, uint64_t sequence, int64_t since_ns) const;
+  // The same, waiting for it: for kAnswerNs at most. Not for the progress thread, which answers other hosts' ranks.
   absl::Status Explain(const absl::Status& error, uint64_t sequence) const;
 
   // DeadlineExceeded, naming who did not come, if the operation has waited too long.

@@ -21,6 +21,9 @@ inline constexpr int64_t kLookEveryNs = 1'000'000;
 // What a dead rank has announced may still end well without it, unless it took a part with it: that shows in this time.
 inline constexpr int64_t kDeathGraceNs = 200'000'000;
 
+// A process that lives answers in this time, also if its progress thread rests and its processors are busy.
+inline constexpr int64_t kAnswerNs = 2'000'000'000;
+
 // How errors say that a peer is gone.
 std::string DiedText(int rank, pid_t pid);
 std::string LeftText(int rank, absl::string_view without);  // "taking part in operation 7"

@@ -33,6 +33,28 @@ absl::Status NodePipeline::status() const {
   return failure_;
 }
 
+// Where only the program's calls may use the wire, silence says nothing.
+AbsentRanks NodePipeline::AskNodes() {
+  if (!owner_.IsHere()) return {};
+  const Lock lock = LockToCall();
+  if (!failure_.ok() || !wire_.Usable(/*background=*/true)) return {};
+  control_messages_.Ask();
+  Drive(/*background=*/true, /*steal=*/false);
+  AbsentRanks absent;
+  std::set<int> silent;
+  for (int r = 0; r < options_.layout.size(); ++r) {
+    if (options_.layout.node_of(r) == node()) continue;
+    if (control_messages_.departure(r).left) {
+      absent.left.push_back(r);
+    } else if (!control_messages_.answered(r)) {
+      silent.insert(r);
+    }
+  }
+  absent.silent.assign(silent.begin(), silent.end());
+  if (!silent.empty()) absent.where = NodesOf(silent);
+  return absent;
+}
+
 // Whether the group has not failed. It fails with what the wire or messages have found.
 bool NodePipeline::Healthy() {
   if (!wire_.status().ok()) FailLocked(wire_.status(), /*tell_nodes=*/false);

@@ -16,6 +16,7 @@
 #include "ddp/process_group.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/driver.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/health/flight_notes.h"
 #include "libddp/comm/host/engine.h"
@@ -62,6 +63,7 @@ class NodePipeline final : public Driver {
   // `background`: by a thread of the library's own.
   void Fail(const absl::Status& why, bool background);
   absl::Status status() const;
+  AbsentRanks AskNodes();
 
   Observer* listener() const { return notes_.listener(); }
   const NodePipelineOptions& options() const { return options_; }

@@ -21,11 +21,13 @@ END
 # tell, one for the type of each function for C and the value of each of C's constants.
 describe_types() {
   local headers=$1 folder=$2 name names=() functions=() constants=()
+  local -a public
+  mapfile -t public < <(cd "$headers" && find ddp -name 'torch*' -prune -o -name '*.h' -print | LC_ALL=C sort) # LibTorch has its own
   {
-    (cd "$headers" && find ddp -maxdepth 1 -name '*.h' ! -name torch.h | LC_ALL=C sort | sed 's/.*/#include "&"/')
+    printf '#include "%s"\n' "${public[@]}"
     echo '#include <type_traits>'
     # shellcheck disable=SC2016 # of awk
-    mapfile -t names < <(find "$headers/ddp" -maxdepth 1 -name '*.h' ! -name torch.h -print0 | sort -z | xargs -0 awk '
+    mapfile -t names < <(cd "$headers" && awk '
       /^namespace [a-z_:]+ \{/ { space[++depth] = $2 }
       /^}  \/\/ namespace/ { --depth }
       /^typedef struct .*\{/ { print $3 }
@@ -34,9 +36,9 @@ describe_types() {
         name = ""
         for (i = 1; i <= depth; ++i) name = name space[i] "::"
         if (depth > 0) print name $2
-      }' | LC_ALL=C sort -u)
-    mapfile -t functions < <(sed -nE 's/^DDP_C_API [^(]*[ *](ddp_[a-z0-9_]+)\(.*/\1/p' "$headers/ddp/ddp_c.h" | LC_ALL=C sort)
-    mapfile -t constants < <(awk '/^enum \{/ { inside = 1 } inside { sub(/\/\/.*/, ""); print } /};/ { inside = 0 }' "$headers/ddp/ddp_c.h" |
+      }' "${public[@]}" | LC_ALL=C sort -u)
+    mapfile -t functions < <(sed -nE 's/^DDP_C_API [^(]*[ *](ddp_[a-z0-9_]+)\(.*/\1/p' "$headers"/ddp/c/*.h | LC_ALL=C sort)
+    mapfile -t constants < <(awk '/^enum \{/ { inside = 1 } inside { sub(/\/\/.*/, ""); print } /};/ { inside = 0 }' "$headers"/ddp/c/*.h |
       grep -o 'DDP_[A-Z0-9_]*' | LC_ALL=C sort -u)
     ((${#names[@]} > 10 && ${#functions[@]} > 10 && ${#constants[@]} > 10)) || die "no public types found in $headers"
     printf 'void Use(const %s*) {}\n' "${names[@]}"

@@ -9,9 +9,12 @@ function leave_code() {
   code = 0
 }
 /^\/\/ (SPDX-|Copyright)/ { put(""); next }
+# What only divides a header, or speaks to a linter, does not explain the name after it.
+/^\/\/ (-----|NOLINT)/ { put(""); next }
 /= delete;|operator==.*= default;/ { leave_code(); put(""); next }
-# The first comment describes the file, not what follows it.
-!ended && /^\/\// { put(""); next }
+# The first comment describes the file, not what follows it. Doxygen shows names outside of a namespace, as C has them, only of a file that
+# has a comment.
+!ended && /^\/\// { put(described++ ? "" : "/// @file"); next }
 { ended = 1 }
 /^ *\/\/( |$)/ {
   if (/^ *\/\/   +- /) list = 1
@@ -32,6 +35,8 @@ function leave_code() {
   next
 }
 { leave_code() }
+# The same holds for a namespace.
+/^namespace / { sub(/^/, "/** */ ") }
 /[;{},] +\/\/ / && !/NOLINT|\/\/ namespace/ { sub(/ \/\/ /, " ///< ") }
 { put($0) }
 END { print held }

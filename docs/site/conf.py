@@ -38,38 +38,74 @@ breathe_show_define_initializer = True
 _below = {"docs/performance": "performance/*", "docs/decisions/README": "[0-9]*"}
 
 
+def _text(element):
+    """What a comment in Doxygen's output says, in one line."""
+    return " ".join("".join(element.find(part).itertext()).strip() for part in ("briefdescription", "detaileddescription")).strip()
+
+
+def _shown(directive, name):
+    return f"\n### {name.split('(')[0].removeprefix('ddp::')}\n\n```{{{directive}}} {name}\n```\n"
+
+
+def _constants(member):
+    """An enum without a name, as C's constants are: a table, because Breathe has no directive for it."""
+    rows, next_value = "", 0
+    for constant in member.iter("enumvalue"):
+        initializer = constant.findtext("initializer")
+        value = int(initializer.lstrip("= ")) if initializer else next_value
+        rows += f"| `{constant.findtext('name')}` | {value} | {_text(constant)} |\n"
+        next_value = value + 1
+    first = member.find("enumvalue").findtext("name")
+    return f"\n### {first}, ...\n\n{_text(member)}\n\n| constant | value | |\n| --- | --- | --- |\n{rows}"
+
+
+def _of_c(member, structs):
+    """A name of the headers for C, whose names are in no namespace. None for that of a struct, which is shown as one."""
+    kind, name = member.get("kind"), member.findtext("name")
+    if kind == "enum":
+        return _constants(member)
+    if kind == "typedef":
+        declared = f"```c\n{member.findtext('definition')};\n```"
+        return None if name in structs else f"\n### {name}\n\n{declared}\n\n{_text(member)}\n"
+    return _shown(f"doxygen{kind}", name)
+
+
 def _names_of(header):
-    """The public names that a header declares, in its order, as pairs of Breathe's directive and the name."""
-    found = []
+    """The public names that a header declares, in its order: a section of a page for each."""
+    found, compounds, in_c = [], [], header.startswith("ddp/c/")
     for entry in xml.parse(_headers / "index.xml").getroot().iter("compound"):
-        if entry.get("kind") not in ("class", "struct", "namespace", "file"):
-            continue
-        compound = xml.parse(_headers / f"{entry.get('refid')}.xml").getroot().find("compounddef")
-        name, place = compound.findtext("compoundname"), compound.find("location")
-        if entry.get("kind") in ("class", "struct"):
+        if entry.get("kind") in ("class", "struct", "namespace", "file"):
+            compound = xml.parse(_headers / f"{entry.get('refid')}.xml").getroot().find("compounddef")
+            compounds.append((entry.get("kind"), compound, compound.findtext("compoundname")))
+    structs = {name for kind, _, name in compounds if kind == "struct"}
+    for kind, compound, name in compounds:
+        if kind in ("class", "struct"):
+            place = compound.find("location")
             # Breathe shows a class within another one there.
             if place.get("file") == header and name.count("::") < 2:
-                found.append((int(place.get("line")), f"doxygen{entry.get('kind')}", name))
+                found.append((int(place.get("line")), _shown(f"doxygen{kind}", name)))
             continue
         for member in compound.iter("memberdef"):
-            place, kind = member.find("location"), member.get("kind")
-            if place.get("file") != header or (entry.get("kind") == "file") != (kind == "define"):
+            place, member_kind, own = member.find("location"), member.get("kind"), member.findtext("name")
+            if place.get("file") != header or own.endswith("_H_"):  # the guard of the header
                 continue
-            own = (name + "::" if entry.get("kind") == "namespace" else "") + member.findtext("name")
-            if member.findtext("name").endswith("_H_"):
-                continue  # the guard of the header
-            if kind == "function":
-                own += "(" + ", ".join("".join(p.find("type").itertext()) for p in member.iter("param")) + ")"
-            found.append((int(place.get("line")), f"doxygen{kind}", own))
-    return [(directive, name) for _, directive, name in sorted(found)]
+            if kind == "file" and in_c:
+                section = _of_c(member, structs)
+            elif (kind == "file") != (member_kind == "define"):
+                continue
+            else:
+                own = (name + "::" if kind == "namespace" else "") + own
+                if member_kind == "function":
+                    own += "(" + ", ".join("".join(p.find("type").itertext()) for p in member.iter("param")) + ")"
+                section = _shown(f"doxygen{member_kind}", own)
+            if section:
+                found.append((int(place.get("line")), section))
+    return [section for _, section in sorted(found)]
 
 
 def _reference(match):
     """"@names ddp/x.h" in a page becomes a section for each name of that header."""
-    text = f"## {match[1]}\n"
-    for directive, name in _names_of(match[1]):
-        text += f"\n### {name.split('(')[0].removeprefix('ddp::')}\n\n```{{{directive}}} {name}\n```\n"
-    return text
+    return f"## {match[1]}\n" + "".join(_names_of(match[1]))
 
 
 def _change_page(app, docname, source):

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <string>
 #include <utility>
@@ -95,84 +94,6 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
   if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) ThrowTimedOut(rank_, title_.name, timeout);
   if (exception_) std::rethrow_exception(exception_);
   return true;
-}
-
-Queue::Queue() : process_(getpid()), thread_([this] { Loop(); }) {}
-
-void Queue::Stop() {
-  if (process_ == getpid()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-  }
-  filled_.notify_all();
-  if (!thread_.joinable()) return;
-  // The last owner may be a work that this thread has just executed. After fork there is no thread.
-  if (process_ != getpid() || thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
-  }
-}
-
-void Queue::Submit(const c10::intrusive_ptr<QueuedWork>& work, bool now) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (not_issued_ == 0 && work->task_.start) {
-      work->Issue();
-    } else {
-      ++not_issued_;
-    }
-    tasks_.push_back(work);
-  }
-  if (now) {
-    Help(*work);
-  } else {
-    filled_.notify_one();
-  }
-}
-
-void Queue::RunFirst(std::unique_lock<std::mutex>& lock) {
-  const c10::intrusive_ptr<QueuedWork> work = std::move(tasks_.front());
-  tasks_.pop_front();
-  const bool late = !work->issued_;
-  running_ = true;
-  lock.unlock();
-  work->Execute();
-  lock.lock();
-  running_ = false;
-  work->executed_ = true;
-  if (late) --not_issued_;
-  lock.unlock();
-  ended_.notify_all();
-  // Now that others may execute: what a program has tied to the future may wait for another task.
-  work->Complete();
-  lock.lock();
-}
-
-void Queue::Help(const QueuedWork& work) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!work.executed_) {
-    if (running_) {
-      ended_.wait(lock, [&] { return work.executed_ || !running_; });
-    } else if (!tasks_.empty()) {
-      RunFirst(lock);
-    } else {
-      return;
-    }
-  }
-}
-
-void Queue::Loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    filled_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    if (running_) {
-      ended_.wait(lock, [this] { return !running_; });
-    } else {
-      RunFirst(lock);
-    }
-  }
 }
 
 }  // namespace ddp_torch

@@ -1,22 +1,19 @@
-// An operation of the backend, and the queue in which a group's collective operations run.
+// An operation of the backend.
 #ifndef DDP_PYTHON_SRC_WORK_H_
 #define DDP_PYTHON_SRC_WORK_H_
 
 #include <ATen/core/ivalue.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "ddp/process_group.h"
+#include "task_queue.h"
 
 namespace ddp_torch {
 
@@ -26,7 +23,8 @@ void ThrowIfFailed(const absl::Status& status, int rank, const char* operation);
 // Throws c10::DistBackendError: an operation has not ended in the time that its wait() was given.
 [[noreturn]] void ThrowTimedOut(int rank, const char* operation, std::chrono::milliseconds timeout);
 
-class Queue;
+class QueuedWork;
+using Queue = TaskQueue<c10::intrusive_ptr<QueuedWork>>;
 
 // What an operation does.
 struct Task {
@@ -75,7 +73,8 @@ class QueuedWork : public CollectiveWork {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
  private:
-  friend class Queue;
+  friend Queue;
+  bool HasCall() const { return task_.start != nullptr; }
   void Issue();
   void Execute();  // to its end, and remembers the error
   void Complete();
@@ -85,37 +84,6 @@ class QueuedWork : public CollectiveWork {
   bool issued_ = false;
   bool executed_ = false;  // guarded by the queue's mutex
   std::exception_ptr error_;
-};
-
-// Runs the tasks of one group in the order of Submit: in a thread of its own, or in one that waits for a later task.
-// Calls of libddp happen in this order too.
-class Queue : public std::enable_shared_from_this<Queue> {
- public:
-  Queue();
-  // Finishes all tasks.
-  void Stop();
-  ~Queue() { Stop(); }
-
-  // `now`: the caller waits, so it is executed at once.
-  void Submit(const c10::intrusive_ptr<QueuedWork>& work, bool now);
-
-  // Executes tasks up to this one, and none that follows it, which the other ranks may never begin before the caller
-  // goes on.
-  void Help(const QueuedWork& work);
-
- private:
-  void RunFirst(std::unique_lock<std::mutex>& lock);  // unlocks it meanwhile
-  void Loop();
-
-  std::mutex mutex_;                // guards the members below
-  std::condition_variable filled_;  // for the queue's thread: there are tasks, or it is to stop
-  std::condition_variable ended_;   // no thread executes a task
-  std::deque<c10::intrusive_ptr<QueuedWork>> tasks_;
-  bool running_ = false;  // a thread executes a task
-  int not_issued_ = 0;    // tasks that still have to call libddp
-  bool stop_ = false;
-  const int process_;
-  std::thread thread_;
 };
 
 }  // namespace ddp_torch

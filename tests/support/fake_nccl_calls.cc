@@ -361,12 +361,19 @@ Result CommWindowRegister(Comm comm, void* data, size_t bytes, nccl::Window* win
   if (state->owner->null_windows) return nccl::kSuccess;
   ++state->windows;
   state->registered[static_cast<const char*>(data)] = bytes;
-  *window = &state->window;
+  *window = state->all_windows.emplace_back(std::make_unique<nccl::WindowOpaque>()).get();
+  (*window)->data = static_cast<const char*>(data);
+  state->window_of[(*window)->data] = *window;
   return nccl::kSuccess;
 }
-Result CommWindowDeregister(Comm, nccl::Window) {
+Result CommWindowDeregister(Comm, nccl::Window window) {
   const std::lock_guard<std::mutex> lock(state->mutex);
   --state->windows;
+  // The memory may be gone, and others have it.
+  const auto found = state->window_of.find(window->data);
+  if (found == state->window_of.end() || found->second != window) return nccl::kSuccess;
+  state->registered.erase(window->data);
+  state->window_of.erase(found);
   return nccl::kSuccess;
 }
 

@@ -18,7 +18,9 @@
 
 namespace ddp::nccl {
 
-struct WindowOpaque {};
+struct WindowOpaque {
+  const char* data = nullptr;
+};
 
 // One rank's communicator.
 struct CommOpaque {
@@ -61,7 +63,8 @@ struct State {
   std::vector<std::unique_ptr<nccl::CommOpaque>> comms;
   int ops = 0;  // premultiplied ones
   int memory = 0, windows = 0, live = 0;
-  nccl::WindowOpaque window;
+  std::vector<std::unique_ptr<nccl::WindowOpaque>> all_windows;
+  std::map<const char*, const nccl::WindowOpaque*> window_of;  // by where it begins
 
   // Waits for `done`, which looks at this state or at the board.
   template <typename Done>

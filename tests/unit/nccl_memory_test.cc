@@ -59,6 +59,10 @@ TEST_CASE("memory is good where NCCL does not register it") {
       RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());
       RANK_CHECK_EQ(rank.nccl.last_op(rank.rank), nccl::kAvg);
       RANK_CHECK_EQ(a.Get(0), 1);
+      RANK_CHECK_OK(group.SetTimeout(TimeFor(absl::Seconds(5))));  // NCCL waits for ever if one side is registered
+      Array b(rank, group, DType::kFloat32, 100, false);
+      RANK_CHECK_OK(
+          group.AllToAll(rank.rank == 0 ? a.Cut(1) : b.Cut(1), rank.rank == 0 ? b.Cut(1) : a.Cut(1), kNoStream).Wait());
     });
     CHECK(job.nccl.live_windows() == 0);
     CHECK(job.nccl.live_memory() == 0);

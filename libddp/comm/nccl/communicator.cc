@@ -81,7 +81,8 @@ absl::Status NcclCommunicator::Connect() {
   if (absl::Status s = Begin(); !s.ok()) return s;
   // Where the warm-up fails its stream may not be through: it goes first, once the abort has released it, and what it
   // works on after it.
-  const size_t most = *std::max_element(std::begin(kWarmUpBytes), std::end(kWarmUpBytes));
+  const size_t most =
+      std::min(setup_.warm_up_limit, *std::max_element(std::begin(kWarmUpBytes), std::end(kWarmUpBytes)));
   std::vector<int32_t> ones(most / sizeof(int32_t), 1), sums(most / sizeof(int32_t));
   absl::StatusOr<std::shared_ptr<void>> buffer =
       setup_.runtime->Allocate(setup_.device, std::max(most, 2 * static_cast<size_t>(setup_.size)));
@@ -97,7 +98,7 @@ absl::Status NcclCommunicator::Connect() {
 absl::Status NcclCommunicator::WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones,
                                       std::vector<int32_t>* sums) {
   for (const size_t bytes : kWarmUpBytes) {
-    if (absl::Status s = Exercise(stream, buffer, bytes, ones, sums); !s.ok()) return s;
+    if (absl::Status s = Exercise(stream, buffer, std::min(bytes, setup_.warm_up_limit), ones, sums); !s.ok()) return s;
   }
   if (setup_.size > kMaxPairwise) return absl::OkStatus();
   const absl::Status called = Call("connecting all pairs of ranks", [&](const nccl::Api& api, nccl::Comm comm) {

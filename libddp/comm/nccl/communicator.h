@@ -28,6 +28,7 @@ struct NcclSetup {
   int size = 1;
   Device device;
   DeviceRuntime* runtime = nullptr;
+  size_t warm_up_limit = SIZE_MAX;  // bytes of a sum
 };
 
 // A blocking communicator: enqueueing on one takes 5 us, on a nonblocking one, which starts a thread for each call, 40.

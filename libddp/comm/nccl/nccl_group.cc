@@ -83,7 +83,8 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
                   .rank = control.rank(),
                   .size = control.size(),
                   .device = options.device,
-                  .runtime = options.runtime};
+                  .runtime = options.runtime,
+                  .warm_up_limit = options.warm_up_limit};
   absl::Status status;
   nccl::MarkStarted();
   if (setup.rank == 0 && setup.given == nullptr) {

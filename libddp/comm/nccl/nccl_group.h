@@ -20,6 +20,8 @@ struct NcclGroupOptions : DeviceGroupOptions {
   bool always_abortable = false;
   // Of connecting the ranks. Unset: the time-out.
   std::optional<absl::Duration> start_limit = {};
+  // Bytes of the sums that connect them, at most. Without GPUs there is nothing to connect, and large ones take long.
+  size_t warm_up_limit = SIZE_MAX;
 };
 
 // What NCCL needs of the ranks together. Collective over `control`; FailedPrecondition on all ranks if their versions

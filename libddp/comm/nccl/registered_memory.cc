@@ -207,11 +207,19 @@ absl::Status RegisteredMemory::Register(Block* block) {
   const absl::Status done = communicator_->Call("ncclCommWindowRegister", [&](const nccl::Api& api, nccl::Comm comm) {
     return api.CommWindowRegister(comm, block->data, block->bytes, &window, nccl::kWinCollSymmetric);
   });
-  if (window != nullptr) communicator_->Keep(window);
   const bool mine = done.ok() && window != nullptr;
   absl::StatusOr<std::vector<std::string>> texts = GatherStrings(control_, mine ? "yes" : "no");
+  block->registered =
+      texts.ok() && std::all_of(texts->begin(), texts->end(), [](const std::string& text) { return text == "yes"; });
+  if (window != nullptr && (block->registered || !texts.ok())) communicator_->Keep(window);
   if (!texts.ok()) return texts.status();
-  block->registered = std::all_of(texts->begin(), texts->end(), [](const std::string& text) { return text == "yes"; });
+  // NCCL sends from registered memory to other memory in vain.
+  if (window != nullptr && !block->registered) {
+    const absl::Status undone = communicator_->Call(
+        "ncclCommWindowDeregister",
+        [&](const nccl::Api& api, nccl::Comm comm) { return api.CommWindowDeregister(comm, window); });
+    if (!undone.ok()) return undone;
+  }
   if (!block->registered) {
     Log().info("rank {}: NCCL does not register memory here; small reductions take longer: {}",
                communicator_->setup().rank, std::string(done.message()));

@@ -14,6 +14,8 @@ Writes each step's output, the benchmarks' rows and summary.json to the output f
 
 Parts (each takes less than ten minutes, unless stated otherwise):
 
+  doctor  ddp_doctor, alone and under mpirun on 1, 2 and 4 GPUs: ten seconds each, no error, and what auto chooses; and
+          with an NCCL that hangs
   unit    tests without a GPU
   device  kernels, memory and streams on one GPU; also under compute-sanitizer, if it is installed
   nccl    the nccl backend on 1, 2 and 4 GPUs, with ranks as threads and under mpirun
@@ -49,7 +51,7 @@ END
 out=gpu-verify
 peers=""
 data=""
-parts=unit,device,nccl,fault,staged,auto,ddp,torch,train,cnn,graph,graphspeed,bench
+parts=doctor,unit,device,nccl,fault,staged,auto,ddp,torch,train,cnn,graph,graphspeed,bench
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 share=1
 results=()
@@ -87,6 +89,51 @@ ranks() {
 has() { [[ ,$parts, == *,$1,* ]]; }
 # The bundle is built with Open MPI, and another mpirun has other flags.
 has_mpirun() { mpirun --version 2>/dev/null | grep -qE 'Open MPI|OpenRTE|Open Run-Time'; }
+
+part_doctor() {
+  local n
+  export -f diagnosed diagnosed_hang && export here out gpus
+  step 40 doctor bash -c "diagnosed --report '$out/doctor.json'"
+  if ! has_mpirun; then
+    skip doctor-mpirun "there is no mpirun of Open MPI"
+    return
+  fi
+  for n in 1 2 4; do
+    if ((n > gpus)); then
+      skip "doctor-$n" "needs $n GPUs, there are $gpus"
+      continue
+    fi
+    step 40 "doctor-$n" bash -c "diagnosed $n"
+    ((n == 1)) || step 40 "doctor-$n-hang" bash -c "diagnosed_hang $n"
+  done
+}
+
+# diagnosed RANKS, or diagnosed FLAG...: ddp_doctor finds no error within ten seconds, and auto would use NCCL.
+diagnosed() {
+  local begin=$SECONDS ranks=$gpus says
+  local -a command=("$here/bin/ddp_doctor" "$@")
+  if [[ $1 != --* ]]; then
+    command=(mpirun -n "$1" --bind-to none "$here/bin/ddp_doctor")
+    (($1 == 1)) || ranks=$1 # one rank looks at all GPUs
+  fi
+  says=$("${command[@]}") || {
+    printf '%s\n' "$says"
+    return 1
+  }
+  printf '%s\nin %d s\n' "$says" $((SECONDS - begin))
+  ((SECONDS - begin <= 10)) && grep -q "auto chooses $( ((ranks > 1)) && echo nccl || echo local)" <<<"$says" &&
+    { ((ranks == 1)) || grep -q "^ok: copies between .* arrive right" <<<"$says"; }
+}
+
+# diagnosed_hang RANKS: the same with an NCCL whose first all-reduce hangs: that is an error, in its time, with a way on.
+diagnosed_hang() {
+  local begin=$SECONDS code=0 says behind=${DDP_NCCL_LIBRARY-libnccl.so.2}
+  says=$(FAULTY_NCCL_BEHIND=$behind DDP_NCCL_LIBRARY=$here/bin/libfaulty_nccl.so \
+    FAULTY_NCCL=AllReduce:stuck mpirun -n "$1" --bind-to none "$here/bin/ddp_doctor") || code=$?
+  printf '%s\nexit code %d, in %d s\n' "$says" $code $((SECONDS - begin))
+  ((code == 1 && SECONDS - begin <= 25)) && grep -q "all-reduce of 4 B hung" <<<"$says" &&
+    grep -q "ddp_doctor --limit" <<<"$says" && grep -q "auto chooses hierarchical" <<<"$says"
+}
 
 part_unit() {
   step 60 unit-policy "$here/bin/nccl_policy_test"
@@ -688,7 +735,7 @@ main() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=${NCCL_MAX_CTAS-8}
   fi
   local part
-  for part in unit device nccl fault staged auto ddp torch train cnn graph graphspeed bench; do
+  for part in doctor unit device nccl fault staged auto ddp torch train cnn graph graphspeed bench; do
     ! has "$part" || "part_$part"
   done
   summary

@@ -23,12 +23,12 @@ namespace {
 enum class Way { kNccl, kNcclWithoutP2p, kHierarchical };
 
 // What the ranks' trials of the hierarchical backend say against it; empty if all have passed.
-std::string Objection(const std::vector<ProbeResult>& trials) {
+std::string Objection(const std::vector<ProbeResult>& trials, absl::string_view more_time) {
   const int failed = FirstFailure(trials);
   if (failed < 0) return "";
   const ProbeResult& result = trials[static_cast<size_t>(failed)];
   return absl::StrCat("on rank ", failed, " ", StepName(result.step), " ", HowItFailed(result),
-                      result.short_ms > 0 ? "; " : "", result.short_ms > 0 ? kMoreTime : "");
+                      result.short_ms > 0 ? "; " : "", result.short_ms > 0 ? more_time : "");
 }
 
 // What a trial of the hierarchical backend gets in any case.
@@ -50,6 +50,24 @@ class Chooser {
     const absl::StatusOr<Way> way = Pick();
     if (!way.ok()) return way.status();
     return *way == Way::kHierarchical ? OverHostMemory() : OverNccl(*way == Way::kNcclWithoutP2p);
+  }
+
+  absl::StatusOr<AutoPrediction> Predict() {
+    if (absl::Status s = CheckGpus(); !s.ok()) return s;
+    absl::StatusOr<ProbeReport> report = Probe();
+    if (!report.ok()) return report.status();
+    report_ = *std::move(report);
+    const absl::StatusOr<Way> way = Pick();
+    if (!way.ok()) return way.status();
+    if (*way != Way::kHierarchical) return AutoPrediction{ChoiceOf("nccl", *way == Way::kNcclWithoutP2p), report_};
+    const absl::StatusOr<std::string> objection = AgainstHierarchical();
+    if (!objection.ok()) return objection.status();
+    AutoPrediction prediction{ChoiceOf("hierarchical", false), report_};
+    if (!objection->empty()) {
+      prediction.choice.backend.clear();
+      prediction.choice.text = NoBackendWorks(*objection);
+    }
+    return prediction;
   }
 
  private:
@@ -162,30 +180,37 @@ class Chooser {
     return control_->Barrier().Wait();
   }
 
+  // What speaks against the hierarchical backend; it is tried out where it has not been yet, or not at this start.
+  absl::StatusOr<std::string> AgainstHierarchical() {
+    if (!report_.from_cache && ComparisonTime(report_.micros_hierarchical) != 0) return "";
+    const absl::StatusOr<std::vector<ProbeResult>> trials = Try(/*timing=*/false);
+    if (!trials.ok()) return trials.status();
+    return Objection(*trials, options_.probe.more_time);
+  }
+
+  std::string NoBackendWorks(absl::string_view objection) const {
+    return absl::StrCat("no backend works on these GPUs. nccl: ", Describe(report_), ". hierarchical: ", objection);
+  }
+
   absl::StatusOr<AutoGroup> OverHostMemory() {
-    // Not tried out yet, or not at this start.
-    if (report_.from_cache || ComparisonTime(report_.micros_hierarchical) == 0) {
-      const absl::StatusOr<std::vector<ProbeResult>> trials = Try(/*timing=*/false);
-      if (!trials.ok()) return trials.status();
-      if (const std::string objection = Objection(*trials); !objection.empty()) {
-        if (std::exchange(nccl_is_next_, false)) {
-          ProbeCache(options_.probe.cache).Forget(report_.key);
-          reason_ = absl::StrCat("hierarchical was faster than that, but now fails: ", objection);
-          return OverNccl(/*without_p2p=*/true);
-        }
-        return absl::FailedPreconditionError(absl::StrCat("rank ", control_->rank(),
-                                                          ": no backend works on these GPUs. nccl: ", Describe(report_),
-                                                          ". hierarchical: ", objection));
+    const absl::StatusOr<std::string> objection = AgainstHierarchical();
+    if (!objection.ok()) return objection.status();
+    if (!objection->empty()) {
+      if (std::exchange(nccl_is_next_, false)) {
+        ProbeCache(options_.probe.cache).Forget(report_.key);
+        reason_ = absl::StrCat("hierarchical was faster than that, but now fails: ", *objection);
+        return OverNccl(/*without_p2p=*/true);
       }
+      return absl::FailedPreconditionError(absl::StrCat("rank ", control_->rank(), ": ", NoBackendWorks(*objection)));
     }
     absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateStagedGroup(std::move(control_), options_);
     if (!group.ok()) return group.status();
     return Chosen(*std::move(group), false);
   }
 
-  AutoGroup Chosen(std::unique_ptr<ProcessGroup> group, bool without_p2p) const {
+  BackendChoice ChoiceOf(absl::string_view backend, bool without_p2p) const {
     BackendChoice choice;
-    choice.backend = std::string(group->backend());
+    choice.backend = std::string(backend);
     choice.without_p2p = without_p2p;
     choice.from_cache = report_.from_cache;
     choice.failed_rank = report_.failed_rank;
@@ -195,6 +220,11 @@ class Chooser {
     choice.remedy = report_.remedy;
     choice.text = absl::StrCat("backend ", choice.backend, without_p2p ? " without P2P" : "", ": ", Describe(report_),
                                reason_.empty() ? "" : "; ", reason_);
+    return choice;
+  }
+
+  AutoGroup Chosen(std::unique_ptr<ProcessGroup> group, bool without_p2p) const {
+    BackendChoice choice = ChoiceOf(group->backend(), without_p2p);
     if (group->rank() == 0) Report(choice);
     return {std::move(group), std::move(choice),
             [cache = options_.probe.cache, key = report_.key] { ProbeCache(cache).Forget(key); }};
@@ -225,6 +255,11 @@ class Chooser {
 
 absl::StatusOr<AutoGroup> CreateAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options) {
   return Chooser(std::move(control), options).Choose();
+}
+
+absl::StatusOr<AutoPrediction> PredictAutoGroup(std::unique_ptr<ProcessGroup> control,
+                                                const AutoGroupOptions& options) {
+  return Chooser(std::move(control), options).Predict();
 }
 
 }  // namespace ddp

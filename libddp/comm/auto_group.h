@@ -30,6 +30,15 @@ struct AutoGroup {
 // each way, if no backend works.
 absl::StatusOr<AutoGroup> CreateAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options);
 
+// What CreateAutoGroup would choose, as far as the probes say, and why.
+struct AutoPrediction {
+  BackendChoice choice;  // without a backend: none works, as the text says
+  ProbeReport report;    // of NCCL
+};
+
+// Collective. Makes no group of NCCL's, sets nothing, logs nothing.
+absl::StatusOr<AutoPrediction> PredictAutoGroup(std::unique_ptr<ProcessGroup> control, const AutoGroupOptions& options);
+
 }  // namespace ddp
 
 #endif  // LIBDDP_COMM_AUTO_GROUP_H_

@@ -12,6 +12,7 @@
 #include "libddp/comm/context_impl.h"
 #include "libddp/comm/gpu/device_group.h"
 #include "libddp/comm/local_group.h"
+#include "libddp/comm/nccl/advice.h"
 
 namespace ddp {
 namespace {
@@ -23,6 +24,25 @@ absl::Status InWorldRanks(absl::Status error, const WorldRanks& of_group) {
   std::vector<int> ranks;
   for (const int r : FailedRanks(error)) ranks.push_back(of_group.of(r));
   return ranks.empty() ? error : WithFailedRanks(std::move(error), ranks);
+}
+
+// Of the end of a world in the middle of the work.
+nccl::CauseAndRemedy WhyItFailed(const absl::Status& error, absl::string_view backend, const std::vector<int>& lost) {
+  if (!lost.empty()) {
+    return {"a rank has ended or is stuck", absl::StrCat("look at the output of rank ", absl::StrJoin(lost, ", "))};
+  }
+  if (absl::IsAborted(error) || absl::IsCancelled(error)) return {};  // the program's own doing
+  nccl::CauseAndRemedy known;
+  if (backend == "nccl") known = nccl::Recognise(error.message(), nccl::kInternalError, 0);
+  if (!known.cause.empty()) return known;
+  if (absl::IsDeadlineExceeded(error)) {
+    return {
+        "a rank or its GPU is stuck, or slow",
+        "look at the ranks that are named, and for Xid errors in dmesg; raise DDP_TIMEOUT if a step takes that long"};
+  }
+  if (backend != "nccl") return {};
+  return {"a fault of a GPU, its link, its driver or NCCL that shows now and then, since NCCL had worked until then",
+          "look for Xid errors in dmesg; NCCL_DEBUG=WARN in the environment says more"};
 }
 
 }  // namespace
@@ -164,15 +184,20 @@ void ContextImpl::TellRecovery(const absl::Status& cause) {
   for (int r = 0; r < info_.world_size; ++r) {
     if (!Has(members_, r)) lost.push_back(r);
   }
+  const nccl::CauseAndRemedy why = WhyItFailed(cause, choice_.backend, lost);
   const bool without_p2p = choice_.without_p2p && world.backend() == "nccl";
   choice_ = {.backend = std::string(world.backend()), .without_p2p = without_p2p};
   if (const std::vector<int> failed = FailedRanks(cause); failed.size() == 1) choice_.failed_rank = failed[0];
   choice_.failed_step = "an operation of the world before";
   choice_.failure = absl::StrCat("failed (", cause.message(), ")");
-  choice_.text = absl::StrCat("backend ", choice_.backend, " with ", lost.empty() ? "all " : "", world.size(),
-                              world.size() == 1 ? " rank" : " ranks",
-                              lost.empty() ? "" : absl::StrCat(", without rank ", absl::StrJoin(lost, ", ")),
-                              ", since ", choice_.failed_step, " ", choice_.failure);
+  choice_.cause = why.cause;
+  choice_.remedy = why.remedy;
+  choice_.text =
+      absl::StrCat("backend ", choice_.backend, " with ", lost.empty() ? "all " : "", world.size(),
+                   world.size() == 1 ? " rank" : " ranks",
+                   lost.empty() ? "" : absl::StrCat(", without rank ", absl::StrJoin(lost, ", ")), ", since ",
+                   choice_.failed_step, " ", choice_.failure, why.cause.empty() ? "" : "; likely cause: ", why.cause,
+                   why.remedy.empty() ? "" : "; remedy: ", why.remedy);
   if (world.rank() == 0) Log().warn("rank {}: goes on: {}", info_.rank, choice_.text);
 }
 

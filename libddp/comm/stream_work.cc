@@ -22,8 +22,7 @@ class StreamWorkState final : public RefCountedWork {
   bool Done() const override { return !group_.status().ok() || Passed().value_or(true); }
   absl::Status Wait(absl::Time deadline) override {
     const absl::Time limit = std::min(deadline, absl::Now() + group_.timeout());
-    const absl::Status waited =
-        WaitForEvent(event_, [&] { return !group_.status().ok() || absl::Now() >= limit; });
+    const absl::Status waited = WaitForEvent(event_, [&] { return !group_.status().ok() || absl::Now() >= limit; });
     if (absl::Status s = group_.status(); !s.ok()) return s;
     if (!absl::IsDeadlineExceeded(waited)) return Named(waited);
     if (limit == deadline) return Named(absl::DeadlineExceededError("the stream's work is not done yet; it goes on"));

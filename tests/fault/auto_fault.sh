@@ -11,7 +11,7 @@
 set -u
 
 readonly all_faults=(library_missing symbol_missing too_old init_error init_hang error_512k error_512k_p2p hang_first
-  wrong_data one_rank slow step_100 step_100_hang second_rung after_check helper_missing helper_missing_broken helper_killed)
+  wrong_data one_rank slow step_100 step_100_hang step_100_recover second_rung after_check helper_missing helper_missing_broken helper_killed)
 if [[ ${1-} == list ]]; then
   echo "${all_faults[*]}"
   exit
@@ -37,7 +37,7 @@ without_p2p="(nccl without P2P|hierarchical)"
 [[ -z ${AUTO_SIMULATED-} ]] || without_p2p="nccl without P2P"
 says=()
 error=""  # of the training, on every rank; empty: it succeeds
-steps=60
+recovers=()  # what is said of the recovery, with --recover; empty: there is none
 case $fault in
   reference) export DDP_BACKEND=hierarchical ;;
   library_missing)
@@ -94,15 +94,23 @@ case $fault in
     export FAULTY_NCCL=AllReduce:slow:bytes=16777216
     says=("NCCL works, but its all-reduce of 16 MiB took 3" "look at the GPUs' PCIe width")
     ;;
-  step_100 | step_100_hang)  # of the training, after the three sums of the warm-up
+  step_100 | step_100_*)  # of the training, after the three sums of the warm-up
     backend=nccl
-    steps=120
     error="rank 1: ncclAllReduce failed: unhandled cuda error"
+    recovers=("backend hierarchical with all $ranks ranks, since " "likely cause: a fault of a GPU, its link"
+      "remedy: look for Xid errors in dmesg")
     # Sums on memory of Allocate could not be aborted before NCCL 2.29.2.
     export FAULTY_NCCL=AllReduce:error:rank=1:after=102:program NCCL_WIN_ENABLE=0
-    if [[ $fault == step_100_hang ]]; then
+    if [[ $fault == step_100_hang* ]]; then
       error="timed out after 30s"
+      recovers[1]="likely cause: a rank or its GPU is stuck" recovers[2]="raise DDP_TIMEOUT"
       export FAULTY_NCCL=${FAULTY_NCCL/error/stuck} DDP_TIMEOUT=30
+    fi
+    if [[ $fault == *_recover ]]; then
+      recovers+=("$error")
+      error=""
+    else
+      recovers=()
     fi
     ;;
   second_rung)
@@ -152,8 +160,8 @@ done
 pids=()
 for ((rank = 0; rank < ranks; ++rank)); do
   RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-    timeout --kill-after=5 200 "$program" --device=cuda --backend="${DDP_BACKEND-auto}" --hidden=32 --batch=16 --steps=$steps --epochs=10 \
-    --summary_json="$folder/summary" >"out.$rank" 2>"err.$rank" </dev/null &
+    timeout --kill-after=5 200 "$program" --device=cuda --backend="${DDP_BACKEND-auto}" --hidden=32 --batch=16 --steps=120 --epochs=10 \
+    --summary_json="$folder/summary" ${recovers:+--recover} >"out.$rank" 2>"err.$rank" </dev/null &
   pids+=($!)
 done
 codes=()
@@ -173,6 +181,10 @@ for text in ${says[@]+"${says[@]}"}; do
   # Rank 0 warns of it as well, once; that there is no helper is no reason for that.
   [[ $backend == nccl && $fault != slow ]] || [[ $(grep -F -- "$text" err.* | grep -c "backend ") == 1 ]] || fail "is not logged once: $text"
 done
+for text in ${recovers[@]+"${recovers[@]}"}; do
+  grep -E "^recovered: .*; goes on from step (99|100)(;|$)" out.0 | grep -qF -- "$text" || fail "does not say, once recovered: $text"
+  [[ $(grep -F -- "$text" err.* | grep -c "goes on: ") == 1 ]] || fail "is not logged once: $text"
+done
 
 if [[ -z $error ]]; then
   [[ "${codes[*]}" =~ ^[0\ ]+$ ]] || fail "exit codes ${codes[*]}"
@@ -181,6 +193,8 @@ if [[ -z $error ]]; then
     mine=$(value $name summary) theirs=$(value $name "$reference")
     echo "$name: $mine, of the reference $theirs"
     [[ -n $mine && -n $theirs ]] || fail "a summary lacks $name"
+    # The losses of the steps before a recovery are not counted.
+    [[ $name != final_loss || -z ${recovers-} ]] || continue
     if [[ -z ${AUTO_SIMULATED-} ]]; then
       [[ $name != parameters_sha256 ]] || continue
       awk -v a="$mine" -v b="$theirs" 'BEGIN { exit !((a - b) ^ 2 <= 0.005 ^ 2) }' || fail "$name differs"

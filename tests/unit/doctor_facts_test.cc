@@ -15,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
+#include "tools/doctor/checks.h"
+#include "tools/doctor/copies.h"
 #include "tools/doctor/facts.h"
 
 namespace doctor {
@@ -188,6 +190,46 @@ TEST_CASE("the driver is asked about the GPUs that this process sees") {
   CHECK(no_driver.nvidia_devices == 3);
   CHECK(no_driver.gpus.empty());
   unsetenv("FAKE_CUDA_GPUS");
+}
+
+TEST_CASE("copies between GPUs are compared, and a fault has its cause and a remedy") {
+  setenv("FAKE_CUDA_GPUS", "3", 1);
+  setenv("FAKE_CUDA_P2P", "1", 1);
+  const CopyReport healthy = TryCopies(FAKE_CUDA, absl::Minutes(1));
+  CHECK(healthy.gpus == 3);
+  CHECK(healthy.pairs == 6);
+  CHECK(healthy.direct_pairs == 6);
+  REQUIRE(CheckCopies(healthy).size() == 1);
+  CHECK(CheckCopies(healthy)[0].severity == Severity::kOk);
+  CHECK(absl::StrContains(CheckCopies(healthy)[0].text, "between 3 GPUs arrive right: 6 of 6 directions by P2P"));
+
+  struct Case {
+    const char *fault, *text, *remedy;
+    bool p2p = true;
+  };
+  const Case cases[] = {
+      {"wrong:2:1", "from GPU 2 to GPU 1, by P2P, arrives wrong: element 524288 of 1048576 is ", "NCCL_P2P_DISABLE=1"},
+      {"error:0:2", "from GPU 0 to GPU 2, by P2P, failed: cuMemcpyPeer: CUDA error 719", "NCCL_P2P_DISABLE=1"},
+      {"wrong:0:1", "from GPU 0 to GPU 1, through host memory, arrives wrong", "dmesg", false},
+      {"wrong:1:1", "between the host and GPU 1 arrives wrong", "dmesg"},
+      {"hang:1:0", "from GPU 1 to GPU 0, by P2P, did not end in 500ms", "ddp_doctor --limit"},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.fault);
+    if (!c.p2p) unsetenv("FAKE_CUDA_P2P");
+    setenv("FAKE_CUDA_COPY", c.fault, 1);
+    const bool hangs = absl::StartsWith(c.fault, "hang");
+    const Findings findings = CheckCopies(TryCopies(FAKE_CUDA, hangs ? absl::Milliseconds(500) : absl::Minutes(1)));
+    setenv("FAKE_CUDA_P2P", "1", 1);
+    REQUIRE(findings.size() == 1);
+    INFO(findings[0].text << " -> " << findings[0].remedy);
+    CHECK(findings[0].severity == Severity::kError);
+    CHECK(absl::StrContains(findings[0].text, c.text));
+    CHECK(absl::StrContains(findings[0].text, "likely cause: "));
+    CHECK(absl::StrContains(findings[0].remedy, c.remedy));
+  }
+  for (const char* variable : {"FAKE_CUDA_GPUS", "FAKE_CUDA_P2P", "FAKE_CUDA_COPY"}) unsetenv(variable);
+  CHECK(CheckCopies(TryCopies("none", absl::Minutes(1))).empty());
 }
 
 TEST_CASE("variables, the library and the port are looked at") {

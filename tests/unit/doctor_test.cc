@@ -1,14 +1,17 @@
 // What the doctor makes of facts: each thing that can be wrong is planted once.
 #include <functional>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/support/catch.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/report.h"
+#include "tools/doctor/watch.h"
 
 namespace doctor {
 namespace {
@@ -176,7 +179,7 @@ TEST_CASE("the probe's verdict is a finding") {
   ddp::ProbeReport report;
   report.verdict = ddp::ProbeVerdict::kWorks;
   CHECK(CheckProbe(report).severity == Severity::kOk);
-  CHECK(CheckProbe(report).text == "NCCL works; auto uses nccl");
+  CHECK(CheckProbe(report).text == "NCCL works");
   report.warning = "took 50 ms: look at PCIe";
   CHECK(CheckProbe(report).severity == Severity::kWarning);
   CHECK(absl::StrContains(CheckProbe(report).remedy, "look at PCIe"));
@@ -184,15 +187,81 @@ TEST_CASE("the probe's verdict is a finding") {
   report.verdict = ddp::ProbeVerdict::kWorksWithoutP2p;
   CHECK(CheckProbe(report).severity == Severity::kWarning);
   CHECK(CheckProbe(report).remedy == "export NCCL_P2P_DISABLE=1");
-  CHECK(absl::StrContains(CheckProbe(report).text, "auto uses nccl without P2P"));
   report.remedy = "update it";
   for (const ddp::ProbeVerdict bad : {ddp::ProbeVerdict::kInconclusive, ddp::ProbeVerdict::kBroken}) {
     report.verdict = bad;
     CHECK(CheckProbe(report).severity == Severity::kError);
     CHECK(CheckProbe(report).remedy == "update it");
-    CHECK(absl::StrContains(CheckProbe(report).text, "auto uses hierarchical"));
     CHECK_FALSE(absl::StrContains(CheckProbe(report).text, "update it"));  // said once
   }
+}
+
+TEST_CASE("what auto would choose is said, with regard to DDP_BACKEND and to what is remembered") {
+  AutoFacts facts;
+  facts.choice = "nccl";
+  facts.why = "nccl: NCCL works";
+  Findings findings = CheckChoice(facts);
+  REQUIRE(findings.size() == 1);
+  CHECK(findings[0].severity == Severity::kOk);
+  CHECK(absl::StartsWith(findings[0].text, "auto chooses nccl: NCCL works; nothing is remembered"));
+
+  facts.remembered.emplace().verdict = ddp::ProbeVerdict::kWorks;
+  CHECK(absl::EndsWith(CheckChoice(facts)[0].text, "an earlier start has found, too: the next one checks nothing"));
+  facts.remembered->verdict = ddp::ProbeVerdict::kWorksWithoutP2p;
+  findings = CheckChoice(facts);
+  REQUIRE(findings.size() == 2);
+  CHECK(findings[1].severity == Severity::kWarning);
+  CHECK(
+      absl::StrContains(findings[1].text, "has found otherwise, and the next one believes it: NCCL works without P2P"));
+  CHECK(absl::StrContains(findings[1].remedy, "DDP_FRESH_PROBE=1"));
+
+  facts.fresh = true;
+  CHECK(CheckChoice(facts)[1].text == "DDP_FRESH_PROBE=1 makes each start check NCCL again, which takes seconds");
+  facts.fresh = facts.remembers = false;
+  CHECK(CheckChoice(facts)[1].remedy == "unset DDP_PROBE_CACHE");
+
+  facts.backend = "hierarchical";
+  findings = CheckChoice(facts);
+  REQUIRE(findings.size() == 1);
+  CHECK(findings[0].severity == Severity::kNote);
+  CHECK(findings[0].remedy == "unset DDP_BACKEND");
+  CHECK(absl::StrContains(findings[0].text, "use hierarchical without a check; auto would choose nccl"));
+
+  facts.backend = "nccl";
+  facts.choice = "hierarchical";
+  facts.why = "hierarchical: NCCL does not work: hung";
+  findings = CheckChoice(facts);
+  CHECK(findings[0].severity == Severity::kError);
+  CHECK(absl::StrContains(findings[0].text, "what does not work here; auto would choose hierarchical: NCCL does not"));
+
+  facts.choice.clear();
+  facts.why = "no backend works on these GPUs. nccl: x. hierarchical: y";
+  CHECK(CheckChoice(facts)[0].severity == Severity::kError);
+  CHECK(CheckChoice(facts)[0].text == facts.why);
+}
+
+TEST_CASE("what was cut off is named, with what gives it more time") {
+  const Finding finding = CutOff("the start of the GPUs' driver", absl::Seconds(20));
+  CHECK(finding.severity == Severity::kError);
+  CHECK(absl::StrContains(finding.text, "(20s) when ddp_doctor was at the start of the GPUs' driver"));
+  CHECK(absl::StrContains(finding.remedy, "ddp_doctor --limit 60"));
+  CHECK(MoreTime(absl::Seconds(50)) == "ddp_doctor --limit 150");
+}
+
+TEST_CASE("the watch says what has been found when the time is over, and is silent before") {
+  std::promise<Findings> late;
+  const auto say = [&](const Findings& findings) { late.set_value(findings); };
+  {
+    Watch watch(absl::Now() + absl::Milliseconds(20), absl::Seconds(20), say);
+    watch.Found({{Severity::kOk, "system", "Linux", ""}});
+    watch.Begin("a nap");
+    const Findings findings = late.get_future().get();
+    REQUIRE(findings.size() == 2);
+    CHECK(findings[0].check == "system");
+    CHECK(findings[1].check == "cut_off");
+    CHECK(absl::StrContains(findings[1].text, "at a nap:"));
+  }
+  const Watch in_time(absl::Now() + absl::Hours(1), absl::Seconds(20), say);  // a second value would throw
 }
 
 TEST_CASE("what several ranks say stands once, the worst first") {

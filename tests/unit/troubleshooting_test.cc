@@ -95,7 +95,7 @@ std::vector<std::string> LiteralsOf(const std::string& code, size_t at, int dept
 // doctor.
 bool SaysFindings(absl::string_view path) {
   for (const char* part :
-       {"libddp/comm/probe/", "libddp/comm/auto_group", "libddp/comm/nccl/advice", "tools/doctor/"}) {
+       {"libddp/comm/probe/", "libddp/comm/auto_group", "libddp/comm/context_regroup", "libddp/comm/nccl/advice", "tools/doctor/"}) {
     if (absl::StrContains(path, part)) return true;
   }
   return false;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 
 namespace doctor {
 namespace {
@@ -238,32 +239,14 @@ class Checker {
 
 Findings Check(const Facts& facts) { return Checker(facts).Run(); }
 
-namespace {
-
-// What a program gets that leaves the backend to libddp.
-absl::string_view ChoiceOf(ddp::ProbeVerdict verdict) {
-  switch (verdict) {
-    case ddp::ProbeVerdict::kWorks:
-      return "auto uses nccl";
-    case ddp::ProbeVerdict::kWorksWithoutP2p:
-      return "auto uses nccl without P2P, or hierarchical if that is faster";
-    default:
-      return "auto uses hierarchical, if that works";
-  }
-}
-
-}  // namespace
-
 Finding CheckProbe(const ddp::ProbeReport& report) {
   ddp::ProbeReport without_remedy = report;
   without_remedy.remedy.clear();
-  Finding finding = {Severity::kOk, "nccl_probe",
-                     absl::StrCat(ddp::Describe(without_remedy), "; ", ChoiceOf(report.verdict)), report.remedy};
+  Finding finding = {Severity::kOk, "nccl_probe", ddp::Describe(without_remedy), report.remedy};
   switch (report.verdict) {
     case ddp::ProbeVerdict::kWorks:
       if (!report.warning.empty())
-        finding = {Severity::kWarning, "nccl_probe", "NCCL works, but slowly; auto uses it all the same",
-                   report.warning};
+        finding = {Severity::kWarning, "nccl_probe", "NCCL works, but slowly", report.warning};
       break;
     case ddp::ProbeVerdict::kWorksWithoutP2p:
       finding.severity = Severity::kWarning;
@@ -274,6 +257,94 @@ Finding CheckProbe(const ddp::ProbeReport& report) {
       if (finding.remedy.empty()) finding.remedy = "see the other findings; NCCL_DEBUG=INFO says more";
   }
   return finding;
+}
+
+Findings CheckChoice(const AutoFacts& facts) {
+  const bool set = !facts.backend.empty() && facts.backend != "auto";
+  if (facts.choice.empty()) {
+    return {{Severity::kError, "auto_choice", facts.why,
+             "see the other findings; CPUs can train (ContextOptions::device)"}};
+  }
+  if (set && facts.backend == "nccl" && facts.choice != "nccl") {
+    return {{Severity::kError, "auto_choice",
+             absl::StrCat("DDP_BACKEND=nccl makes programs use what does not work here; auto would choose ", facts.why),
+             "unset DDP_BACKEND"}};
+  }
+  if (set) {
+    return {{Severity::kNote, "auto_choice",
+             absl::StrCat("DDP_BACKEND=", facts.backend, " makes programs use ", facts.backend,
+                          " without a check; auto would choose ", facts.why),
+             "unset DDP_BACKEND"}};
+  }
+  Findings findings = {{Severity::kOk, "auto_choice", absl::StrCat("auto chooses ", facts.why), ""}};
+  if (facts.fresh || !facts.remembers) {
+    findings.push_back({Severity::kNote, "auto_cache",
+                        absl::StrCat(facts.fresh ? "DDP_FRESH_PROBE=1" : "DDP_PROBE_CACHE",
+                                     " makes each start check NCCL again, which takes seconds"),
+                        absl::StrCat("unset ", facts.fresh ? "DDP_FRESH_PROBE" : "DDP_PROBE_CACHE")});
+  } else if (facts.remembered.has_value() && facts.remembered->verdict != facts.verdict) {
+    findings.push_back({Severity::kWarning, "auto_cache",
+                        absl::StrCat("an earlier start has found otherwise, and the next one believes it: ",
+                                     ddp::Describe(*facts.remembered)),
+                        "DDP_FRESH_PROBE=1 at the next start"});
+  } else {
+    findings[0].text += facts.remembered.has_value()
+                            ? ", which an earlier start has found, too: the next one checks nothing"
+                            : "; nothing is remembered of these GPUs: the next start checks NCCL";
+  }
+  return findings;
+}
+
+std::string MoreTime(absl::Duration limit) {
+  return absl::StrCat("ddp_doctor --limit ", absl::ToInt64Seconds(std::max(3 * limit, absl::Seconds(60))));
+}
+
+Finding CutOff(const std::string& what, absl::Duration limit) {
+  return {Severity::kError, "cut_off",
+          absl::StrCat("the time was over (", absl::FormatDuration(limit), ") when ddp_doctor was at ", what,
+                       ": it hangs there, or is slow; what comes later was left out"),
+          absl::StrCat("give it more: ", MoreTime(limit), "; if that ends there, too, look for Xid errors in dmesg")};
+}
+
+namespace {
+
+Finding FindingOf(const CopyFault& fault, absl::Duration limit) {
+  const bool alone = fault.from == fault.to;
+  std::string pair = alone ? absl::StrCat("between the host and GPU ", fault.from)
+                           : absl::StrCat("from GPU ", fault.from, " to GPU ", fault.to,
+                                          fault.direct ? ", by P2P," : ", through host memory,");
+  std::string cause = "likely cause: a GPU, its memory or its driver is faulty";
+  std::string remedy = "look for Xid errors in dmesg; update the driver";
+  if (fault.direct) {
+    cause = "likely cause: PCIe ACS or an IOMMU stands between the GPUs, or the driver does not support P2P for them";
+    remedy = "export NCCL_P2P_DISABLE=1; for speed turn ACS and the IOMMU off in the firmware, or update the driver";
+  }
+  switch (fault.kind) {
+    case CopyFault::Kind::kWrong:
+      return {Severity::kError, "p2p_copies",
+              absl::StrCat("a copy ", pair, " arrives wrong: ", fault.what, "; ", cause), remedy};
+    case CopyFault::Kind::kHang:
+      return {Severity::kError, "p2p_copies",
+              absl::StrCat("a copy ", pair, " did not end in ", absl::FormatDuration(limit), "; ", cause),
+              absl::StrCat(remedy, "; or give it more time: ", MoreTime(limit))};
+    default:
+      return {Severity::kError, "p2p_copies", absl::StrCat("a copy ", pair, " failed: ", fault.what, "; ", cause),
+              remedy};
+  }
+}
+
+}  // namespace
+
+Findings CheckCopies(const CopyReport& report) {
+  Findings findings;
+  for (const CopyFault& fault : report.faults) findings.push_back(FindingOf(fault, report.limit));
+  if (findings.empty() && report.pairs > 0) {
+    findings.push_back({Severity::kOk, "p2p_copies",
+                        absl::StrCat("copies between ", report.gpus, " GPUs arrive right: ", report.direct_pairs,
+                                     " of ", report.pairs, " directions by P2P, the others through host memory"),
+                        ""});
+  }
+  return findings;
 }
 
 Findings CheckGpusOfRanks(const std::vector<bool>& sees_gpu) {

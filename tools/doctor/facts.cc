@@ -262,9 +262,12 @@ Facts GatherFacts(const FactSources& sources) {
   Facts facts;
   utsname system;
   if (uname(&system) == 0) facts.system = absl::StrCat(system.sysname, " ", system.release);
+  sources.progress("files of the system, in /proc and /sys");
   ReadSystem(sources.root, facts);
   ReadPci(sources.root, facts);
+  sources.progress("the start of the GPUs' driver");
   AskDriver(sources, facts);
+  sources.progress("loading NCCL and cuDNN");
   AskNccl(facts);
   facts.cudnn = FindFunction<size_t()>(sources.cudnn.c_str(), "cudnnGetVersion") != nullptr;
   facts.built_cuda = DOCTOR_CUDA;

@@ -4,6 +4,7 @@
 #define TOOLS_DOCTOR_FACTS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -64,6 +65,7 @@ struct Facts {
 struct FactSources {
   std::string root = {};
   std::string cuda = "libcuda.so.1", nvml = "libnvidia-ml.so.1", cudnn = "libcudnn.so.9";
+  std::function<void(const char* what)> progress = [](const char*) {};  // what is looked at from now on
 };
 Facts GatherFacts(const FactSources& sources = {});
 

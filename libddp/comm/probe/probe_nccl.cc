@@ -340,4 +340,10 @@ absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOpti
   return report;
 }
 
+absl::StatusOr<std::optional<ProbeReport>> RecallProbe(ProcessGroup& control, const ProbeNcclOptions& options) {
+  const absl::StatusOr<std::string> key = KeyOfAll(control, Prepare(options).key);
+  if (!key.ok()) return key.status();
+  return key->empty() ? std::optional<ProbeReport>() : Recall(control, options, *key);
+}
+
 }  // namespace ddp

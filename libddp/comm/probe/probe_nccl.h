@@ -59,6 +59,10 @@ AttemptTime TimeOfAttempt(absl::Duration usual, absl::Time end, absl::Duration l
 // the control group alone. On kWorksWithoutP2p the caller sets NCCL_P2P_DISABLE=1 before that first use.
 absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOptions& options);
 
+// Collective, too: what an earlier start of these ranks has left, which ProbeNccl would believe; nothing if it would
+// look itself.
+absl::StatusOr<std::optional<ProbeReport>> RecallProbe(ProcessGroup& control, const ProbeNcclOptions& options);
+
 }  // namespace ddp
 
 #endif  // LIBDDP_COMM_PROBE_PROBE_NCCL_H_

@@ -95,13 +95,13 @@ TEST_CASE("time in which earlier operations made progress does not count", "[tim
 
 TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
   ContextOptions options;
-  options.timeout = absl::Seconds(1);
+  options.timeout = absl::Seconds(3);
   RunOnRanks(
       [](Rank& rank) {
         for (int i = 0; i < 2; ++i) {
           RANK_CHECK_OK(rank.group().Barrier().Wait());
           rank.Meet();
-          std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+          std::this_thread::sleep_for(std::chrono::milliseconds(3500));
           rank.Meet();
         }
       },

@@ -94,8 +94,8 @@ std::vector<std::string> LiteralsOf(const std::string& code, size_t at, int dept
 // Code whose findings reach the user without such a call: what the probes of backends find and auto says, and the
 // doctor.
 bool SaysFindings(absl::string_view path) {
-  for (const char* part :
-       {"libddp/comm/probe/", "libddp/comm/auto_group", "libddp/comm/context_regroup", "libddp/comm/nccl/advice", "tools/doctor/"}) {
+  for (const char* part : {"libddp/comm/probe/", "libddp/comm/auto_group", "libddp/comm/context_regroup",
+                           "libddp/comm/nccl/advice", "tools/doctor/"}) {
     if (absl::StrContains(path, part)) return true;
   }
   return false;

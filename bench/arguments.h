@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line of programs that take at most a few numbers.
 #ifndef BENCH_ARGUMENTS_H_
 #define BENCH_ARGUMENTS_H_

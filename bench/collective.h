@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations that ddp_perf times, and what each rank hands in and gets.
 #ifndef BENCH_COLLECTIVE_H_
 #define BENCH_COLLECTIVE_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-reduce beside Open MPI, MPICH, Gloo and the bound."""
 import collections
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collective operations and messages beside Open MPI's, in the same processes."""
 import collections
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs libddp's benchmarks and those of its peers in turn, and prints tables of medians and ratios. Started by compare_peers.sh.
 
 A round runs everything once, ours before and after the bound and before the peers; a ratio is taken within a round, and its median over the

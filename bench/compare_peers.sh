@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Measures libddp and its peers on this machine and prints the tables of docs/performance/.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """train_mlp beside PyTorch's DistributedDataParallel, and beside itself without ours."""
 import collections
 import json

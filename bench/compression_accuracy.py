@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compressing gradients costs in accuracy: the trainers with and without --compress, seed by seed.
 
   python3 bench/compression_accuracy.py --bin=build/release/bin --data=FOLDER     # MNIST's four IDX files

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times operations between processes of one host.
 #ifndef BENCH_CPU_PERF_H_
 #define BENCH_CPU_PERF_H_

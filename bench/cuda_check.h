@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ends a benchmark with a plain message when a CUDA call fails.
 #ifndef BENCH_CUDA_CHECK_H_
 #define BENCH_CUDA_CHECK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long collective operations take, beside what the machine allows. See --help.
 #include <cstdio>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times steps of DistributedDataParallel over a backward pass that only spends time: how much longer than that they
 // take, with one option or another.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library's kernels on one GPU, beside a plain copy of as many bytes.
 #include <algorithm>
 #include <cstdlib>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/results/beside-pytorch.svg: training on two CPU ranks beside PyTorch, from the tables of docs/performance/training-cpu.md.
 
 Usage: python3 bench/draw_beside_pytorch.py [--check]    (--check: ends with 1 if the committed picture is another one)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times steps of a real training whose gradients are reduced in one way or another, by blocks of steps in turn within
 // one process: how much longer than the first way each takes, with an interval.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times operations between GPUs, one per rank.
 #ifndef BENCH_GPU_PERF_H_
 #define BENCH_GPU_PERF_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce over several nodes, beside MPI_Allreduce over the same wire and beside what the wire itself allows.
 //
 //   DDP_NODE_SIZE=1 mpirun -n 2 --mca btl tcp,self --mca btl_tcp_if_include lo internode_bench [max_bytes]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs internode_bench on two simulated nodes of two ranks each. Each node is a network namespace of this machine; a
 # virtual cable connects them.
 #

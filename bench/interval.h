@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far a median, or a ratio of two, can be trusted.
 #ifndef BENCH_INTERVAL_H_
 #define BENCH_INTERVAL_H_

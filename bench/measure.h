@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several ways to do the same thing, timed in turn.
 #ifndef BENCH_MEASURE_H_
 #define BENCH_MEASURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the ranks of a benchmark meet: a barrier, small reductions and the times of each rank, in memory of their own.
 #ifndef BENCH_MEETING_H_
 #define BENCH_MEETING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of the MPI that starts us, blocking: what libddp's are measured beside.
 #ifndef BENCH_MPI_PEER_H_
 #define BENCH_MPI_PEER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times one training step of the example MLP 784-1024-1024-10 on one thread: forward, loss, backward, SGD with
 // momentum. The argument is the batch size. Compare with PyTorch's `torch_ddp.py --no-ddp --model mlp --threads 1
 // --batch N`.

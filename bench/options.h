@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line of ddp_perf: nccl-tests' flags, and some of its own.
 #ifndef BENCH_OPTIONS_H_
 #define BENCH_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the links between the GPUs of this host, and between them and the host's memory, give: the bounds of whatever
 // moves data between them.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data whose reduction is known exactly: small integers, different in every element and on every rank.
 #ifndef BENCH_PATTERN_H_
 #define BENCH_PATTERN_H_

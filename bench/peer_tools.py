@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the comparisons share: running programs, medians, tables."""
 import json
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is told of many measured times.
 #ifndef BENCH_PERCENTILE_H_
 #define BENCH_PERCENTILE_H_

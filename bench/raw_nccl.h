@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL without the library: the floor under whatever wraps it.
 #ifndef BENCH_RAW_NCCL_H_
 #define BENCH_RAW_NCCL_H_

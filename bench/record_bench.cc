@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the records that are always on cost a step of DistributedDataParallel: the flight recorder's notes of every
 // operation, and the statistics of every bucket.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table in nccl-tests' format, and the same rows as JSON.
 #ifndef BENCH_REPORT_H_
 #define BENCH_REPORT_H_

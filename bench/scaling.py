@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures how training scales over ranks and writes a report: see --help and docs/scaling.md."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that the ranks of a benchmark have in common: for its barrier, its clock and the bound, none of which may use
 // what is measured.
 #ifndef BENCH_SHARED_BLOCK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bound on one host: how fast an operation between processes is when nothing but memory and a barrier is in the
 // way. Not a library: no other type than float32, no errors, no overlap, buffers that never move.
 #ifndef BENCH_SHARED_BOUND_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long it takes until so many ranks have met and done a first barrier, by the kind of store.
 //
 //   startup_bench [RANKS=64] [ROUNDS=5]

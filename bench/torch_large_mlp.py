@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The peer torch_ddp.py with one more model: mlp25m, an MLP 784-3136-3136-3136-1024-10 of 25.4 million parameters.
 
   torchrun --nproc_per_node=2 torch_large_mlp.py FOLDER_OF_TORCH_DDP --model mlp25m --device cuda [FLAG OF torch_ddp.py ...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times GradScaler::Unscale, which multiplies every gradient and looks whether all are finite, on one thread. The bound
 // is the plainest pass over the same memory: read, multiply, write, and nothing else. Beside it a copy of as many bytes
 // (memcpy), and the check alone, as a fused step runs it, with its bound, a pass that only reads.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Every package the project uses, found once. What is missing is told in one message, with the names of the Debian and Ubuntu packages.
 
 set(_ddp_missing "")

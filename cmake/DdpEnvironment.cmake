@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # ddp_environment: what the figures of a run, and its troubles, depend on: machine, libraries, build and GPUs. Used by the example trainers and by
 # ddp_doctor.
 add_library(ddp_environment STATIC ${PROJECT_SOURCE_DIR}/examples/train/environment.cc ${PROJECT_SOURCE_DIR}/examples/train/nvml.cc)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installing the library so that `find_package(ddp)` and pkg-config work for other projects. Components: runtime (the shared library), devel
 # (headers, the static library, the packages), tools (programs) and doc (licences).
 include(CMakePackageConfigHelpers)

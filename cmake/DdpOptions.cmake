@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the user may choose, and the flags that every target of the project is built with.
 
 if(PROJECT_IS_TOP_LEVEL)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Debian packages by `cpack -G DEB`, as scripts/packages.sh calls it: libddp0.1, libddp-dev and libddp-tools. The build has to be configured
 # with -DCMAKE_INSTALL_PREFIX=/usr, so that libraries are installed where Debian has them.
 if(DDP_SANITIZE)

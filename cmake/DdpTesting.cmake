@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # How tests are declared: ddp_add_unit_test for one process, ddp_add_distributed_test for several ranks.
 #
 # ddp_add_fuzzer for a reader of untrusted input.

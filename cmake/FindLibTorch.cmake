@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds LibTorch, in the archive from pytorch.org or in pip's package: CMAKE_PREFIX_PATH (also what `torch.utils.cmake_prefix_path`
 # says), else the package of python3. Defines LibTorch::LibTorch, its CPU part, and LibTorch::Cuda, which adds what it needs to work on GPUs; of
 # a build without CUDA that is nothing.

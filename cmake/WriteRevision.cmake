@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run at build time: cmake -DSOURCE=FOLDER -DHEADER=FILE -P WriteRevision.cmake. Writes the revision of the sources to a
 # header, which changes only if the revision does. Outside a Git repository the revision is empty.
 set(_revision)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Defines ddp::torch, for programs that train LibTorch's models: ddp::ddp, and the LibTorch that the program itself has found by find_package(Torch),
 # or else the one that FindLibTorch.cmake beside this file finds. Used in the tree, and by the installed package for its component torch.
 if(NOT TARGET ddp::torch)

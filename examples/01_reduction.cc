@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reduction: each rank has an array, and all ranks get the sum.
 //
 //   mpirun -n 2 01_reduction    # prints 3 on both ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The training loop: a line is fitted to points, of which each rank has its own.
 //
 //   mpirun -n 2 02_training_loop    # prints y = 3 x + 1 on both ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels and streams of your own: each rank, on a GPU of its own, pulls its weights towards its rank number. The host
 // submits all steps without waiting for the GPU.
 //

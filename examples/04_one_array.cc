@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model that lives in one array: its values are slices of an array of the program's, its gradients slices of an array
 // that the library reduces in place. llmc-like/train_arrays.c does the same in C.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mixed precision: the gradients of a loss that is multiplied by a scale, so that small ones are not lost in 16 bits. A
 // step with an infinity on any rank is skipped on all of them, and the scale shrinks.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of several hosts, and a launcher of your own.
 //
 //   mpirun --hostfile hosts -n 8 06_several_hosts     # on several hosts, through MPI

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recovery: one of three ranks dies in the middle of the training, and the other two go on.
 //
 //   07_recovery    # starts its ranks itself, because mpirun would end them all; both that are left print 0.500

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures a step of its own into a CUDA graph, and replays it. Each rank pulls its weights towards its rank number, so
 // that averaged gradients bring them to the mean of all:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of capture_step.
 #ifndef EXAMPLES_CAPTURE_STEP_KERNELS_H_
 #define EXAMPLES_CAPTURE_STEP_KERNELS_H_

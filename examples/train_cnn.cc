@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a convolutional network to classify images, on one or several ranks.
 #include <memory>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a multi-layer perceptron to recognise digits, on one or several ranks.
 #include <string>
 #include <vector>

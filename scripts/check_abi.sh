@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Compares the binary interface with the one in abi/: the symbols that the shared library exports, and the layout and virtual functions of the
 # public types. See --help.
 set -euo pipefail

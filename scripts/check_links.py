@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the links of all Markdown files to files and headings of this project, and the pages of docs/ that sources name.
 
 Usage: python3 scripts/check_links.py [FOLDER]    (default: this project)

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages, and builds and runs programs against them. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Trains a small network on handwritten digits with two ranks. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

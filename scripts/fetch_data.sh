@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Shows where to download the data sets of the examples, and checks the files in a folder. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes a folder with the GPU tests and benchmarks, to run on a machine that may have no compiler. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks formatting (clang-format 14), scripts (shellcheck), documentation and the library's sources (clang-tidy 14). See --help.
+# SPDX-License-Identifier: Apache-2.0
+# Checks formatting (clang-format 14), scripts (shellcheck), licence lines, documentation and the library's sources (clang-tidy 14). See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -8,7 +9,7 @@ usage() {
   cat <<END
 Usage: bash scripts/lint.sh [--no-setup] [FILE...]
 
-Checks the formatting of all sources, runs shellcheck on all scripts, builds the documentation site, where dead links and
+Checks the formatting of all sources, runs shellcheck on all scripts, looks for each source's licence line, builds the documentation site, where dead links and
 public names without a comment are errors, and runs clang-tidy on FILEs (default: all sources in libddp). Prints what to
 change, and changes no source itself.
 
@@ -53,6 +54,14 @@ main() {
   files_like '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run -Werror || failed=1
   say "shellcheck"
   files_like '*.sh' '.ci/run' | xargs -0 shellcheck -x || failed=1
+  say "licence"
+  local unnamed
+  unnamed=$(files_like '*.h' '*.cc' '*.cu' '*.cuh' '*.c' '*.cmake' '*CMakeLists.txt' '*.sh' '*.py' |
+    xargs -0 grep -L 'SPDX-License-Identifier: Apache-2.0' || true)
+  if [[ -n $unnamed ]]; then
+    printf 'error: these do not begin with the line "SPDX-License-Identifier: Apache-2.0":\n%s\n' "$unnamed"
+    failed=1
+  fi
   say "documentation"
   python3 bench/draw_beside_pytorch.py --check || failed=1
   local missing

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the Debian packages libddp0.1, libddp-dev and libddp-tools in build/packages. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the documentation site. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

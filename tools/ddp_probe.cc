@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tries NCCL out in a process of its own, for one rank of a program that uses libddp, which starts it and reads the
 // result from a socket.
 #include <poll.h>

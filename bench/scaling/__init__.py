@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How training scales over ranks: plans and makes the runs, computes the statistics, draws the report.
 
 main         the command line

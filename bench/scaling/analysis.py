@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures computed from the runs. Pure functions over what scaling.json holds."""
 
 import statistics

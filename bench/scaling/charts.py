@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures, as SVG whose colours are CSS variables: they follow the reader's light or dark theme."""
 
 import io

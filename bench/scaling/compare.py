@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of two results side by side: two machines, builds or settings. Pure functions, but for `write`."""
 
 import os

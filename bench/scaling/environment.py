@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine, the build and the launcher that figures depend on. No names of hosts, users or files."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a page that reports and comparisons share. Pure functions from data to HTML."""
 
 import html

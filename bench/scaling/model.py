@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of the machine: latency and bandwidth of all-reduces, and what follows for the training on more ranks.
 
 An all-reduce of S bytes on n ranks of a node and m nodes takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which runs are made. Everything here is data and pure functions."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page, the pictures and the CSV file of one result. Pure functions over scaling.json, but for `write`."""
 
 import os

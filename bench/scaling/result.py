@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scaling.json: its schema, reading, writing; and the CSV file."""
 
 import csv

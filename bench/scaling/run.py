@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes all runs of a plan, round after round, and keeps every one as soon as it is measured."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the trainers and mpirun, starts one run, and reads what it printed."""
 
 import json

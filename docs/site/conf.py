@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How Sphinx makes the documentation site of README.md, docs/ and the public headers. scripts/site.sh runs it."""
 import re
 import xml.etree.ElementTree as xml

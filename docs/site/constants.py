@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names C's constants without a comment in what Doxygen has read, which does not look at them itself. Ends with 1 if there is one.
 
 Usage: python3 docs/site/constants.py FOLDER_OF_XML

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader of CIFAR-10's binary files.
 //
 // A file is a sequence of images of 3,073 bytes: the label, from 0 to 9, and 3 x 32 x 32 pixels (red, green, blue; each

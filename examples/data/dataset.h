@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Labelled images, in memory or in JPEG files, and their conversion to the floats that a model reads.
 #ifndef EXAMPLES_DATA_DATASET_H_
 #define EXAMPLES_DATA_DATASET_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <iterator>
 
 #include "absl/strings/string_view.h"

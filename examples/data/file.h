@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads whole files with checks, and writes them so that a file is never visible half written.
 #ifndef EXAMPLES_DATA_FILE_H_
 #define EXAMPLES_DATA_FILE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader of IDX files, the format of MNIST.
 //
 // A big-endian header, followed by the elements in row-major order up to the end of the file:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads JPEG files at the size that a model expects.
 #ifndef EXAMPLES_DATA_JPEG_H_
 #define EXAMPLES_DATA_JPEG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A data set of JPEG files, sorted into one folder per class, as torchvision's ImageFolder reads it.
 #ifndef EXAMPLES_DATA_JPEG_FOLDER_H_
 #define EXAMPLES_DATA_JPEG_FOLDER_H_

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes digits_data.inc from the digits.csv.gz that the Python package scikit-learn ships.
 
   python3 make_digits.py path/to/sklearn/datasets/data/digits.csv.gz > digits_data.inc

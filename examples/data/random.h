@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random numbers that are equal on all platforms. Those of the standard library differ between implementations.
 #ifndef EXAMPLES_DATA_RANDOM_H_
 #define EXAMPLES_DATA_RANDOM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which rank trains on which sample, and when.
 #ifndef EXAMPLES_DATA_SAMPLER_H_
 #define EXAMPLES_DATA_SAMPLER_H_

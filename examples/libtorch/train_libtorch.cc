@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a LibTorch model. Usage: mpirun -n 2 train_libtorch [SAMPLES_PER_STEP [STEPS]]
 #include <cstdio>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a ResNet-18 of LibTorch's on random images, on CPUs or GPUs. See --help.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a small network whose parameters and gradients are one array each, as llm.c's are. What concerns libddp is
 // marked by "ddp": the rest is the program as it would be without.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batch normalisation (Ioffe and Szegedy, 2015).
 #ifndef EXAMPLES_NN_BATCH_NORM_H_
 #define EXAMPLES_NN_BATCH_NORM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks in the example layers: a mistake of the caller ends the program with a line that names the failed condition
 // and its place.
 #ifndef EXAMPLES_NN_CHECK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The convolutional models of the examples. Parameters have the same names as in the equivalent PyTorch models.
 #ifndef EXAMPLES_NN_CNN_H_
 #define EXAMPLES_NN_CNN_H_

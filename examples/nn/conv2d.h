@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The convolutional layer.
 #ifndef EXAMPLES_NN_CONV2D_H_
 #define EXAMPLES_NN_CONV2D_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/nn/cpu_image_layers.h"
 
 #include "examples/nn/batch_norm.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers of convolutional models on the CPU, based on oneDNN.
 #ifndef EXAMPLES_NN_CPU_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_CPU_IMAGE_LAYERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuBLASLt, loaded when the first GPU is opened. So a program that was built with it also runs on the CPU without it,
 // and a run on the CPU does not map its half a gigabyte.
 #ifndef EXAMPLES_NN_CUBLAS_H_

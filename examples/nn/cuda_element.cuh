@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activations of any type in the GPU's kernels, 16 bytes at a time.
 #ifndef EXAMPLES_NN_CUDA_ELEMENT_CUH_
 #define EXAMPLES_NN_CUDA_ELEMENT_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the passes of the GPU's convolutional layers that do not use cuDNN. All are asynchronous on `stream`.
 //
 // Images are "native": rows, columns, channels, without gaps, with numbers of type `element`. The channels of a pixel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers of convolutional models on a GPU: convolutions by cuDNN, the rest by the kernels of the examples.
 #ifndef EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_CUDA_IMAGE_LAYERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers with weights of the GPU's convolutional models, of which blocks consist.
 #ifndef EXAMPLES_NN_CUDA_IMAGE_PARTS_H_
 #define EXAMPLES_NN_CUDA_IMAGE_PARTS_H_

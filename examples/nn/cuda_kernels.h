@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the element-wise passes of the GPU's layers and optimizers. All are asynchronous on `stream`.
 #ifndef EXAMPLES_NN_CUDA_KERNELS_H_
 #define EXAMPLES_NN_CUDA_KERNELS_H_

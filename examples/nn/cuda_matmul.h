@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products of the GPU's layers, with the further operations that cuBLASLt can do in the same pass.
 #ifndef EXAMPLES_NN_CUDA_MATMUL_H_
 #define EXAMPLES_NN_CUDA_MATMUL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU memory.
 #ifndef EXAMPLES_NN_CUDA_MEMORY_H_
 #define EXAMPLES_NN_CUDA_MEMORY_H_

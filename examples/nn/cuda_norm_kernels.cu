@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums over the pixels of native images, channel by channel, and batch normalisation by them.
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_element.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optimizers on a GPU.
 #ifndef EXAMPLES_NN_CUDA_OPTIMIZER_H_
 #define EXAMPLES_NN_CUDA_OPTIMIZER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuDNN's graph API, loaded when the first convolution on a GPU is created (see cublas.h for the reason).
 #ifndef EXAMPLES_NN_CUDNN_H_
 #define EXAMPLES_NN_CUDNN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolutions of native images on a GPU, by cuDNN.
 #ifndef EXAMPLES_NN_CUDNN_CONVOLUTION_H_
 #define EXAMPLES_NN_CUDNN_CONVOLUTION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device on which a model computes. All differences between the CPU and GPUs are behind this interface.
 #ifndef EXAMPLES_NN_DEVICE_H_
 #define EXAMPLES_NN_DEVICE_H_

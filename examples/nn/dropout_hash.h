@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the elements that dropout sets to 0, equally on all devices.
 #ifndef EXAMPLES_NN_DROPOUT_HASH_H_
 #define EXAMPLES_NN_DROPOUT_HASH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element types of activations.
 #ifndef EXAMPLES_NN_ELEMENT_H_
 #define EXAMPLES_NN_ELEMENT_H_

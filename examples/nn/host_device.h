@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Marks functions that run on the host and on GPUs.
 #ifndef EXAMPLES_NN_HOST_DEVICE_H_
 #define EXAMPLES_NN_HOST_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory layout of activations that are images.
 #ifndef EXAMPLES_NN_IMAGE_H_
 #define EXAMPLES_NN_IMAGE_H_

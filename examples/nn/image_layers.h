@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Creates the layers of convolutional models on any device.
 #ifndef EXAMPLES_NN_IMAGE_LAYERS_H_
 #define EXAMPLES_NN_IMAGE_LAYERS_H_

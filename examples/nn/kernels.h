@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element-wise passes of the CPU layers and optimizers, for the widest vectors of the processor.
 #ifndef EXAMPLES_NN_KERNELS_H_
 #define EXAMPLES_NN_KERNELS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of all layers of the example models.
 #ifndef EXAMPLES_NN_LAYER_H_
 #define EXAMPLES_NN_LAYER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helper for layers that consist of other layers.
 #ifndef EXAMPLES_NN_LAYER_PARTS_H_
 #define EXAMPLES_NN_LAYER_PARTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fully connected layer.
 #ifndef EXAMPLES_NN_LINEAR_H_
 #define EXAMPLES_NN_LINEAR_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loss and the accuracy of a classifier.
 #ifndef EXAMPLES_NN_LOSS_H_
 #define EXAMPLES_NN_LOSS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of a loss.
 #ifndef EXAMPLES_NN_LOSS_OPTIONS_H_
 #define EXAMPLES_NN_LOSS_OPTIONS_H_

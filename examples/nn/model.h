@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A chain of layers and its activations: forward, backward, and a callback when a gradient is ready.
 #ifndef EXAMPLES_NN_MODEL_H_
 #define EXAMPLES_NN_MODEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mean and variance of what several ranks have together.
 #ifndef EXAMPLES_NN_MOMENTS_H_
 #define EXAMPLES_NN_MOMENTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Passes of batch normalisation on the CPU, for statistics that oneDNN does not compute: those of several ranks.
 #ifndef EXAMPLES_NN_NORM_KERNELS_H_
 #define EXAMPLES_NN_NORM_KERNELS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products of the CPU layers. Together with onednn_image.h this is the only interface to oneDNN. It hides
 // the differences between oneDNN's versions 2 and 3.
 #ifndef EXAMPLES_NN_ONEDNN_H_

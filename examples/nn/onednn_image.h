@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Convolution, normalisation and pooling on the CPU. Together with onednn.h this is the only interface to oneDNN.
 #ifndef EXAMPLES_NN_ONEDNN_IMAGE_H_
 #define EXAMPLES_NN_ONEDNN_IMAGE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared implementation of the operations in onednn_image.h. Only the files that implement these include it.
 #ifndef EXAMPLES_NN_ONEDNN_SESSION_H_
 #define EXAMPLES_NN_ONEDNN_SESSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizers over flat memory, with PyTorch's formulas.
 #ifndef EXAMPLES_NN_OPTIMIZER_H_
 #define EXAMPLES_NN_OPTIMIZER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans for each number of rows, created at the first use: for full batches and a smaller last one.
 #ifndef EXAMPLES_NN_PER_ROWS_H_
 #define EXAMPLES_NN_PER_ROWS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers without parameters: pooling, flattening, dropout.
 #ifndef EXAMPLES_NN_POOLING_H_
 #define EXAMPLES_NN_POOLING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fast a device multiplies matrices.
 #ifndef EXAMPLES_NN_PRODUCT_RATE_H_
 #define EXAMPLES_NN_PRODUCT_RATE_H_

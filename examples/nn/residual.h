@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The blocks of residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015).
 #ifndef EXAMPLES_NN_RESIDUAL_H_
 #define EXAMPLES_NN_RESIDUAL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A library that is loaded at run time, only if it is needed. So a program that was built with it also runs on the CPU
 // without it.
 #ifndef EXAMPLES_NN_SHARED_LIBRARY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks that normalise their batches together.
 #ifndef EXAMPLES_NN_SYNC_GROUP_H_
 #define EXAMPLES_NN_SYNC_GROUP_H_

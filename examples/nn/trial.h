@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the fastest of several alternatives.
 #ifndef EXAMPLES_NN_TRIAL_H_
 #define EXAMPLES_NN_TRIAL_H_

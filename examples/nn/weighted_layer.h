@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Base class of layers with a weight.
 #ifndef EXAMPLES_NN_WEIGHTED_LAYER_H_
 #define EXAMPLES_NN_WEIGHTED_LAYER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short messages between the ranks, so that either all of them continue or all of them stop.
 #ifndef EXAMPLES_TRAIN_AGREEMENT_H_
 #define EXAMPLES_TRAIN_AGREEMENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches of training images. A thread prepares the next batch during a training step.
 #ifndef EXAMPLES_TRAIN_BATCH_LOADER_H_
 #define EXAMPLES_TRAIN_BATCH_LOADER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: everything that is needed to continue a training from the exact step.
 //
 // The file, little-endian:

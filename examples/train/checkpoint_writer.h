@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes checkpoints while training continues.
 #ifndef EXAMPLES_TRAIN_CHECKPOINT_WRITER_H_
 #define EXAMPLES_TRAIN_CHECKPOINT_WRITER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output of rank 0 during training: a progress bar on a terminal, lines otherwise.
 #ifndef EXAMPLES_TRAIN_CONSOLE_H_
 #define EXAMPLES_TRAIN_CONSOLE_H_

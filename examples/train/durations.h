@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statistics of the durations of steps, in bounded memory.
 #ifndef EXAMPLES_TRAIN_DURATIONS_H_
 #define EXAMPLES_TRAIN_DURATIONS_H_

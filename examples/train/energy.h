@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The energy that a training uses: GPU boards by NVML, processors by RAPL (/sys/class/powercap).
 #ifndef EXAMPLES_TRAIN_ENERGY_H_
 #define EXAMPLES_TRAIN_ENERGY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the figures of a run depend on besides the program's flags: machine, system, libraries, build, variables.
 #ifndef EXAMPLES_TRAIN_ENVIRONMENT_H_
 #define EXAMPLES_TRAIN_ENVIRONMENT_H_

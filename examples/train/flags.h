@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flags that all example trainers share, and a parser with helpful errors.
 //
 // The flags are Abseil flags. The parser is not Abseil's: absl::ParseCommandLine ends the process itself, on every rank

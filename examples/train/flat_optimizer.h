@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adapts an optimizer of examples/nn to ddp::Optimizer, for libddp's GradScaler.
 #ifndef EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_
 #define EXAMPLES_TRAIN_FLAT_OPTIMIZER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communication hook that reduces as DataParallel does: for comparison.
 #ifndef EXAMPLES_TRAIN_GATHER_HOOK_H_
 #define EXAMPLES_TRAIN_GATHER_HOOK_H_

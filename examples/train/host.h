@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Information about this process from the operating system, and signals.
 #ifndef EXAMPLES_TRAIN_HOST_H_
 #define EXAMPLES_TRAIN_HOST_H_

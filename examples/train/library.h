@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions of libraries that may be missing.
 #ifndef EXAMPLES_TRAIN_LIBRARY_H_
 #define EXAMPLES_TRAIN_LIBRARY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of one GPU, from NVML, which is loaded at run time.
 #ifndef EXAMPLES_TRAIN_NVML_H_
 #define EXAMPLES_TRAIN_NVML_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's copy of the model: parameters and gradients in flat memory, kept equal on all ranks.
 #ifndef EXAMPLES_TRAIN_REPLICA_H_
 #define EXAMPLES_TRAIN_REPLICA_H_

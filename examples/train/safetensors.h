@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads and writes weights in the safetensors format, which other programs use too.
 //
 //   8 bytes   length of the header, little-endian

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the learning rate changes during training.
 #ifndef EXAMPLES_TRAIN_SCHEDULE_H_
 #define EXAMPLES_TRAIN_SCHEDULE_H_

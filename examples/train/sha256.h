@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SHA-256, computed by OpenSSL.
 #ifndef EXAMPLES_TRAIN_SHA256_H_
 #define EXAMPLES_TRAIN_SHA256_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The results of a training run.
 #ifndef EXAMPLES_TRAIN_SUMMARY_H_
 #define EXAMPLES_TRAIN_SUMMARY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/train/train_main.h"
 #include "examples/nn/onednn.h"
 

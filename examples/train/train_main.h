@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The main function of the example trainers.
 #ifndef EXAMPLES_TRAIN_TRAIN_MAIN_H_
 #define EXAMPLES_TRAIN_TRAIN_MAIN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The training loop of the examples: epochs of steps, evaluation, checkpoints.
 #ifndef EXAMPLES_TRAIN_TRAINER_H_
 #define EXAMPLES_TRAIN_TRAINER_H_

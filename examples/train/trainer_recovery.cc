@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a Trainer goes on after its group has failed.
 #include <vector>
 

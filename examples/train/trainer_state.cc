@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a Trainer begins, resumes and saves.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which operations run in 16-bit floats (automatic mixed precision).
 #ifndef DDP_AUTOCAST_H_
 #define DDP_AUTOCAST_H_

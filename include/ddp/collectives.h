@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helpers based on the operations of a ProcessGroup: exchanges of small values.
 #ifndef DDP_COLLECTIVES_H_
 #define DDP_COLLECTIVES_H_

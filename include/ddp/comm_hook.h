@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communication hooks: code that replaces the plain all-reduce of a bucket, for example to compress gradients.
 #ifndef DDP_COMM_HOOK_H_
 #define DDP_COMM_HOOK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who this process (or a thread that acts as a rank) is, and the group of all ranks.
 #ifndef DDP_CONTEXT_H_
 #define DDP_CONTEXT_H_

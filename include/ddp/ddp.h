@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All of libddp's public interface.
 #ifndef DDP_DDP_H_
 #define DDP_DDP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libddp for C (C99) and for languages that bind to C. Include this header alone: it includes those in ddp/c. Each name
 // is explained there, with what differs from C++; the headers for C++ tell more about each call.
 //

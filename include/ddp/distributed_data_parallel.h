@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Averages gradients over ranks while the backward pass is still running.
 #ifndef DDP_DISTRIBUTED_DATA_PARALLEL_H_
 #define DDP_DISTRIBUTED_DATA_PARALLEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loss scaling: keeps small gradients within the range of 16-bit floats.
 #ifndef DDP_GRAD_SCALER_H_
 #define DDP_GRAD_SCALER_H_

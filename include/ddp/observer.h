@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An interface for your own timelines, profilers and metrics: the library reports its operations as they happen.
 #ifndef DDP_OBSERVER_H_
 #define DDP_OBSERVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface between the library and an optimizer.
 #ifndef DDP_OPTIMIZER_H_
 #define DDP_OPTIMIZER_H_

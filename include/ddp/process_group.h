@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collective operations over a group of ranks.
 #ifndef DDP_PROCESS_GROUP_H_
 #define DDP_PROCESS_GROUP_H_

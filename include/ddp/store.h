@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Key-value stores through which ranks find each other if there is no MPI.
 #ifndef DDP_STORE_H_
 #define DDP_STORE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the training state equal again after a failure.
 #ifndef DDP_SYNC_STATE_H_
 #define DDP_SYNC_STATE_H_

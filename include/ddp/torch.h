@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LibTorch models on several ranks: the header of the CMake target ddp::torch (find_package(ddp COMPONENTS torch)).
 //
 // Everything is inline, so that it is compiled with the LibTorch and the flags of the program that includes it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Basic types that all other headers use: element types, devices, streams and borrowed buffers.
 #ifndef DDP_TYPES_H_
 #define DDP_TYPES_H_

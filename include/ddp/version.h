@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which version of libddp this is. CMake reads it here, too.
 #ifndef DDP_VERSION_H_
 #define DDP_VERSION_H_

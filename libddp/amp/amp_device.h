@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What mixed precision asks of a device. One implementation for each kind; all else in this layer is the same for all.
 #ifndef LIBDDP_AMP_AMP_DEVICE_H_
 #define LIBDDP_AMP_AMP_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mixed precision on the CPU, where streams have no meaning.
 #include <cstring>
 

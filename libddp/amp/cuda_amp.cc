@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mixed precision on GPUs: everything in the order of its stream.
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every environment variable that the library reads, in one table; the only place that calls getenv.
 #ifndef LIBDDP_BASE_ENV_H_
 #define LIBDDP_BASE_ENV_H_

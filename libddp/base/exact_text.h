@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers as text that ranks compare.
 #ifndef LIBDDP_BASE_EXACT_TEXT_H_
 #define LIBDDP_BASE_EXACT_TEXT_H_

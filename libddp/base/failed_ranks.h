@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks an error comes from and is about, for people and in a form that programs can read.
 #ifndef LIBDDP_BASE_FAILED_RANKS_H_
 #define LIBDDP_BASE_FAILED_RANKS_H_

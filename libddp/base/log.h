@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library's log: a spdlog logger of its own, named "ddp", on standard error. Level by DDP_LOG_LEVEL, default
 // "warn".
 #ifndef LIBDDP_BASE_LOG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much memory is left for this process.
 #ifndef LIBDDP_BASE_MEMORY_ROOM_H_
 #define LIBDDP_BASE_MEMORY_ROOM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which memory is near a device of the PCI bus.
 #ifndef LIBDDP_BASE_NUMA_H_
 #define LIBDDP_BASE_NUMA_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells the process that made an object from those that have a copy of it by fork.
 #ifndef LIBDDP_BASE_OWNER_PROCESS_H_
 #define LIBDDP_BASE_OWNER_PROCESS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages and cache lines.
 #ifndef LIBDDP_BASE_PAGE_H_
 #define LIBDDP_BASE_PAGE_H_

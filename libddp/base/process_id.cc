@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/base/process_id.h"
 
 #include <sys/random.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which process, on which host, a rank is.
 #ifndef LIBDDP_BASE_PROCESS_ID_H_
 #define LIBDDP_BASE_PROCESS_ID_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Division and rounding of sizes.
 #ifndef LIBDDP_BASE_ROUND_H_
 #define LIBDDP_BASE_ROUND_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a thread does while it waits for another core.
 #ifndef LIBDDP_BASE_SPIN_H_
 #define LIBDDP_BASE_SPIN_H_

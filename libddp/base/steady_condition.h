@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A condition variable whose time limits do not depend on the wall clock.
 #ifndef LIBDDP_BASE_STEADY_CONDITION_H_
 #define LIBDDP_BASE_STEADY_CONDITION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the functions of ddp/ddp_c.h have in common: errors as codes, and arguments that are checked before C++ sees
 // them.
 #ifndef LIBDDP_C_ARGUMENTS_H_

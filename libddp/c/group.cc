@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of ddp/ddp_c.h about groups and their operations.
 #include <memory>
 #include <string>

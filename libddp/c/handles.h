@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the handles of ddp/ddp_c.h refer to.
 #ifndef LIBDDP_C_HANDLES_H_
 #define LIBDDP_C_HANDLES_H_

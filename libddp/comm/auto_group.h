@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of GPUs whose backend is chosen by what works.
 #ifndef LIBDDP_COMM_AUTO_GROUP_H_
 #define LIBDDP_COMM_AUTO_GROUP_H_

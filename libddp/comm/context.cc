@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a Context begins and ends.
 #include "libddp/comm/context_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Context as comm has it.
 #ifndef LIBDDP_COMM_CONTEXT_IMPL_H_
 #define LIBDDP_COMM_CONTEXT_IMPL_H_

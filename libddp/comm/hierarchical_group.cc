@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/hierarchical_group.h"
 
 #include <algorithm>

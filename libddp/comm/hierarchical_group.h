@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backend that needs only host memory: the ranks of a node reduce in memory that they share, and nodes exchange
 // messages.
 #ifndef LIBDDP_COMM_HIERARCHICAL_GROUP_H_

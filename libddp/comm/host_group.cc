@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hierarchical group whose ranks are all on one node.
 #include <memory>
 #include <utility>

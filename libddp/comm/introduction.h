@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks tell each other before they have memory in common.
 #ifndef LIBDDP_COMM_INTRODUCTION_H_
 #define LIBDDP_COMM_INTRODUCTION_H_

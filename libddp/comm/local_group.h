@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process group of one rank: operations are done when the call returns.
 #ifndef LIBDDP_COMM_LOCAL_GROUP_H_
 #define LIBDDP_COMM_LOCAL_GROUP_H_

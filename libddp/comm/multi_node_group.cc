@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hierarchical group whose ranks are on several nodes.
 #include <memory>
 #include <string>

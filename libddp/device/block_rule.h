@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled 8-bit numbers, in which gradients travel in a quarter of their bytes. Plain arithmetic, so that kernels
 // get the CPU's bits, if nothing joins a multiplication and an addition.
 //

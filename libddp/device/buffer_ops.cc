@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/device/buffer_ops.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the layers above do to arrays by themselves: copy, convert, scale, zero, look for what is not finite, measure.
 // The one place that asks on which device memory lies: a GPU's is worked on in the order of the stream given with it.
 #ifndef LIBDDP_DEVICE_BUFFER_OPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled 8-bit numbers, written once and compiled for every vector target.
 #include "libddp/device/cpu_blocks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled 8-bit numbers (block_rule.h) in host memory, with the vector width chosen at run time.
 #ifndef LIBDDP_DEVICE_CPU_BLOCKS_H_
 #define LIBDDP_DEVICE_CPU_BLOCKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes of arrays in host memory.
 #ifndef LIBDDP_DEVICE_CPU_HASH_H_
 #define LIBDDP_DEVICE_CPU_HASH_H_

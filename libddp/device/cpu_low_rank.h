@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Low-rank compression on the CPU: see low_rank.h.
 #ifndef LIBDDP_DEVICE_CPU_LOW_RANK_H_
 #define LIBDDP_DEVICE_CPU_LOW_RANK_H_

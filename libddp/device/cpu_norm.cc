@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Norms of arrays, compiled for every vector target.
 #include "libddp/device/cpu_norm.h"
 

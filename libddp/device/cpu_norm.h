@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One pass over an array in host memory: the sum of its squares or magnitudes, or the largest magnitude.
 #ifndef LIBDDP_DEVICE_CPU_NORM_H_
 #define LIBDDP_DEVICE_CPU_NORM_H_

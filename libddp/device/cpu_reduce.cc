@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checks, and which instruction set is used. The kernels are in cpu_reduce_float.cc and cpu_reduce_int.cc.
 #include "libddp/device/cpu_reduce.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reduction, scaling, conversion and non-finite check of arrays in host memory, in one pass, with the vector width
 // chosen at run time.
 #ifndef LIBDDP_DEVICE_CPU_REDUCE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reduction of floating-point types, written once and compiled for every vector target.
 #include <cstddef>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reduction of integer types: plain loops, which the compiler vectorises for every target of Highway.
 #include <algorithm>
 #include <cstddef>

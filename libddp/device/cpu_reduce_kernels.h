@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The choice of a kernel for this processor. Internal to CpuReduce.
 #ifndef LIBDDP_DEVICE_CPU_REDUCE_KERNELS_H_
 #define LIBDDP_DEVICE_CPU_REDUCE_KERNELS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scaling of arrays in host memory in place, with the search for what is not finite in the same pass, and the search
 // alone. The vector width is chosen at run time.
 #ifndef LIBDDP_DEVICE_CPU_SCALE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled 8-bit numbers on GPUs. Compiled without fused multiply-add, which would change the bits.
 #include "libddp/device/block_rule.h"
 #include "libddp/device/cuda_convert.h"

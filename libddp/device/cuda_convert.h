@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types in kernels: vectors of them, and conversions by way of the type that is computed in.
 #ifndef LIBDDP_DEVICE_CUDA_CONVERT_H_
 #define LIBDDP_DEVICE_CUDA_CONVERT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes of many arrays in one launch.
 #include "libddp/device/cuda_kernels.h"
 #include "libddp/device/hash_rule.h"

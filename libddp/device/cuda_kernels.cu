@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/device/cuda_convert.h"
 #include "libddp/device/cuda_kernels.h"
 

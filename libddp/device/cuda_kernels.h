@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels, launched. Plain CUDA: the device compiler sees neither Abseil nor spdlog.
 #ifndef LIBDDP_DEVICE_CUDA_KERNELS_H_
 #define LIBDDP_DEVICE_CUDA_KERNELS_H_

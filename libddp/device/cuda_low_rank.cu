@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Low-rank compression. The products are of a large matrix with a few vectors: to read the matrix takes the time, so
 // each kernel reads it once for every kTile vectors. One launch works on many matrices, blockIdx.y on each.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Norms of many ranges in two launches, in an order of additions that depends on the counts alone.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a thread block of the staged protocol waits for other GPUs, and they for it.
 #ifndef LIBDDP_DEVICE_CUDA_STAGED_BLOCK_H_
 #define LIBDDP_DEVICE_CUDA_STAGED_BLOCK_H_

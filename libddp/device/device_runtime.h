@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the layers above ask of a device that is not the CPU: memory, streams, events, copies, and a few kernels over
 // many ranges. CUDA implements it (cuda_device.cc); tests implement it on the CPU, so that everything built on it can
 // be tested where there is no GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How floating-point elements lie in memory and what they are computed in, for one vector target. Included once per
 // target by Highway's foreach_target.h, hence the guard that toggles.
 //

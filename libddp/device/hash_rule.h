@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hash by which ranks compare what they hold. Plain arithmetic, so that a kernel gets the CPU's numbers.
 //
 // An array is taken as words of 8 bytes, little-endian, the last one filled up with zeros. Its hash is the sum of

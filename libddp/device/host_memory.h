@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Private host memory for large arrays.
 #ifndef LIBDDP_DEVICE_HOST_MEMORY_H_
 #define LIBDDP_DEVICE_HOST_MEMORY_H_

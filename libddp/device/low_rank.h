@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of low-rank compression (PowerSGD), step by step, for matrices in the memory of one device. Plain data
 // on plain memory, so that kernels can take it.
 #ifndef LIBDDP_DEVICE_LOW_RANK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/device/device_runtime.h"
 
 namespace ddp {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a norm is put together, and what gradients are scaled by to clip them. Plain arithmetic on plain memory, so that
 // a kernel can do the same where the numbers are.
 #ifndef LIBDDP_DEVICE_NORM_RULE_H_

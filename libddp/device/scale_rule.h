@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the scale changes. Plain arithmetic on plain memory, so that a kernel can do the same where the numbers are.
 #ifndef LIBDDP_DEVICE_SCALE_RULE_H_
 #define LIBDDP_DEVICE_SCALE_RULE_H_

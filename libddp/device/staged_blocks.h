@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The all-reduce of the staged protocol in block-scaled 8 bits (block_rule.h): what goes through host memory is a
 // quarter of a float32 array. It has two phases, as Move::kAllReduce, and the same slots and counters. Each rank
 // quantizes its contribution as it writes it, its own part included; the sum of a part is quantized again. So a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How GPUs that cannot reach each other move data through host memory that all of them reach: who writes what where,
 // who waits for whom, and when a place may be used again. Functions of one thread block, compiled for the GPU's kernels
 // and, by tests, for the CPU: a `Block` supplies what differs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How ranks take turns at host memory that the copy engines move: who may copy where, and when. The copies of a large
 // all-reduce cannot wait for each other by themselves, so a small kernel before each waits, and one after it tells.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asio in a namespace of the library's own. Asio is headers only, exports its symbols, and gives them the same names in
 // every version: a program that uses another version would call the library's functions with its own types, or the
 // reverse.

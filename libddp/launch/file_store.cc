@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file is a sequence of records, each a fixed head, then run id, key and value. Whoever writes holds an exclusive
 // flock, has first read all that others wrote, and appends one record; whoever reads holds a shared one, so that nobody
 // writes meanwhile. Both read on from where they last stopped into a map. A record that ends after the file does is

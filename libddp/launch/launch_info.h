@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who this process is, as its launcher or its caller says.
 #ifndef LIBDDP_LAUNCH_LAUNCH_INFO_H_
 #define LIBDDP_LAUNCH_LAUNCH_INFO_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/launch/launch_store.h"
 
 #include <unistd.h>

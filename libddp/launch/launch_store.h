@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store by which ranks meet under a launcher that has none for us.
 #ifndef LIBDDP_LAUNCH_LAUNCH_STORE_H_
 #define LIBDDP_LAUNCH_LAUNCH_STORE_H_

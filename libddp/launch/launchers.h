@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launchers that libddp knows, by the variables with which they tell each process its place.
 #ifndef LIBDDP_LAUNCH_LAUNCHERS_H_
 #define LIBDDP_LAUNCH_LAUNCHERS_H_

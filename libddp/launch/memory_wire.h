@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A wire between ranks that are threads of one process: for trying out a node layout, and for what only one process
 // shows, such as data races.
 #ifndef LIBDDP_LAUNCH_MEMORY_WIRE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process's use of MPI: initialised if nobody did, finalized only by whoever initialised it.
 #ifndef LIBDDP_LAUNCH_MPI_SESSION_H_
 #define LIBDDP_LAUNCH_MPI_SESSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A wire that MPI carries. Includes MPI's header: for the files of the MPI session only.
 #ifndef LIBDDP_LAUNCH_MPI_WIRE_H_
 #define LIBDDP_LAUNCH_MPI_WIRE_H_

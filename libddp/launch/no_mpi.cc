@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "absl/status/status.h"
 #include "libddp/launch/mpi_session.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first meeting of the ranks of a group, before it has memory in common: an all-gather of short strings.
 #ifndef LIBDDP_LAUNCH_RENDEZVOUS_H_
 #define LIBDDP_LAUNCH_RENDEZVOUS_H_

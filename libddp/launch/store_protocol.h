@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a TCP store's clients and its server say to each other, without the sockets: bytes in, bytes out.
 //
 // Every message is a frame: its length (4 bytes), then so many bytes. Numbers are little-endian. In turn:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What keeps strangers out of a TCP store: a secret, proofs that one knows it, and the file in which the ranks of one
 // host find it when nobody has set one.
 #ifndef LIBDDP_LAUNCH_STORE_SECRET_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server of a TCP store: sockets and time-outs around StoreService.
 #ifndef LIBDDP_LAUNCH_STORE_SERVER_H_
 #define LIBDDP_LAUNCH_STORE_SERVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client of a TCP store, and on the rank that serves also the owner of the server.
 //
 // Open connects in the caller's thread, again and again until the server is there. From then on a thread of the store's

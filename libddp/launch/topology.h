@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processors this process may run on.
 #ifndef LIBDDP_LAUNCH_TOPOLOGY_H_
 #define LIBDDP_LAUNCH_TOPOLOGY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between ranks that have no memory in common. Somebody else carries them: the library has no network
 // transport of its own.
 #ifndef LIBDDP_LAUNCH_WIRE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file format: Chrome's trace events, an object with one event per line.
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes sense of what all ranks wrote down of their operations: who waits for whom, and where the ranks part.
 #ifndef LIBDDP_OBSERVE_FLIGHT_REPORT_H_
 #define LIBDDP_OBSERVE_FLIGHT_REPORT_H_

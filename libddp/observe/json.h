@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Just enough to write JSON.
 #ifndef LIBDDP_OBSERVE_JSON_H_
 #define LIBDDP_OBSERVE_JSON_H_

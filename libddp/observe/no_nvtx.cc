@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of nvtx.cc where the headers of NVTX were not found.
 #include "libddp/observe/nvtx.h"
 

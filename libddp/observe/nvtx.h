@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranges for NVIDIA's tools (Nsight Systems).
 #ifndef LIBDDP_OBSERVE_NVTX_H_
 #define LIBDDP_OBSERVE_NVTX_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A timeline of all ranks, as a file that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 #ifndef LIBDDP_OBSERVE_TIMELINE_H_
 #define LIBDDP_OBSERVE_TIMELINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ddp/observer.h"
 #include "ddp/process_group.h"
 #include "libddp/base/spin.h"

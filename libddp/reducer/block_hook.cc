@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hook that sends gradients in block-scaled 8 bits.
 #include <memory>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which gradients are reduced together.
 #ifndef LIBDDP_REDUCER_BUCKET_PLAN_H_
 #define LIBDDP_REDUCER_BUCKET_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How large buckets should be on a group, from what its operations cost.
 #ifndef LIBDDP_REDUCER_BUCKET_SIZE_H_
 #define LIBDDP_REDUCER_BUCKET_SIZE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps in CUDA graphs: what a model needs the host for in every step cannot be replayed.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hooks that send gradients as they are, or in 16 bits.
 #include <utility>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When the buckets of a step on a GPU were reduced, by the GPU's clock.
 #ifndef LIBDDP_REDUCER_GPU_TIMER_H_
 #define LIBDDP_REDUCER_GPU_TIMER_H_

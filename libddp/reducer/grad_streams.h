@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The streams of one model on a GPU.
 #ifndef LIBDDP_REDUCER_GRAD_STREAMS_H_
 #define LIBDDP_REDUCER_GRAD_STREAMS_H_

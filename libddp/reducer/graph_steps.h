@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of one model that were captured into CUDA graphs.
 #ifndef LIBDDP_REDUCER_GRAPH_STEPS_H_
 #define LIBDDP_REDUCER_GRAPH_STEPS_H_

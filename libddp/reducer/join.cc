@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks with unequal weights, or unequal numbers of steps.
 #include <utility>
 

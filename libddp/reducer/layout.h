@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the parameters and gradients that the library owns lie in memory.
 #ifndef LIBDDP_REDUCER_LAYOUT_H_
 #define LIBDDP_REDUCER_LAYOUT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of a model's values and gradients.
 #ifndef LIBDDP_REDUCER_MEMORY_H_
 #define LIBDDP_REDUCER_MEMORY_H_

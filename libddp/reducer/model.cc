@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Creation of a model, and its list of parameters.
 #include "libddp/reducer/model.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel as it is: announcements, and what a step consists of beside its buckets. The parts are in
 // model.cc (creation, parameters), step.cc (a step), unused.cc (parameters without gradients), replicas.cc (equal
 // values), join.cc (unequal ranks) and norm.cc.

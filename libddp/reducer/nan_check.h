@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks bring an infinity or a NaN into the sums of a step, and in which gradient.
 #ifndef LIBDDP_REDUCER_NAN_CHECK_H_
 #define LIBDDP_REDUCER_NAN_CHECK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The norm of all gradients, and clipping by it.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PowerSGD: see CreatePowerSgdHook. The arithmetic is in low_rank.h, on the device that the gradients are on; the host
 // waits for none of it.
 #include <algorithm>

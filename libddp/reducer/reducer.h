@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The buckets of a model, and their reduction in the step that runs.
 #ifndef LIBDDP_REDUCER_REDUCER_H_
 #define LIBDDP_REDUCER_REDUCER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether all ranks still hold the same values, found out now and then.
 #ifndef LIBDDP_REDUCER_REPLICA_CHECK_H_
 #define LIBDDP_REDUCER_REPLICA_CHECK_H_

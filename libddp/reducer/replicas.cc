@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeping the ranks' values equal: copying them, and noticing when they are not.
 #include <string>
 #include <utility>

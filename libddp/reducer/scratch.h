@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a group's for what is passed on in another form than it is kept.
 #ifndef LIBDDP_REDUCER_SCRATCH_H_
 #define LIBDDP_REDUCER_SCRATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a model says about its steps.
 #ifndef LIBDDP_REDUCER_STATISTICS_H_
 #define LIBDDP_REDUCER_STATISTICS_H_

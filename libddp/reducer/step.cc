@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One step: gradients are announced, reduced, and their order is learnt from.
 #include <algorithm>
 #include <utility>

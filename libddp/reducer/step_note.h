@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks tell each other at the beginning of a step, where they may have unequal weights or numbers of steps.
 #ifndef LIBDDP_REDUCER_STEP_NOTE_H_
 #define LIBDDP_REDUCER_STEP_NOTE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parameters without a gradient in a reduced step.
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes sure that all ranks are about to train the same model in the same way.
 #ifndef LIBDDP_REDUCER_VERIFY_H_
 #define LIBDDP_REDUCER_VERIFY_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend "ddp" of torch.distributed: PyTorch's collectives, DDP and FSDP over libddp.
 
     torch.distributed.init_process_group("ddp")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells a rank which peers have sent it a message, so that it can receive from any of them.
 #ifndef DDP_PYTHON_SRC_ANNOUNCEMENTS_H_
 #define DDP_PYTHON_SRC_ANNOUNCEMENTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backend "ddp" of torch.distributed: a c10d::Backend whose operations are those of a ddp::ProcessGroup.
 #ifndef DDP_PYTHON_SRC_BACKEND_H_
 #define DDP_PYTHON_SRC_BACKEND_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's rendezvous store as libddp's.
 #ifndef DDP_PYTHON_SRC_C10D_STORE_H_
 #define DDP_PYTHON_SRC_C10D_STORE_H_

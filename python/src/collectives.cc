@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collective operations of the backend.
 #include <ATen/core/grad_mode.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks. They start at once and in any order with collective operations.
 #include <ATen/core/grad_mode.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python module ddp_torch._C.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>

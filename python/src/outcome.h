@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How an operation of libddp that is polled ends.
 #ifndef DDP_PYTHON_SRC_OUTCOME_H_
 #define DDP_PYTHON_SRC_OUTCOME_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operation of the backend on CUDA tensors.
 #ifndef DDP_PYTHON_SRC_STREAM_WORK_H_
 #define DDP_PYTHON_SRC_STREAM_WORK_H_

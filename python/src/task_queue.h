@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The queue in which a group's operations run. It knows nothing of PyTorch, so that a test of C++ alone can try it.
 #ifndef DDP_PYTHON_SRC_TASK_QUEUE_H_
 #define DDP_PYTHON_SRC_TASK_QUEUE_H_

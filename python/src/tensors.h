@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations do to tensors before and after a call of libddp.
 #ifndef DDP_PYTHON_SRC_TENSORS_H_
 #define DDP_PYTHON_SRC_TENSORS_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own distributed_test.py over the backends gloo and ddp, and compares them case by case.
 
     python3 python/tests/acceptance.py [--ranks 3] [--limit 60] [--only REGEX] [--budget SECONDS] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks every collective operation of the backend "ddp" against what it has to give, at 2 and 3 ranks.
 
 Usage: python3 collectives_test.py [PART...], where a part is one of those that PARTS lists; without one: all

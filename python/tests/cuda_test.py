@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the backend "ddp" on CUDA tensors: collectives, streams, messages, DDP and FSDP; and how fast it is beside NCCL.
 
     python3 python/tests/cuda_test.py [--gpus 2] [--only NAME,...] [--device cpu]

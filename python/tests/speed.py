@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's DDP and all-reduce over the backend ddp beside gloo: 2 ranks on the CPU, interleaved, medians.
 
     python3 python/tests/speed.py [--rounds 7] [--steps 30]

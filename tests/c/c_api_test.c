@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every kind of call of ddp/ddp_c.h, on integers, whose sums are exact. The ranks are DDP_TEST_RANKS threads of this
 // process, or what the launcher says.
 #define _POSIX_C_SOURCE 200809L

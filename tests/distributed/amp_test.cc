@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GradScaler on several ranks: all of them skip the same steps and keep the same scale.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations with a root, and what collectives.h makes of a group's operations.
 #include "ddp/collectives.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, and Abort.
 #include <algorithm>
 #include <chrono>

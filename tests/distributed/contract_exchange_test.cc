@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 5: all-gather of uneven parts, all-to-all, and groups made from groups.
 #include <malloc.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 7: several groups of the same ranks, at the same time and one after the other.
 #include <malloc.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 6: messages between two ranks.
 #include <algorithm>
 #include <chrono>

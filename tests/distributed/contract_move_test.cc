@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 2: moving data, meeting, and memory.
 #include <chrono>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 1: what AllReduce and ReduceScatter compute.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 8: time-outs.
 #include <chrono>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: what gradients count, and their norm.
 #include <algorithm>
 #include <array>

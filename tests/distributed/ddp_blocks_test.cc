@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel with gradients in block-scaled 8 bits.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: which gradients are reduced together, and when.
 #include <algorithm>
 #include <memory>

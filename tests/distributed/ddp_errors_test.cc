@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: misuse, and ranks whose models differ. Nothing may hang, and every rank hears of it.
 #include <cmath>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: where gradients live, and which of them there are.
 #include <memory>
 #include <optional>

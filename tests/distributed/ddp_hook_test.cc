@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: communication hooks.
 #include <algorithm>
 #include <chrono>

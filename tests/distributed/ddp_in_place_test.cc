@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: gradients of the caller's that lie in memory of ProcessGroup::Allocate are reduced in place.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: ranks with unequal numbers of steps.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ddp/torch.h on the CPU.
 #include "ddp/torch/ddp_module.h"
 

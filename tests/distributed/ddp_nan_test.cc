@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DdpOptions::check_nan: an infinity or a NaN is reported with its rank and parameter, on all ranks alike.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rule that everything else serves: K ranks with batch B / K train as one rank with batch B, whatever the options.
 //
 // A sample is a number; its gradient of an element is a whole number, divisible by 12, that depends on sample,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel with the PowerSGD hook.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: ranks whose values are no longer equal find out, and misuse that would take them apart is
 // logged when it happens.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel under load: ten thousand steps in which nothing happens at the same time twice.
 #include <algorithm>
 #include <atomic>

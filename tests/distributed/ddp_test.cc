@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: what a step computes, in which buckets, and what it says about it.
 #include <algorithm>
 #include <atomic>

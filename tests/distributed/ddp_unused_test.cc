@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: parameters that a step does not use.
 #include <algorithm>
 #include <cmath>

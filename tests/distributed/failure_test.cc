@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fails on purpose: the build expects the message, and the end of the job without delay.
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"

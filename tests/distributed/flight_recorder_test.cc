@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the flight recorder says of ranks that do not come, part, or stall; and what observers are told.
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The trainers' hook that gathers gradients at rank 0 and broadcasts their sum.
 #include "examples/train/gather_hook.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Worlds of communicators that the program has made itself. The case tagged [early] needs a process that has not
 // initialised MPI.
 #include <mpi.h>

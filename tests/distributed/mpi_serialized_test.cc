@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // That the library calls MPI from one thread at a time, as MPI_THREAD_SERIALIZED demands: this program stands between
 // the two (MPI's profiling interface) and looks whether anybody else is inside.
 #include <mpi.h>

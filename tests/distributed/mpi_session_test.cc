@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cases tagged [owner], [leaver], [single], [stuck] and [waiting] need a process of their own each, for MPI starts
 // only once in it.
 #include "libddp/launch/mpi_session.h"

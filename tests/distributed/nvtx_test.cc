@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a tool that listens to NVTX sees.
 #include <dlfcn.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tool as NVTX loads it into a process (NVTX_INJECTION64_PATH): counts the ranges that begin and end.
 #include <nvtx3/nvToolsExt.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Context::Recover on CPUs: a world that has failed is replaced by one of all ranks, or of those that come.
 // Ranks that really die are in tests/fault, GPUs in tests/unit/recover_gpu_test.cc.
 #include <algorithm>

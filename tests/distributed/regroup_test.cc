@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Going on in another group: Context::NewGroup, ProcessGroup::Register, DistributedDataParallel::Rebind, SyncState.
 // Ranks that really die are in tests/fault.
 #include <algorithm>

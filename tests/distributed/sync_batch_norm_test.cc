@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Synchronised batch normalisation: several ranks compute what one does on the whole batch.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The timeline of several ranks, in one file and on one clock.
 #include "libddp/observe/timeline.h"
 

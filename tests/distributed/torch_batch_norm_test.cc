@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ddp::SyncBatchNorm on the CPU.
 #include "ddp/torch/sync_batch_norm.h"
 

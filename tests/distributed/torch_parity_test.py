@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The first 20 losses of an example model equal PyTorch's, from equal weights and inputs; and each reads the other's weights.
 
   torch_parity_test.py MODEL TRAINER [FLAG...]     MODEL: mlp, lenet, resnet20, resnet50; TRAINER: train_mlp or train_cnn

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The energy of a training on several ranks, from a planted counter that moves while they train.
 #include <atomic>
 #include <filesystem>

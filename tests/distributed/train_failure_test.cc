@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank whose training fails anywhere in a step: all ranks end with its reason, and nothing is freed too early.
 #include <functional>
 #include <memory>

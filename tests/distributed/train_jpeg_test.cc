@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainings on JPEG files: the same bits with any number of decoding threads and after a resume; a damaged file ends
 // all ranks.
 #include <memory>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # train_libtorch_test.sh PROGRAM [MPIRUN...]: several ranks train the model that one does, to rounding, and train it well.
 set -euo pipefail
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The programs train_mlp and train_cnn as their users meet them.
 #
 #   train_mlp_test.sh CASE PROGRAM [MPIRUN...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K ranks train as one rank does, a resumed training goes on as if it had never stopped, on any number of ranks.
 #include <algorithm>
 #include <cmath>

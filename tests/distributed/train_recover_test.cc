@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainings that go on after their group has failed: with the parameters of one that nothing has disturbed.
 #include <functional>
 #include <memory>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # train_resnet18_test.sh PROGRAM [MPIRUN...]: with batch normalisation over all ranks, two ranks train what one does, to
 # rounding; and the program compares itself with the loop without libddp.
 set -euo pipefail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training with synchronised batch normalisation: several ranks train as one does on the whole batch.
 #include <algorithm>
 #include <cmath>

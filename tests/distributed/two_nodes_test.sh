@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Training over two nodes, with ranks of one mpirun on both.
 #
 #   two_nodes_test.sh CASE TRAIN_MLP MPIRUN

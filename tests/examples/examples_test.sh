@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # examples_test.sh PROGRAM 'LINES' [LAUNCHER...]: runs an example, and compares its sorted output with the lines expected,
 # which are separated by " | ". PROGRAM may have arguments, PORT among them; "A & B" runs two of them at a time. NEEDS_GPUS
 # in the environment: skipped where there are fewer GPUs.

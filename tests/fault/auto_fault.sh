@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Trains with --backend=auto where NCCL has a planted fault: checks which backend is chosen, which cause and remedy are
 # named, and that the training comes to the same.
 #

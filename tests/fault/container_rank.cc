@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a container test: moves data in every way that depends on where its peers run, and checks what arrives.
 // Prints "done", or a line "code: message" with the first error. The victim, if there is one, then ends without a word.
 #include <sched.h>

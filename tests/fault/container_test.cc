@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks in containers on one host: in namespaces of their own, they have the same process ids as their peers, do not
 // see their peers' processes, and may have another /dev/shm.
 #include <cstdio>

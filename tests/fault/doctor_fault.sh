@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # ddp_doctor between two simulated GPUs, which are healthy or have a planted fault: what it says, its exit code, and that
 # it keeps to its time.
 #

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a fault test: works with the others, and at a given moment comes to a given end, if it is the victim.
 // Prints a line "code: message" with the first error that it gets, or "done".
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What survivors hear when a rank dies, stops or never comes, and that nothing is left behind.
 #include <signal.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of the fault tests have in common.
 #ifndef TESTS_FAULT_FLAGS_H_
 #define TESTS_FAULT_FLAGS_H_

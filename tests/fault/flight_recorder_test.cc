@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the survivors' flight recorder says of a rank that cannot say anything itself.
 #include <unistd.h>
 

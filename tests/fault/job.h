@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts ranks as processes of its own (fork and exec, a file store), so that one can be killed without a launcher
 // killing the others.
 #ifndef TESTS_FAULT_JOB_H_

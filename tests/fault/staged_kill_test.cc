@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of the hierarchical backend on simulated GPUs that are killed at random moments: the kernels of the others
 // leave, and the error names who is gone.
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of the hierarchical backend on simulated GPUs, in a process of its own: reduces arrays of every size until a
 // rank is killed. Prints the error, and whether its stream came free.
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a job whose survivors go on. All work together in rounds; the victims come to their ends one after the
 // other, each at a random moment of the group that it is in. Whoever survives prints the error, "code: message", makes
 // a smaller group (or lets Context::Recover make it), and goes on in it for some rounds; then it prints "done", in a

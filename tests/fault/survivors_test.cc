@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whoever survives the death of a rank goes on in a smaller group, from the last step that all have made; and a rank
 // that wakes up late harms nobody.
 #include <netinet/in.h>

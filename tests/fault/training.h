@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training in whole numbers, so that its state after any number of steps by any ranks is known exactly: what the
 // ranks of a fault test compute together, and the test alone.
 #ifndef TESTS_FAULT_TRAINING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: whatever their bytes, either they are loaded, and hold numbers that a training can have, or one line
 // tells what is wrong and nothing has been touched. Once as they are, and once with the checksum that fits them, behind
 // which no fuzzer would ever get.

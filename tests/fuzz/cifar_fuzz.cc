@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CIFAR-10's binary files: whatever their bytes, either images that are the file's, or one line that tells what is
 // wrong and nothing has been added. The first two bytes say how often the rest is repeated, so that whole images are
 // met.

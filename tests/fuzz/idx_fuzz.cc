@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IDX files: whatever their bytes, either an array that is what the header says, or one line that tells what is wrong.
 // The first byte says how many dimensions are expected; the rest is the file, once as it is and once compressed, which
 // must not make a difference.

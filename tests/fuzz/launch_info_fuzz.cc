@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launch variables, as lines NAME=value: whatever they say, either a place in the world that makes sense, or one
 // line that tells what is wrong with them.
 #include <cstddef>

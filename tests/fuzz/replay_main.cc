@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // main() of a fuzz target in a build without a fuzzer: runs it once on each file of the folders that are named, so that
 // what once was found stays found.
 #include <cstddef>

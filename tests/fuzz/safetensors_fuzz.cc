@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Safetensors files: whatever their bytes, either all weights are filled, or one line tells what is wrong and none has
 // been touched. Once as a whole file, and once as a header before the data that fits it.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The TCP store's protocol. The first byte says who is lied to, the rest is what arrives:
 //
 //   0  the server, by a stranger            3  a client, by what answers instead of a server

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of DistributedDataParallel in CUDA graphs, on real GPUs.
 #include <cmath>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tests of DeviceRuntime on a real GPU are written with.
 #ifndef TESTS_GPU_DEVICE_FIXTURE_H_
 #define TESTS_GPU_DEVICE_FIXTURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA implementation of DeviceRuntime, on a real GPU.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>

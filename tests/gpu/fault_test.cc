@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank that is killed at each stage of NCCL: in the middle of its start, before an operation that others wait in,
 // while operations run, while a graph is captured or replayed. The survivor gets an error that names it, its streams
 // come free, and it goes on alone.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PowerSGD's kernels on a real GPU.
 #include <cmath>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA graphs on real GPUs whose operations fail, or whose group has gone.
 #include <chrono>
 #include <memory>

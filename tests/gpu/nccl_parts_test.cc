@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // On real GPUs: one rank that gets or gives the whole, parts of uneven sizes, and messages round a ring.
 #include <cmath>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl or the hierarchical backend on real GPUs, one a rank; ranks are threads or processes.
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of the example layers as CUDA graphs, on a real GPU.
 #include <algorithm>
 #include <cmath>

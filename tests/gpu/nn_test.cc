@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example layers on a real GPU give what they give on the CPU.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of GpuBackend(), each with a real GPU, and memory and streams of theirs.
 #ifndef TESTS_GPU_ON_GPUS_H_
 #define TESTS_GPU_ON_GPUS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The probe of NCCL on real GPUs, one a rank: by ddp_probe, and in the process; and what auto makes of it.
 #include <cstdlib>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL is stuck in the middle of a training on real GPUs: all ranks go on through host memory, to the same result.
 #include <chrono>
 #include <cstdint>

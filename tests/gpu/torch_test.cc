@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ddp/torch.h on real GPUs, one a rank; ranks are threads or processes.
 #include "ddp/torch.h"
 

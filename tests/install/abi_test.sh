@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # scripts/check_abi.sh fails for each kind of change of the binary interface.
 #
 #   abi_test.sh SOURCE_DIR SHARED STATIC CXX

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the commands that the documentation shows: shell and Python blocks parse, and the scripts, programs, flags, presets, CMake options and
 variables that they name exist.
 

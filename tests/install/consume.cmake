@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs the library of BUILD_DIR into WORK_DIR/prefix, makes a project of README.md's two snippets (its CMakeLists.txt and its program), and one of
 # docs/c.md's, builds them against the installed package of this KIND with strict warnings, and runs them alone and, given MPIEXEC, with two ranks.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # ddp_doctor as a user runs it, on whatever machine this is: alone, by mpirun, and with something wrong.
 #
 #   doctor_test.sh DDP_DOCTOR [MPIRUN ... -n]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the commands of the documentation as they stand, each page's in a folder of its own, which looks like a clone with this build's
 programs in build/release/bin. A command that is not run stands in NOT_RUN, and a snippet that no test compiles in SNIPPETS, with the
 reason; a new one that stands nowhere fails. Of commands in tables and in running text, install.commands looks up programs and flags.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # exposed_bench: every way to reduce has its blocks, the verdict follows from the interval, wrong flags are refused.
 #
 #   exposed_test.sh PROGRAM [MPIRUN...]     MPIRUN: the command up to the number of ranks; without it there is one rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiles the C++ snippets of docs/*.md and docs/guide/*.md by CXX, each as a function of its own, or as it stands if it defines functions.
 # guide.h declares what they use. An ellipsis stands for the reader's code. The program for LibTorch is left out: torch.cmake builds it.
 cmake_minimum_required(VERSION 3.22)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the snippets of docs/*.md and docs/guide/*.md take from the program around them.
 #include <algorithm>
 #include <cstdint>

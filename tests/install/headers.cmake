@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiles every header of include/ddp alone, and then strict.cc, with strict warnings as errors: by CXX, and where it is installed by clang.
 # Only the compiler's front end runs.
 cmake_minimum_required(VERSION 3.22)

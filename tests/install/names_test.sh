@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The documentation site refuses a public name without a comment, of C++ and of C.
 #
 #   names_test.sh SOURCE_DIR

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that uses an Asio of its own, another version than libddp's: the scheduler has another layout. The program
 // and the library must each call their own.
 #include <asio.hpp>

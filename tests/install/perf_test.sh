@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # ddp_perf: every collective, type and operation is right beside its bound and MPI; JSON; wrong flags.
 #
 #   perf_test.sh PROGRAM [MPIRUN...]     MPIRUN: the command up to the number of ranks; without it there is one rank

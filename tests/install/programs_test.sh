@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Every program says what it does for --help, and what is wrong with its command line.
 #
 #   programs_test.sh PROGRAM...

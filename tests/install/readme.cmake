@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Shared by the scripts of this folder: runs programs, takes pages apart.
 
 cmake_minimum_required(VERSION 3.22)

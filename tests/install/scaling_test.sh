@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # scaling_test.sh CMAKE BUILD_FOLDER WORK_FOLDER MPIRUN PLOT_PYTHON: installs ddp-scaling with its trainers, and measures
 # something short with what is installed.
 set -euo pipefail

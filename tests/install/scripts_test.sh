@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The scripts on machines that are not like this one: other programs take the place of dpkg-query and mpirun.
 #
 #   scripts_test.sh SOURCE_DIR

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Public structs as programs fill them, naming only the members that they need. Compiled with strict warnings.
 #include "ddp/ddp.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Configures a project that has libddp as a part of it, with a standard and flags of its own, and checks that libddp follows it and changes
 # nothing of it. With LTO=ON also builds README.md's program in that project with link-time optimisation, which sees all types that files define
 # differently, and runs it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Reads the symbols of the SHARED and the STATIC library with NM. The shared library exports what include/ddp declares (of ddp_c.h each
 # function), and nothing of the libraries that it is made of: a program with another version of one of these would share its functions. The
 # static library defines strong symbols in its own namespace alone, and C's functions, and nothing at all of Asio, whose names are the same in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs the library of BUILD_DIR into WORK_DIR/prefix, builds the project of docs/guide/libtorch.md against the component torch, with
 # strict warnings, and runs it alone and, given MPIEXEC, with two ranks. Without LibTorch the component is reported as missing.
 include(${CMAKE_CURRENT_LIST_DIR}/readme.cmake)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a launch test: says who it is and what the sum over all ranks of (rank + 1) is, or why it could not
 // start.
 #include <cstdio>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Starting under launchers, as users meet it.
 #
 #   launch_test.sh CASE LAUNCH_RANK TRAIN_MLP [MPIRUN...]

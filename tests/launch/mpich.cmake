@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Builds libddp, launch_rank.cc and train_mlp in WORK_DIR against MPICH, and runs them by MPICH's mpirun, and by another MPI's if there is one.
 # What is built here has to start and to meet, not to be fast: little optimisation makes the build short.
 

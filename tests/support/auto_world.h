@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts on simulated GPUs, of ranks that are threads: with a libnccl.so that has a simulated one behind it, and
 // helpers that do as they are told.
 #ifndef TESTS_SUPPORT_AUTO_WORLD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a reduction in block-scaled 8 bits has to give, counted out on the host.
 #ifndef TESTS_SUPPORT_BLOCK_REFERENCE_H_
 #define TESTS_SUPPORT_BLOCK_REFERENCE_H_

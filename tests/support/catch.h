@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catch2, version 2.13 (Debian 12) or 3 (Ubuntu 24.04). Tests include this and nothing of Catch2 itself.
 #ifndef TESTS_SUPPORT_CATCH_H_
 #define TESTS_SUPPORT_CATCH_H_

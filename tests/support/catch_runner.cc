@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Version 2 of Catch2 is compiled here, once, and without sanitizers, under which it takes minutes.
 #define CATCH_CONFIG_RUNNER
 #include "tests/support/catch_runner.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catch2 itself.
 #ifndef TESTS_SUPPORT_CATCH_RUNNER_H_
 #define TESTS_SUPPORT_CATCH_RUNNER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks for the body of a rank. They throw, so they work on any thread, where Catch2's assertions do not.
 #ifndef TESTS_SUPPORT_CHECK_H_
 #define TESTS_SUPPORT_CHECK_H_

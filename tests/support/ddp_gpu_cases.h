@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What DistributedDataParallel does with gradients on GPUs, as cases that simulated and real GPUs are put to. They work
 // by way of Devices().
 #ifndef TESTS_SUPPORT_DDP_GPU_CASES_H_

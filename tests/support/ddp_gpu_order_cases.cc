@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the model does by itself comes after the program's work that still reads, and before the program's work that
 // already reads again.
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PowerSGD on GPUs, beside the same hook on CPU memory.
 #include <cmath>
 #include <cstdint>

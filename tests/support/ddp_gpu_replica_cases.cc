@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients and values in memory of the program's.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the cases of ddp_gpu_cases.h are written with: a model, its gradients, and streams of the program's.
 #ifndef TESTS_SUPPORT_DDP_GPU_STEPS_H_
 #define TESTS_SUPPORT_DDP_GPU_STEPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models and gradients of whole numbers for tests of DistributedDataParallel.
 #ifndef TESTS_SUPPORT_DDP_MODEL_H_
 #define TESTS_SUPPORT_DDP_MODEL_H_

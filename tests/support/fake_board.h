@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the ranks of a simulated NCCL leave what they have for each other: in memory if they are threads, in the files
 // of a folder if they are processes.
 #ifndef TESTS_SUPPORT_FAKE_BOARD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CUDA driver with two GPUs of the Blackwell kind that cannot reach each other, or as FAKE_CUDA_GPUS many. With
 // FAKE_CUDA_P2P they can. Their memory is the host's. FAKE_CUDA_COPY="wrong:0:1" spoils what GPU 0 copies to GPU 1,
 // "error:0:1" refuses to, and "hang:0:1" does not end; a GPU's copy to itself is the one from the host.

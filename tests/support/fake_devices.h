@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Simulated GPUs: DeviceRuntime on the CPU. A stream is a thread that does what it is given in order; device memory is
 // the host's. So what is built on DeviceRuntime can be tested, also by ThreadSanitizer, where there is no GPU.
 //

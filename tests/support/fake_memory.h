@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which memory belongs to which simulated GPU.
 #ifndef TESTS_SUPPORT_FAKE_MEMORY_H_
 #define TESTS_SUPPORT_FAKE_MEMORY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test tells a simulated NCCL, and asks of it.
 #include "tests/support/fake_nccl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An NCCL that is none: it does what NCCL does on FakeDevices' streams, between ranks that are threads or processes,
 // and what a test tells it to instead: fail, hang, move wrong data.
 #ifndef TESTS_SUPPORT_FAKE_NCCL_H_

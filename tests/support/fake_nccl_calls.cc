@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's functions, as FakeNccl does them on simulated GPUs.
 #include <unistd.h>
 

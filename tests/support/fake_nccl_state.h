@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the parts of FakeNccl share.
 #ifndef TESTS_SUPPORT_FAKE_NCCL_STATE_H_
 #define TESTS_SUPPORT_FAKE_NCCL_STATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An NVML with one GPU whose counters a test sets. With FAKE_NVML_OLD: one without functions of later versions.
 #include <cstring>
 

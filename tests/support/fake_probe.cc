@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of ddp_probe: does what FAKE_PROBE tells it to, and what FAKE_PROBE_NO_P2P does where P2P is off. A list of
 // "rank=what" or "what" for all others: "1=hang,pass". It checks what it was given, and passes only if that is right.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test tells the helpers that fake_probe.cc is, and learns of them; and a job that has such helpers.
 #ifndef TESTS_SUPPORT_FAKE_PROBE_H_
 #define TESTS_SUPPORT_FAKE_PROBE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The staged protocol on simulated GPUs: a thread block is a thread of the host.
 #include <atomic>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events and captured graphs of simulated GPUs.
 #ifndef TESTS_SUPPORT_FAKE_STREAMS_H_
 #define TESTS_SUPPORT_FAKE_STREAMS_H_

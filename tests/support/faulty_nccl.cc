@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A libnccl.so that hands its calls on to another NCCL, real or simulated, and misbehaves as FAULTY_NCCL tells it to:
 //
 //   FAULTY_NCCL="AllReduce:error:bytes=524288:p2p;CommInitRankConfig:hang:rank=1"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is behind the library that faulty_nccl.cc makes.
 #ifndef TESTS_SUPPORT_FAULTY_NCCL_H_
 #define TESTS_SUPPORT_FAULTY_NCCL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device of the example layers that hands every call on to the CPU: what a test changes, it overrides.
 #ifndef TESTS_SUPPORT_FORWARDING_DEVICE_H_
 #define TESTS_SUPPORT_FORWARDING_DEVICE_H_

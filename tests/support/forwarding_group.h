@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process group that hands every call on to another: what a test changes, it overrides.
 #ifndef TESTS_SUPPORT_FORWARDING_GROUP_H_
 #define TESTS_SUPPORT_FORWARDING_GROUP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests that need GPUs are skipped, with the reason, where there are too few: by the main() of every test program.
 #ifndef TESTS_SUPPORT_GPU_H_
 #define TESTS_SUPPORT_GPU_H_

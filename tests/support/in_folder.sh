@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sourced by tests of programs: a folder of their own to run in, gone in the end. What a program has said last is in its files
 # out and err.
 # shellcheck shell=bash

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JPEG files that a test makes itself, in a folder of its own.
 #ifndef TESTS_SUPPORT_JPEG_FILES_H_
 #define TESTS_SUPPORT_JPEG_FILES_H_

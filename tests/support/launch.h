@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test program needs of MPI. In a build without it launch_no_mpi.cc says that there is none.
 #ifndef TESTS_SUPPORT_LAUNCH_H_
 #define TESTS_SUPPORT_LAUNCH_H_

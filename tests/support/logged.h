@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library logs while a test runs.
 #ifndef TESTS_SUPPORT_LOGGED_H_
 #define TESTS_SUPPORT_LOGGED_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // main() of a test in one process.
 #include "tests/support/catch_runner.h"
 #include "tests/support/gpu.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // main() of a test on several ranks.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES  // version 2 of Catch2 declares listeners only then
 #include <cstdio>

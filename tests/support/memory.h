@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory for a test's operations, in the kinds that a group has to cope with.
 #ifndef TESTS_SUPPORT_MEMORY_H_
 #define TESTS_SUPPORT_MEMORY_H_

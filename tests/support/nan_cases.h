@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NaN in, NaN out: no layer may turn a NaN into a number, or a model with NaN weights trains on and nobody notices.
 #ifndef TESTS_SUPPORT_NAN_CASES_H_
 #define TESTS_SUPPORT_NAN_CASES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups on GPUs that are none, for tests in one process: of the nccl backend over an NCCL that is none, or, with
 // DDP_TEST_BACKEND=hierarchical, of that one.
 #ifndef TESTS_SUPPORT_NCCL_JOB_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of any dtype as doubles, and what a reduction of them has to give.
 #ifndef TESTS_SUPPORT_NUMBERS_H_
 #define TESTS_SUPPORT_NUMBERS_H_

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # plot_python.sh [--required] SCRIPT [ARGUMENT...]: runs a Python script with the first python3 that has matplotlib. Without
 # one: with any python3, or, given --required, not at all (exit code 77, which skips a test).
 set -euo pipefail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler reads once for all test programs. Tests include what they use all the same: lint compiles without
 // this, and so does -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON.
 #ifndef TESTS_SUPPORT_PRECOMPILED_H_

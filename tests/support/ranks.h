@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the same test on ranks that are processes under mpirun or threads of one process.
 //
 //   TEST_CASE("the barrier ends") {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linked with tests of ranks: what they do runs on GPUs that are none, over the hierarchical backend. Their memory is
 // the host's, and passes for a GPU's.
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linked with a program: its GPUs are simulated, and so is the NCCL that is behind its faulty one (faulty_nccl.cc). The
 // ranks are processes, which meet in the folder that SIMULATED_NCCL names. All memory passes for a GPU's. Operations
 // take a microsecond, and what a fault adds.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linked with a trainer, and with simulated_gpus.cc: its --device=cuda is a simulated GPU. The processor computes,
 // after the stream has done what it was given by then.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example layers on a simulated GPU: they compute as on the CPU, in the order of a stream, so that their steps can
 // be captured.
 #ifndef TESTS_SUPPORT_STREAMED_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instruction sets that Highway's kernels are compiled for, one after the other.
 #ifndef TESTS_SUPPORT_TARGETS_H_
 #define TESTS_SUPPORT_TARGETS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A folder for the files of a test.
 #ifndef TESTS_SUPPORT_TEMPORARY_FOLDER_H_
 #define TESTS_SUPPORT_TEMPORARY_FOLDER_H_

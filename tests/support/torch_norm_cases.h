@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ddp::SyncBatchNorm on several ranks beside LibTorch's batch norm of the whole batch, on CPUs and GPUs.
 #ifndef TESTS_SUPPORT_TORCH_NORM_CASES_H_
 #define TESTS_SUPPORT_TORCH_NORM_CASES_H_

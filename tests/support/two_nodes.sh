@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Two nodes on one machine: two network namespaces with host names of their own and a cable between them. Whatever processes of
 # different nodes say to each other goes through the cable. To be sourced; needs root, or whoever may make namespaces.
 # shellcheck shell=bash

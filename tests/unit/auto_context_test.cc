@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts on simulated GPUs whose backend is left to the library, or named: with a libnccl.so that has a simulated one
 // behind it, and helpers that do as they are told.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What auto makes of GPUs whose NCCL is healthy, broken, or broken in part: by helpers that do as they are told, on
 // simulated GPUs with a simulated NCCL.
 #include "libddp/comm/auto_group.h"

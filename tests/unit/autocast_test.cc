@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The autocast policy: types by operation, scopes, threads, and the cache of converted weights.
 #include "ddp/autocast.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a model is fed with: batches in their order, and augmented images.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example models on memory of a test's.
 #ifndef TESTS_UNIT_BOUND_MODEL_H_
 #define TESTS_UNIT_BOUND_MODEL_H_

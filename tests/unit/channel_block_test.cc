@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where things lie in a ChannelBlock: nothing over anything else, all within it.
 #include "libddp/comm/messages/channel_block.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader of CIFAR-10: what it reads, and what it refuses.
 #include "examples/data/cifar.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The convolutional models as a whole: their parameters, and that they learn.
 #include <cmath>
 #include <cstdint>

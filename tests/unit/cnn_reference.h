@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the layers of convolutional models compute, by plain loops in double precision over plain images, one after the
 // other.
 #ifndef TESTS_UNIT_CNN_REFERENCE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layers of convolutional models: against plain loops in double precision, and their gradients against central
 // differences of those.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block-scaled 8-bit numbers: the rule against numbers counted out, and the CPU's kernels against the rule, for every
 // instruction set that this processor has.
 #include "libddp/device/cpu_blocks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hash by which ranks compare their values.
 #include "libddp/device/cpu_hash.h"
 

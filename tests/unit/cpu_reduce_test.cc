@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CpuReduce against scalar references, for every instruction set that this processor has.
 #include "libddp/device/cpu_reduce.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scaling and the search for what is not finite, against scalars, for every instruction set that this processor has.
 #include "libddp/device/cpu_scale.h"
 

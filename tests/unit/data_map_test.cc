@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements of whose data operations reduce and move.
 #include "libddp/comm/host/data_map.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel on GPUs that are simulated.
 #include <algorithm>
 #include <atomic>

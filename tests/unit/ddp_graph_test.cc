@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of DistributedDataParallel in graphs of simulated GPUs.
 #include <algorithm>
 #include <atomic>

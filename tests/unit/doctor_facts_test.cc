@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the doctor reads of a machine made of files, and of a driver that is none.
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the doctor makes of facts: each thing that can be wrong is planted once.
 #include <functional>
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who drives pending work, and what is left to whom.
 #include "libddp/comm/base/driver.h"
 

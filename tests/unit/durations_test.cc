@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The times of steps, of short runs and of very long ones.
 #include "examples/train/durations.h"
 

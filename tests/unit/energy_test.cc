@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Energy from a simulated NVML and from planted RAPL folders, whose counters are known.
 #include "examples/train/energy.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What DescribeEnvironment finds in a machine made of files, and what it keeps to itself.
 #include "examples/train/environment.h"
 

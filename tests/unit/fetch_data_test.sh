@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # scripts/fetch_data.sh says where data is had, takes what is whole, and refuses the rest with one line.
 #
 #   fetch_data_test.sh SCRIPT

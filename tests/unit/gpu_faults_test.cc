@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training program on simulated GPUs in which one operation of a GPU or one call of NCCL fails: each in turn, in
 // several configurations of the model. Of some of them some calls alone unless the slow cases are asked for.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GradScaler used in ways that it refuses, or not enabled.
 #include "ddp/grad_scaler.h"
 

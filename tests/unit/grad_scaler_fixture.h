@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of GradScaler have in common.
 #ifndef TESTS_UNIT_GRAD_SCALER_FIXTURE_H_
 #define TESTS_UNIT_GRAD_SCALER_FIXTURE_H_

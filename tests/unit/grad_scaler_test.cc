@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GradScaler on one rank: every rule.
 #include "ddp/grad_scaler.h"
 

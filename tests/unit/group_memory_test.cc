@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of a group: where its parts lie, and that a number stands for one allocation on all ranks.
 #include "libddp/comm/memory/group_memory.h"
 

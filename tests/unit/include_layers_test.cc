@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads every #include of the tree and fails on one that the layers do not allow: a file includes public headers, its
 // own layer and lower ones; public headers include nothing of CUDA, NCCL, MPI or the mathematics libraries; examples
 // use public headers alone.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folders of JPEG files: classes, sizes, crops, threads, and what is wrong with them.
 #include <algorithm>
 #include <cmath>

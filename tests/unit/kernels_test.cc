@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element-wise passes and the max pooling of the CPU layers, against plain loops.
 #include "examples/nn/kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether there is memory for all ranks of a host together, by what /proc and the cgroups say.
 #include "libddp/base/memory_room.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // No layer of the CPU turns a NaN into a number, in float32 and in bfloat16.
 #include "examples/nn/cnn.h"
 #include "examples/nn/model.h"

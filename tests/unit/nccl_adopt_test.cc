@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of the nccl backend over communicators that the program has made, on an NCCL and GPUs that are none.
 #include <memory>
 

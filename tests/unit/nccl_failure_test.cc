@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What becomes of groups of the nccl backend when NCCL or a rank fails, hangs, or does not do what it should.
 #include <atomic>
 #include <barrier>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What observers, the stall warning and the flight recorder are told of operations on GPUs.
 #include <algorithm>
 #include <barrier>

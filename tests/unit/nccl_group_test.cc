@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl backend over an NCCL and GPUs that are none: everything but NCCL's and the GPU's own part.
 #include <atomic>
 #include <cmath>

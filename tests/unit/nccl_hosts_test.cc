@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of the nccl backend over several hosts: who is named where NCCL fails because a rank of another host is gone.
 #include <atomic>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl backend's memory over an NCCL and GPUs that are none: registered with NCCL, given back, shared by groups.
 #include <cstddef>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of part of the ranks over simulated GPUs, and what is made of a group's operations.
 #include <cstdlib>
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the nccl backend decides before it calls NCCL, and what it says after.
 #include <map>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Time-outs of the nccl backend over an NCCL and GPUs that are none.
 #include <atomic>
 #include <chrono>

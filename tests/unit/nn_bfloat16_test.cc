@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear layers in bfloat16 on the CPU: against products, in double precision, of the rounded factors.
 #include <algorithm>
 #include <cmath>

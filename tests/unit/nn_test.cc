@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example layers: against hand-computed values, against a plain model in double precision and its finite
 // differences, and the optimizers against their formulas.
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks learn of each other's operations, however far one is ahead.
 #include "libddp/comm/health/peer_board.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the data of operations and messages travels between the ranks of a host.
 #include "libddp/comm/host/placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parent's side of ddp_probe, with a helper that misbehaves as it is told to.
 #include "libddp/comm/probe/helper_process.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks' verdict on NCCL: by helpers that do as they are told, and in the process on simulated GPUs.
 #include "libddp/comm/probe/probe_nccl.h"
 

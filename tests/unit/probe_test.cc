@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What RunProbe finds out about an NCCL that goes wrong in a planned way, and what is made of it.
 #include "libddp/comm/probe/probe.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How often the progress thread looks.
 #include "libddp/comm/base/progress_thread.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Context::Recover on simulated GPUs: NCCL fails on one rank in the middle of a training, and all ranks go on through
 // host memory.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights in safetensors files: round trips, and what is refused.
 #include "examples/train/safetensors.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of bench/scaling.py share: a call of the program with stand-ins for mpirun and the trainers."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for mpirun and the trainers, which print what the real ones print without training anything."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the predictions of bench/scaling.py, and of its parts by themselves. Takes the arguments of unittest."""
 
 import argparse

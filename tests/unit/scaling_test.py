@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of measurements and reports of bench/scaling.py. Takes the arguments of unittest."""
 
 import csv

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the learning rate goes on, step by step.
 #include "examples/train/schedule.h"
 

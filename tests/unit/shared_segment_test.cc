@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory common to processes: what one of them makes its own, and what it maps elsewhere.
 #include "libddp/comm/memory/shared_segment.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where all-reduces through host memory take another way: what is said, what is measured, and what follows from it.
 #include <atomic>
 #include <memory>

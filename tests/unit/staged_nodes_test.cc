@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hierarchical backend on GPUs of several nodes, beyond what the contract of every backend says: its bits, arrays
 // of many chunks, uneven nodes, what cannot be captured, and how a failure on one node ends what waits on another.
 #include <atomic>

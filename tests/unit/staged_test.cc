@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hierarchical backend on GPUs, beyond what every backend of GPUs has to do (nccl_group_test.cc and its neighbours,
 // with DDP_TEST_BACKEND): its plan, its bits, its rings, and how its kernels leave.
 #include <atomic>

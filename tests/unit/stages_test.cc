@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations that pass private data on, in every order in which ranks may take their turns: no rank changes what
 // another has still to read.
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is counted as communication.
 #include "libddp/reducer/statistics.h"
 

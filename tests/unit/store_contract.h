@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of all stores have in common: the contract, and helpers.
 #ifndef TESTS_UNIT_STORE_CONTRACT_H_
 #define TESTS_UNIT_STORE_CONTRACT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The PyTorch backend's poll, which needs neither PyTorch nor a GPU.
 #include <optional>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The queue of the PyTorch backend, which needs no PyTorch.
 #include <sys/wait.h>
 #include <unistd.h>

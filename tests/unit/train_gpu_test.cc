@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example trainers on simulated GPUs: what they start from reaches all ranks.
 #include <stdlib.h>
 

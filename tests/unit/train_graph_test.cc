@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example trainers with --cuda-graph on simulated GPUs.
 #include <stdlib.h>
 

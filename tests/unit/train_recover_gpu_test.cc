@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The example trainers with --recover on simulated GPUs: NCCL fails in the middle of a training, which goes on through
 // host memory, with CUDA graphs and without.
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of several ways is found to be the fastest.
 #include "examples/nn/trial.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/troubleshooting.md has an entry for each message of the library, its tools and its example trainers, and none
 // for a message that does not exist. The messages are the string literals of the calls that make errors and warnings;
 // in code that puts its findings together from pieces, they are all literals that are phrases.

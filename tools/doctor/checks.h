@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The doctor's rules: what follows from the facts.
 #ifndef TOOLS_DOCTOR_CHECKS_H_
 #define TOOLS_DOCTOR_CHECKS_H_

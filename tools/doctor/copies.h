@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies between GPUs, each looked at byte by byte.
 #ifndef TOOLS_DOCTOR_COPIES_H_
 #define TOOLS_DOCTOR_COPIES_H_

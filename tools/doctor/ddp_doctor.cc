@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says in a few seconds why training would fail or crawl on this machine.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ddp_doctor looks at, as far as it can be read without starting NCCL. A test fills it in itself, or plants the
 // files that it is read from.
 #ifndef TOOLS_DOCTOR_FACTS_H_

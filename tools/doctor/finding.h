@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ddp_doctor has to say about one thing.
 #ifndef TOOLS_DOCTOR_FINDING_H_
 #define TOOLS_DOCTOR_FINDING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The doctor's findings as text and as JSON.
 #ifndef TOOLS_DOCTOR_REPORT_H_
 #define TOOLS_DOCTOR_REPORT_H_

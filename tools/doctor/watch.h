@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ends the doctor when its time is over, whatever hangs.
 #ifndef TOOLS_DOCTOR_WATCH_H_
 #define TOOLS_DOCTOR_WATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mixed precision: the optimizer's interface, loss scaling, and the types of operations. Include ddp/ddp_c.h, which
 // states the rules.
 #ifndef DDP_C_AMP_H_

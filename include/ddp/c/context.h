@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stores, and the context: who this process is, and how ranks meet. Include ddp/ddp_c.h, which states the rules.
 #ifndef DDP_C_CONTEXT_H_
 #define DDP_C_CONTEXT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups of ranks, their memory and their operations. Include ddp/ddp_c.h, which states the rules.
 #ifndef DDP_C_GROUP_H_
 #define DDP_C_GROUP_H_

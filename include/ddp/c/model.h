@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communication hooks, and models: gradients and their reduction. Include ddp/ddp_c.h, which states the rules.
 #ifndef DDP_C_MODEL_H_
 #define DDP_C_MODEL_H_

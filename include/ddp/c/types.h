@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors, element types, memory and handles of libddp for C. Include ddp/ddp_c.h, which states the rules.
 #ifndef DDP_C_TYPES_H_
 #define DDP_C_TYPES_H_

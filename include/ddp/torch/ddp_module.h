@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel for a torch::nn::Module.
 #ifndef DDP_TORCH_DDP_MODULE_H_
 #define DDP_TORCH_DDP_MODULE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batch normalisation over the batches of all ranks.
 #ifndef DDP_TORCH_SYNC_BATCH_NORM_H_
 #define DDP_TORCH_SYNC_BATCH_NORM_H_

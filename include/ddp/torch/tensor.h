@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LibTorch's tensors, devices and streams as those of libddp.
 #ifndef DDP_TORCH_TENSOR_H_
 #define DDP_TORCH_TENSOR_H_

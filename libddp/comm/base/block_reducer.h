@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients in block-scaled 8 bits (block_rule.h), reduced in one operation.
 #ifndef LIBDDP_COMM_BASE_BLOCK_REDUCER_H_
 #define LIBDDP_COMM_BASE_BLOCK_REDUCER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The front end of every backend: checks the arguments of a call once, the same for all.
 #ifndef LIBDDP_COMM_BASE_CHECKED_GROUP_H_
 #define LIBDDP_COMM_BASE_CHECKED_GROUP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations that are made of a group's other operations. The arguments are right.
 #ifndef LIBDDP_COMM_BASE_COMPOSED_H_
 #define LIBDDP_COMM_BASE_COMPOSED_H_

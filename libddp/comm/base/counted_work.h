@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations and messages of all groups on CPU memory have in common as the state behind a Work.
 #ifndef LIBDDP_COMM_BASE_COUNTED_WORK_H_
 #define LIBDDP_COMM_BASE_COUNTED_WORK_H_

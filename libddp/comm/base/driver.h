@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How pending work is driven: by threads of the program that wait for it or call in passing, and by the progress thread
 // while none of them does.
 #ifndef LIBDDP_COMM_BASE_DRIVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short messages between the ranks of a group, by its own operations: how ranks agree on what is not data.
 #ifndef LIBDDP_COMM_BASE_EXCHANGE_H_
 #define LIBDDP_COMM_BASE_EXCHANGE_H_

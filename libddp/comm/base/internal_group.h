@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library's groups offer one another and the layers above, beyond what programs see.
 #ifndef LIBDDP_COMM_BASE_INTERNAL_GROUP_H_
 #define LIBDDP_COMM_BASE_INTERNAL_GROUP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/base/joined_work.h"
 
 #include <algorithm>

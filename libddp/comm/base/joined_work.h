@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several operations as one.
 #ifndef LIBDDP_COMM_BASE_JOINED_WORK_H_
 #define LIBDDP_COMM_BASE_JOINED_WORK_H_

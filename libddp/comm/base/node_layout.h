@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks share memory with which: the nodes of a group.
 #ifndef LIBDDP_COMM_BASE_NODE_LAYOUT_H_
 #define LIBDDP_COMM_BASE_NODE_LAYOUT_H_

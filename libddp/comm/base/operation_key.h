@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an operation is: the part of a call that all ranks must make alike.
 #ifndef LIBDDP_COMM_BASE_OPERATION_KEY_H_
 #define LIBDDP_COMM_BASE_OPERATION_KEY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The thread that does a process's communication while none of its own threads does.
 #ifndef LIBDDP_COMM_BASE_PROGRESS_THREAD_H_
 #define LIBDDP_COMM_BASE_PROGRESS_THREAD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several memory ranges that stand end to end as one logical array.
 #ifndef LIBDDP_COMM_BASE_RANGE_LIST_H_
 #define LIBDDP_COMM_BASE_RANGE_LIST_H_

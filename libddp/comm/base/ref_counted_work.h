@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The owners of the state behind a Work.
 #ifndef LIBDDP_COMM_BASE_REF_COUNTED_WORK_H_
 #define LIBDDP_COMM_BASE_REF_COUNTED_WORK_H_

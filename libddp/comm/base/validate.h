@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of the arguments of collective calls, the same for every backend.
 #ifndef LIBDDP_COMM_BASE_VALIDATE_H_
 #define LIBDDP_COMM_BASE_VALIDATE_H_

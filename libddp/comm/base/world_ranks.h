@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks of the world the ranks of a group are: errors of a part of the world name both.
 #ifndef LIBDDP_COMM_BASE_WORLD_RANKS_H_
 #define LIBDDP_COMM_BASE_WORLD_RANKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/gpu/device_engine.h"
 
 #include <time.h>

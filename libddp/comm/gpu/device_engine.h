@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One communication stream of one GPU and the operations on it: their order, their Works, their time-outs, and what
 // becomes of them when the group fails. What an operation enqueues is the backend's affair.
 #ifndef LIBDDP_COMM_GPU_DEVICE_ENGINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What becomes of a DeviceEngine whose group fails.
 #include <pthread.h>
 #include <time.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Process groups whose memory is a GPU's. A backend supplies what is enqueued (DeviceMoves); the rest is the same for
 // all.
 #ifndef LIBDDP_COMM_GPU_DEVICE_GROUP_H_

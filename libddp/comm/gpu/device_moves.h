@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a backend enqueues on a GPU's communication stream, and the GPU memory that it works on best.
 #ifndef LIBDDP_COMM_GPU_DEVICE_MOVES_H_
 #define LIBDDP_COMM_GPU_DEVICE_MOVES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation on GPU memory, for its peers and for errors.
 #ifndef LIBDDP_COMM_GPU_DEVICE_OPERATION_H_
 #define LIBDDP_COMM_GPU_DEVICE_OPERATION_H_

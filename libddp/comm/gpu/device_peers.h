@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one rank of a GPU's group knows of the others: whether they have failed, are gone or late, and how to say so.
 #ifndef LIBDDP_COMM_GPU_DEVICE_PEERS_H_
 #define LIBDDP_COMM_GPU_DEVICE_PEERS_H_

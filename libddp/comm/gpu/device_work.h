@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Work of an operation on GPUs.
 #ifndef LIBDDP_COMM_GPU_DEVICE_WORK_H_
 #define LIBDDP_COMM_GPU_DEVICE_WORK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/gpu/graph_watch.h"
 
 #include <atomic>

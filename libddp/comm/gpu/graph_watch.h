@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a captured sequence of operations is running, although nobody tells when its graph is launched.
 #ifndef LIBDDP_COMM_GPU_GRAPH_WATCH_H_
 #define LIBDDP_COMM_GPU_GRAPH_WATCH_H_

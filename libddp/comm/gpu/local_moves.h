@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU's group of one rank: nothing moves but copies.
 #ifndef LIBDDP_COMM_GPU_LOCAL_MOVES_H_
 #define LIBDDP_COMM_GPU_LOCAL_MOVES_H_

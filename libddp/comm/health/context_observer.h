@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The observers that the library brings with it, as comm knows them; libddp/observe implements them.
 #ifndef LIBDDP_COMM_HEALTH_CONTEXT_OBSERVER_H_
 #define LIBDDP_COMM_HEALTH_CONTEXT_OBSERVER_H_

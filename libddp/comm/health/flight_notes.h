@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a group writes down of its operations while they are under way, and whom it tells.
 #ifndef LIBDDP_COMM_HEALTH_FLIGHT_NOTES_H_
 #define LIBDDP_COMM_HEALTH_FLIGHT_NOTES_H_

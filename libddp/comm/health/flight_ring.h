@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flight recorder's memory: what each rank of a group has been doing last, where its peers can read it, also when
 // the rank hangs or has died.
 #ifndef LIBDDP_COMM_HEALTH_FLIGHT_RING_H_

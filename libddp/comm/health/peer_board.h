@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the ranks of one host tell each other which operation they are at, and why the group has failed: what a backend
 // needs whose transport says neither.
 #ifndef LIBDDP_COMM_HEALTH_PEER_BOARD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Notices when a peer process dies.
 #ifndef LIBDDP_COMM_HEALTH_PEER_WATCH_H_
 #define LIBDDP_COMM_HEALTH_PEER_WATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the rank of a host that reports a stall or a failure, so that one does and not all.
 #ifndef LIBDDP_COMM_HEALTH_REPORT_ELECTION_H_
 #define LIBDDP_COMM_HEALTH_REPORT_ELECTION_H_

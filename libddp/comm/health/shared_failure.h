@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Why a group has failed, where all its ranks can read it. The first cause is everybody's.
 #ifndef LIBDDP_COMM_HEALTH_SHARED_FAILURE_H_
 #define LIBDDP_COMM_HEALTH_SHARED_FAILURE_H_

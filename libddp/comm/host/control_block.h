@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of a hierarchical group on one host have in common: a segment of shared memory, laid out here.
 //
 //   SharedFailure      why the group has failed, once it has

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements of whose data an operation reduces and moves.
 #ifndef LIBDDP_COMM_HOST_DATA_MAP_H_
 #define LIBDDP_COMM_HOST_DATA_MAP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heart of the hierarchical backend: takes operations in the order of the calls, announces them to the peers, and
 // gets them done by whichever thread has time.
 #ifndef LIBDDP_COMM_HOST_ENGINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the engine notices stalls and failures, and reports them.
 #include <sched.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One collective operation of the ranks of a host: the call, and how far it is.
 #ifndef LIBDDP_COMM_HOST_OPERATION_H_
 #define LIBDDP_COMM_HOST_OPERATION_H_

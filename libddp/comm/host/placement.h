@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the data of an operation travels between the ranks of a host, and why: every size from which one way is faster
 // than another is here. Pure functions.
 #ifndef LIBDDP_COMM_HOST_PLACEMENT_H_

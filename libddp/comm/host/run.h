@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The execution of one operation, once all ranks have announced it: one class for each Route.
 #ifndef LIBDDP_COMM_HOST_RUN_H_
 #define LIBDDP_COMM_HOST_RUN_H_

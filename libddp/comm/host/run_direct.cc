@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks reach all data: each result is computed straight from everybody's input, in chunks that whichever rank has
 // time claims.
 #include <algorithm>

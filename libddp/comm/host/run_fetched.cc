@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Private data of processes that can read each other's memory (process_vm_readv). Each rank (1) fetches its share of
 // everybody's data, a chunk at a time, and reduces it in rank order into its own output, and (2), once all have,
 // fetches the others' results. It writes to nobody's memory, and leaves when all have read what they need of its own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A little data, which travels with the announcements: each rank computes its own result.
 #include "libddp/comm/host/run.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Private data passes through the stages in rounds. In a round each rank (1) copies into its stage what others need of
 // its data, (2) once all have, reduces its own share from its private data and the others' stages, keeping one copy and
 // leaving one in its own stage where nobody's input lies, and (3) once all have, copies the others' results out. All

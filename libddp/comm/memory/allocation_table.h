@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a group has allocated or registered, and where this process sees each rank's part of it.
 #ifndef LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_
 #define LIBDDP_COMM_MEMORY_ALLOCATION_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of an Allocation of a CPU group.
 #ifndef LIBDDP_COMM_MEMORY_BACKING_H_
 #define LIBDDP_COMM_MEMORY_BACKING_H_

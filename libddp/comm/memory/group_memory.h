@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a hierarchical group, which its ranks reduce without copying it.
 #ifndef LIBDDP_COMM_MEMORY_GROUP_MEMORY_H_
 #define LIBDDP_COMM_MEMORY_GROUP_MEMORY_H_

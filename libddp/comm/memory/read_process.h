@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading the memory of another process of this host.
 #ifndef LIBDDP_COMM_MEMORY_READ_PROCESS_H_
 #define LIBDDP_COMM_MEMORY_READ_PROCESS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Creates a memory segment that the ranks of a node share.
 #ifndef LIBDDP_COMM_MEMORY_SHARE_SEGMENT_H_
 #define LIBDDP_COMM_MEMORY_SHARE_SEGMENT_H_

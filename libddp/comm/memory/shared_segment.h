@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that the ranks of one host have in common.
 #ifndef LIBDDP_COMM_MEMORY_SHARED_SEGMENT_H_
 #define LIBDDP_COMM_MEMORY_SHARED_SEGMENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/memory/shared_writer.h"
 #include "libddp/base/page.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies data to where another core reads them next.
 #ifndef LIBDDP_COMM_MEMORY_SHARED_WRITER_H_
 #define LIBDDP_COMM_MEMORY_SHARED_WRITER_H_

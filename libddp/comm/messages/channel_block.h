@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of a host share for messages from one to another; laid out behind the ControlBlock.
 //
 //   Channel[n][n]  one for each sender and receiver

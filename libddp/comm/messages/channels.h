@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks of a host.
 //
 // The sender writes an envelope into the channel of the pair. Small messages are eager: their data is in the envelope,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving side of Channels.
 #include <algorithm>
 #include <atomic>

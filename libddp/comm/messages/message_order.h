@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of several messages that are not done have waited their turn: whose time-outs run.
 #ifndef LIBDDP_COMM_MESSAGES_MESSAGE_ORDER_H_
 #define LIBDDP_COMM_MESSAGES_MESSAGE_ORDER_H_

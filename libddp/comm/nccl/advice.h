@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What commonly goes wrong with NCCL, recognised by name, and what to do about it.
 #ifndef LIBDDP_COMM_NCCL_ADVICE_H_
 #define LIBDDP_COMM_NCCL_ADVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL, as far as the library uses it: declarations of our own and one table of functions, filled at run time. So a
 // program built with the NCCL backend starts where NCCL is not installed, and a test can put any function in the table.
 // A test compares the declarations with nccl.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One NCCL communicator: made under a deadline, called by one thread at a time, aborted from any thread.
 #ifndef LIBDDP_COMM_NCCL_COMMUNICATOR_H_
 #define LIBDDP_COMM_NCCL_COMMUNICATOR_H_

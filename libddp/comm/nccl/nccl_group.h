@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Process groups whose operations are NCCL's.
 #ifndef LIBDDP_COMM_NCCL_NCCL_GROUP_H_
 #define LIBDDP_COMM_NCCL_NCCL_GROUP_H_

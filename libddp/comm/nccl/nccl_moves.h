@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations of a group of the nccl backend enqueue: calls of NCCL, and kernels of ours before and after.
 #ifndef LIBDDP_COMM_NCCL_NCCL_MOVES_H_
 #define LIBDDP_COMM_NCCL_NCCL_MOVES_H_

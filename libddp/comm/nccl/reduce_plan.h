@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a reduction with scales, conversions and a check is done by a transport that only adds: what goes before it, what
 // it does itself, and what comes after. A pure function.
 #ifndef LIBDDP_COMM_NCCL_REDUCE_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that NCCL reduces fastest: allocated by it, at the same offsets on all ranks, and registered with it.
 #ifndef LIBDDP_COMM_NCCL_REGISTERED_MEMORY_H_
 #define LIBDDP_COMM_NCCL_REGISTERED_MEMORY_H_

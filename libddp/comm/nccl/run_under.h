@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that may never return, under a deadline.
 #ifndef LIBDDP_COMM_NCCL_RUN_UNDER_H_
 #define LIBDDP_COMM_NCCL_RUN_UNDER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the data of an operation is dealt out over several nodes. Pure functions of the node layout.
 //
 // The data is a number of blocks. A block has one root: the rank that has, or makes, its final value. On each node one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A chunk of an operation on its way through three stages, of which those of different chunks overlap:
 //
 //   reducing    on each node the ranks sum their data; each then owns the node's sum of its slice

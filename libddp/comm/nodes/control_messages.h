@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of a group of several nodes tell each other besides data: that one fails, or leaves in good order, or
 // is still there.
 #ifndef LIBDDP_COMM_NODES_CONTROL_MESSAGES_H_

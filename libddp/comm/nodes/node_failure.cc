@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a group of several nodes notices failures and tells of them.
 #include <sched.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks of a group of several nodes, over its wire.
 //
 // The sender copies the data and sends an envelope, then the data. The receiver keeps one any-source receive posted for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/nodes/node_operation.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation of a group of several nodes: what it is, and how it is cut into blocks and chunks.
 #ifndef LIBDDP_COMM_NODES_NODE_OPERATION_H_
 #define LIBDDP_COMM_NODES_NODE_OPERATION_H_

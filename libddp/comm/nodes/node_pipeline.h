@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heart of a group of several nodes: takes operations in the order of the calls, and moves their chunks.
 #ifndef LIBDDP_COMM_NODES_NODE_PIPELINE_H_
 #define LIBDDP_COMM_NODES_NODE_PIPELINE_H_

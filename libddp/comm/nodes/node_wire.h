@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages of one group of several nodes.
 #ifndef LIBDDP_COMM_NODES_NODE_WIRE_H_
 #define LIBDDP_COMM_NODES_NODE_WIRE_H_

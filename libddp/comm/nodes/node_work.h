@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operation or a message of a group of several nodes, which its pipeline does.
 #ifndef LIBDDP_COMM_NODES_NODE_WORK_H_
 #define LIBDDP_COMM_NODES_NODE_WORK_H_

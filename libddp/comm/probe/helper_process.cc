@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/probe/helper_process.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The helper program, ddp_probe, as its parent sees it: what hangs or crashes in NCCL or CUDA does so there.
 #ifndef LIBDDP_COMM_PROBE_HELPER_PROCESS_H_
 #define LIBDDP_COMM_PROBE_HELPER_PROCESS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tries the hierarchical backend out on GPUs, as RunProbe does NCCL, before it takes NCCL's place.
 #ifndef LIBDDP_COMM_PROBE_HIERARCHICAL_TRIAL_H_
 #define LIBDDP_COMM_PROBE_HIERARCHICAL_TRIAL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data for trying collectives out: what comes out is known.
 #ifndef LIBDDP_COMM_PROBE_PATTERN_H_
 #define LIBDDP_COMM_PROBE_PATTERN_H_

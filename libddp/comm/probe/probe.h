@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tries NCCL out: timed collectives on data whose result is known, under a deadline.
 #ifndef LIBDDP_COMM_PROBE_PROBE_H_
 #define LIBDDP_COMM_PROBE_PROBE_H_

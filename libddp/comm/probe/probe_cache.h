@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remembers from start to start what a probe has found, so that only the first one takes time.
 #ifndef LIBDDP_COMM_PROBE_PROBE_CACHE_H_
 #define LIBDDP_COMM_PROBE_PROBE_CACHE_H_

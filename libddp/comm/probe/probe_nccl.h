@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether NCCL works between the GPUs of a group's ranks, found out before anybody relies on it.
 #ifndef LIBDDP_COMM_PROBE_PROBE_NCCL_H_
 #define LIBDDP_COMM_PROBE_PROBE_NCCL_H_

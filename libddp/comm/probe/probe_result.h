@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one rank has found out about NCCL, in a form that travels between processes and ranks.
 #ifndef LIBDDP_COMM_PROBE_PROBE_RESULT_H_
 #define LIBDDP_COMM_PROBE_PROBE_RESULT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all ranks' probes together say about NCCL.
 #ifndef LIBDDP_COMM_PROBE_VERDICT_H_
 #define LIBDDP_COMM_PROBE_VERDICT_H_

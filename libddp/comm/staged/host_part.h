@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host does within operations on GPU memory: a thread that takes over where the stream hands over to it, and
 // hands back.
 #ifndef LIBDDP_COMM_STAGED_HOST_PART_H_

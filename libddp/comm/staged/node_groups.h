@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The groups on CPU memory by which GPUs of several nodes work together.
 #ifndef LIBDDP_COMM_STAGED_NODE_GROUPS_H_
 #define LIBDDP_COMM_STAGED_NODE_GROUPS_H_

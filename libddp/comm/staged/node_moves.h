@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations of a GPU's group of the hierarchical backend enqueue where its ranks are on several nodes: data
 // go through pinned memory of the host, whose thread moves them between the nodes by groups on CPU memory.
 #ifndef LIBDDP_COMM_STAGED_NODE_MOVES_H_

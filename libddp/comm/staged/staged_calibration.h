@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures where one way of an all-reduce through host memory becomes faster than another on these GPUs.
 #ifndef LIBDDP_COMM_STAGED_STAGED_CALIBRATION_H_
 #define LIBDDP_COMM_STAGED_STAGED_CALIBRATION_H_

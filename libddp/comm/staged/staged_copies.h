@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Large all-reduces by the copy engines: faster than kernels that load and store over the bus, and the GPU's processors
 // stay free but for the additions.
 #ifndef LIBDDP_COMM_STAGED_STAGED_COPIES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Process groups on GPU memory whose data goes through host memory: the hierarchical backend on GPUs. It works wherever
 // one GPU works.
 #ifndef LIBDDP_COMM_STAGED_STAGED_GROUP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations of a GPU's group of the hierarchical backend enqueue: one kernel each, which moves the data
 // through host memory, or for large all-reduces what StagedCopies does.
 #ifndef LIBDDP_COMM_STAGED_STAGED_MOVES_H_

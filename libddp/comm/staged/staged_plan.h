@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How an operation through host memory is done and cut: by packets, kernels or the copy engines, in one phase or two,
 // into tiles, over how many channels. Pure functions, equal on all ranks for equal arguments.
 #ifndef LIBDDP_COMM_STAGED_STAGED_PLAN_H_

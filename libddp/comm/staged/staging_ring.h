@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host memory through which the GPUs of one host exchange data.
 #ifndef LIBDDP_COMM_STAGED_STAGING_RING_H_
 #define LIBDDP_COMM_STAGED_STAGING_RING_H_

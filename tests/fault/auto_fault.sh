@@ -12,7 +12,7 @@
 set -u
 
 readonly all_faults=(library_missing symbol_missing too_old init_error init_hang error_512k error_512k_p2p hang_first
-  wrong_data one_rank slow step_100 step_100_hang step_100_recover second_rung after_check helper_missing helper_missing_broken helper_killed)
+  wrong_data one_rank slow step_100 step_100_hang step_100_recover step_100_hang_recover second_rung after_check helper_missing helper_missing_broken helper_killed)
 if [[ ${1-} == list ]]; then
   echo "${all_faults[*]}"
   exit

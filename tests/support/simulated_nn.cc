@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linked with a trainer, and with simulated_gpus.cc: its --device=cuda is a simulated GPU. The processor computes,
 // after the stream has done what it was given by then.
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -43,7 +44,10 @@ class SimulatedSgd final : public Optimizer {
   SimulatedSgd(size_t count, const SgdOptions& options, void* stream) : sgd_(count, options), stream_(stream) {}
   void Step(absl::Span<float> value, absl::Span<const float> grad) override {
     FakeDevices::Synchronize(stream_);
-    sgd_.set_grad_scale(grad_scale_);
+    for (const uint32_t* skip : {words_.found_inf, words_.skip_step}) {
+      if (skip != nullptr && *skip != 0) return;
+    }
+    sgd_.set_grad_scale(words_.inv_scale == nullptr ? grad_scale_ : *words_.inv_scale);
     sgd_.set_clip_norm(clip_norm_);
     sgd_.Step(value, grad);
   }

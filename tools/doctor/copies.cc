@@ -76,11 +76,12 @@ class Copier {
     int count = 0;
     if (driver_.Init(0) != 0 || driver_.Count(&count) != 0) return;  // said elsewhere
     for (int gpu = 0; gpu < count; ++gpu) {
-      if (!TryAlone(gpu)) gpus_.back().context = nullptr;
+      const bool works = TryAlone(gpu);
+      gpus_.back().works = works;
     }
     for (int from = 0; from < count; ++from) {
       for (int to = 0; to < count; ++to) {
-        const bool both = gpus_[static_cast<size_t>(from)].usable() && gpus_[static_cast<size_t>(to)].usable();
+        const bool both = gpus_[static_cast<size_t>(from)].works && gpus_[static_cast<size_t>(to)].works;
         if (from != to && both) TryPair(from, to);
       }
     }
@@ -92,7 +93,7 @@ class Copier {
     CudaContext context = nullptr;
     Address memory = 0;
     bool retained = false;
-    bool usable() const { return context != nullptr; }
+    bool works = false;  // by itself
   };
 
   void Begin(int from, int to, bool direct) {
@@ -162,7 +163,7 @@ class Copier {
 
   void Leave(int number) {
     const Gpu& gpu = gpus_[static_cast<size_t>(number)];
-    if (gpu.usable() && gpu.memory != 0 && driver_.SetCurrent(gpu.context) == 0) (void)driver_.Free(gpu.memory);
+    if (gpu.memory != 0 && driver_.SetCurrent(gpu.context) == 0) (void)driver_.Free(gpu.memory);
     if (gpu.retained) (void)driver_.Release(number);
   }
 

@@ -63,6 +63,7 @@ absl::StatusOr<Summary> Train(Rank& rank, const TrainFlags& flags, const Hook& h
   absl::StatusOr<std::unique_ptr<Trainer>> trainer =
       Trainer::Create(rank.context().world(), flags, data, *model, console, "", nullptr, &rank.context());
   if (!trainer.ok()) return trainer.status();
+  rank.Meet();  // who is not in Run yet recovers from nothing
   return (*trainer)->Run();
 }
 

@@ -2,6 +2,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -55,7 +56,7 @@ void MpiBarrier() {
     const std::lock_guard<std::mutex> lock(MpiMutex());
     MPI_Ibarrier(MPI_COMM_WORLD, &request);
   }
-  for (int done = 0; done == 0; std::this_thread::yield()) {
+  for (int done = 0; done == 0; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
     const std::lock_guard<std::mutex> lock(MpiMutex());
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) EndJob();
   }

@@ -44,21 +44,13 @@ class Chooser {
   }
 
   absl::StatusOr<AutoGroup> Choose() {
-    if (absl::Status s = CheckGpus(); !s.ok()) return s;
-    absl::StatusOr<ProbeReport> report = Probe();
-    if (!report.ok()) return report.status();
-    report_ = *std::move(report);
-    const absl::StatusOr<Way> way = Pick();
+    const absl::StatusOr<Way> way = FindWay();
     if (!way.ok()) return way.status();
     return *way == Way::kHierarchical ? OverHostMemory() : OverNccl(*way == Way::kNcclWithoutP2p);
   }
 
   absl::StatusOr<AutoPrediction> Predict() {
-    if (absl::Status s = CheckGpus(); !s.ok()) return s;
-    absl::StatusOr<ProbeReport> report = Probe();
-    if (!report.ok()) return report.status();
-    report_ = *std::move(report);
-    const absl::StatusOr<Way> way = Pick();
+    const absl::StatusOr<Way> way = FindWay();
     if (!way.ok()) return way.status();
     if (*way != Way::kHierarchical) return AutoPrediction{ChoiceOf("nccl", *way == Way::kNcclWithoutP2p), report_};
     const absl::StatusOr<std::string> objection = AgainstHierarchical();
@@ -72,6 +64,15 @@ class Chooser {
   }
 
  private:
+  // What the check of the ranks' GPUs and of NCCL comes to.
+  absl::StatusOr<Way> FindWay() {
+    if (absl::Status s = CheckGpus(); !s.ok()) return s;
+    absl::StatusOr<ProbeReport> report = Probe();
+    if (!report.ok()) return report.status();
+    report_ = *std::move(report);
+    return Pick();
+  }
+
   absl::StatusOr<AutoGroup> OverNccl(bool without_p2p) {
     if (without_p2p) {
       if (absl::Status s = DisableP2p(); !s.ok()) return s;

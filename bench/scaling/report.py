@@ -125,7 +125,7 @@ def details(points):
         ("hidden (ms)", lambda p: number(p["hidden_ms"])),
         ("communication / computation", lambda p: number(p["communication_to_computation"], 2)),
         ("bus bandwidth (GB/s)", lambda p: number(p["bus_bandwidth_gb_s"])),
-        ("peak memory of a rank (MiB)", lambda p: number(p["peak_memory_mib"])),
+        ("peak memory of a rank, or of its GPU (MiB)", lambda p: number(p["peak_memory_mib"])),
         ("loss", lambda p: f"{p['loss']:.5g}"),
     )
     measured = (  # by some trainers, on some machines
@@ -199,7 +199,7 @@ def reduction_pictures(points):
 def reduction_row(p, group):
     end = next((q for q in group if q["reduction"] == "end"), None)
     comparable = end and p["added_ms"] is not None and (end["added_ms"] or 0) > 0
-    same = analysis.same_training(p, group[0])
+    same, worst = analysis.same_training(p, group[0])
     added = number(p["added_ms"])
     if p["added_ms"] is not None and p["rounds"] > 1:
         added += f" <span class=range>{number(p['added_ms_min'])}–{number(p['added_ms_max'])}</span>"
@@ -211,7 +211,7 @@ def reduction_row(p, group):
         number(p["added_ms"] / end["added_ms"], 2) if comparable else "–",
         number(p["exposed_ms"]),
         number(p["hidden_ms"]),
-        "equal" if same else bad_badge(f"differs: {p['loss']:.5g}"),
+        "equal" if same else bad_badge(f"differs: {worst[0]:.5g}"),
     ]
 
 

@@ -131,6 +131,7 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"reduce", summary.reduce},
       {"parameters_sha256", summary.parameters_sha256},
       {"first_losses", summary.first_losses},
+      {"epoch_losses", summary.epoch_losses},
       {"peak_rss_mb", summary.peak_rss_mb},
   };
   if (summary.product_flops_per_second > 0 && summary.measured_steps > 0) {

@@ -26,6 +26,7 @@ constexpr int32_t kSaveFailed = 1000;
 constexpr int32_t kNonFiniteLoss = 2000;
 
 constexpr size_t kFirstLosses = 20;
+constexpr size_t kEpochLosses = 10;
 
 // A border that leaves the image's subject within most windows: 4 pixels around CIFAR's 32, as is usual. Larger images
 // bring a margin of their own.
@@ -124,6 +125,7 @@ absl::Status Trainer::EndAlike(absl::Status status) {
 }
 
 absl::Status Trainer::RunEpochs() {
+  StartLoading();
   due_ = due_ || Finished();
   while (due_ || !Finished()) {
     if (!due_) {
@@ -145,15 +147,19 @@ absl::Status Trainer::RunEpochs() {
   return Summarize();
 }
 
+void Trainer::StartLoading() {
+  if (Finished()) return;
+  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
+  loader_->Start(static_cast<uint64_t>(progress_.epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
+}
+
 absl::Status Trainer::RunEpoch() {
   const int64_t epoch = progress_.epoch;
-  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
   loss_sum_ = group_->rank() == 0 ? progress_.loss_sum : 0;
   loss_steps_ = group_->rank() == 0 ? progress_.loss_steps : 0;
   // A step lasts from the end of the one before to its own end, so that nothing between them is left out of the
   // figures.
   timer_->Mark(started_);
-  loader_->Start(static_cast<uint64_t>(epoch), static_cast<size_t>(progress_.epoch_samples / global_batch));
   if (energy_ != nullptr) energy_->Begin();
   while (progress_.epoch == epoch && progress_.step < last_step_) {
     if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
@@ -167,6 +173,7 @@ absl::Status Trainer::RunEpoch() {
       device_.Wait();
       TakeLosses(started_);
       TakeTimes(started_);
+      StartLoading();  // the next epoch's batches, while this one is evaluated
     }
     const Clock::time_point now = Clock::now();
     console_.Step(now, progress_.step, last_step_, loss_sum_ / static_cast<double>(std::max<int64_t>(1, loss_steps_)));
@@ -403,12 +410,24 @@ absl::Status Trainer::Evaluate() {
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
   if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
+  NoteEpochLoss();
   summary_.test_accuracy = sums[2] / sums[3];
   if (!std::isfinite(summary_.final_loss)) return LostLoss();
   if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
   return RequireSame(
       *group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
       "they should be equal: please report this as a bug");
+}
+
+// After a recovery an epoch may be evaluated once more.
+void Trainer::NoteEpochLoss() {
+  std::vector<double>& losses = summary_.epoch_losses;
+  if (noted_step_ == progress_.step) {
+    losses.back() = summary_.final_loss;
+  } else if (loss_steps_ > 0 && losses.size() < kEpochLosses) {
+    losses.push_back(summary_.final_loss);
+    noted_step_ = progress_.step;
+  }
 }
 
 // What all ranks have learned from a sum of losses.

@@ -98,6 +98,8 @@ class Trainer {
   ddp::DType AutocastType() const { return flags_.amp == "bf16" ? ddp::DType::kBFloat16 : ddp::DType::kFloat32; }
   bool Reduces() const { return flags_.reduce != "none"; }
   bool Finished() const;
+  void StartLoading();
+  void NoteEpochLoss();
   absl::Status RunEpoch();
   absl::Status Step(const Batch& given);
   absl::Status Compute(const Batch& batch, bool captured);
@@ -142,6 +144,7 @@ class Trainer {
 
   std::unique_ptr<nn::SyncGroup> sync_;  // with flags.sync_bn and more than one rank
   std::optional<BatchLoader> loader_;
+  int64_t noted_step_ = -1;  // the step of the last epoch loss in the summary
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
   // Null without flags.grad_scaler.

@@ -135,6 +135,7 @@ def point(series, ranks, crowd):
         "title": series.case.title(),
         "training": series.case.training(),
         "model": series.case.model,
+        "device": series.case.device,
         "scaling": series.scaling,
         "ranks": ranks,
         "base_ranks": base,
@@ -440,9 +441,8 @@ def verdict(p):
     )
     if p["lost_to_sharing"] is None:
         return text
-    why = "caches, memory bandwidth and cores that the ranks share" + (
-        ", and smaller batches" if p["scaling"] == "strong" else ""
-    )
+    shared = "the host, power and links" if p["device"] == "cuda" else "caches, memory bandwidth and cores"
+    why = f"{shared} that the ranks share" + (", and smaller batches" if p["scaling"] == "strong" else "")
     text += (
         f" Without reduction it would be {100 * p['efficiency_without_reduction']:.0f} %:"
         f" {signed(p['lost_to_sharing'])} to {why},"

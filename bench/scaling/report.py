@@ -323,8 +323,8 @@ of N ranks divided by N times the rate of one rank; both from the same round, th
 every run is made once (A B A B).</li>
 <li><b>Weak scaling</b> keeps the batch of each rank, <b>strong scaling</b> that of all ranks together.</li>
 <li><b>Shared machine</b>: how much a run without reduction falls short. Its ranks train apart and exchange no
-gradients, so what they lose is caches, memory bandwidth, clock frequency and cores, and with strong scaling what
-smaller batches cost. <b>Communication</b>: the difference between that and the real training. It includes waiting for
+gradients, so what they lose is caches, memory bandwidth, clock frequency and cores (on GPUs the host, power and
+links), and with strong scaling what smaller batches cost. <b>Communication</b>: the difference between that and the real training. It includes waiting for
 slower ranks and the cores that reduction itself needs. “Noise”: the rounds do not agree on its sign, or there is only
 one round.</li>
 <li><b>Exposed</b>: the time that a step waits for reductions after its backward pass, measured on rank 0 (median step).

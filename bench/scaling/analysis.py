@@ -5,7 +5,8 @@ import statistics
 
 from scaling import plan
 
-# How far the loss may differ from that of the fewest ranks, relatively. Other sums in other orders: hardly at all.
+# How far losses may differ from those of the fewest ranks, beside the first of these. Other sums in other orders: hardly
+# at all.
 # ResNet's batch normalisation looks at a rank's part of the batch only, and so really differs.
 LOSS_TOLERANCE = {"mlp": 1e-3, "lenet": 1e-3, "resnet20": 5e-2}
 LOSS_TOLERANCE_16_BIT = 5e-3

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ddp/collectives.h"
 #include "ddp/observer.h"
 #include "examples/nn/loss.h"
 #include "examples/train/agreement.h"
@@ -26,7 +25,6 @@ constexpr int32_t kSaveFailed = 1000;
 constexpr int32_t kNonFiniteLoss = 2000;
 
 constexpr size_t kFirstLosses = 20;
-constexpr size_t kEpochLosses = 10;
 
 // A border that leaves the image's subject within most windows: 4 pixels around CIFAR's 32, as is usual. Larger images
 // bring a margin of their own.
@@ -136,8 +134,7 @@ absl::Status Trainer::RunEpochs() {
     const bool trained = progress_.step > first_step_;
     if (trained) {
       if (absl::Status status = Save(); !status.ok()) return status;
-      const int64_t epoch = progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0);
-      console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", epoch,
+      console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", EpochsBegun(),
                                      progress_.step, last_step_, summary_.final_loss, 100 * summary_.test_accuracy));
     }
     due_ = false;
@@ -292,11 +289,11 @@ absl::Status Trainer::Forward(const Batch& batch, int micro) {
   return absl::OkStatus();
 }
 
-// Takes up the losses of this run's steps before `end`, which are done.
 void Trainer::TakeTimes(int64_t end) {
   while (timed_ < end) step_times_.Add(timer_->NsToMark(++timed_));
 }
 
+// Takes up the losses of this run's steps before `end`, which are done.
 void Trainer::TakeLosses(int64_t end) {
   for (; taken_ < end; ++taken_) {
     const double* const losses = losses_ + taken_ % kLossSteps * flags_.accumulate;
@@ -377,59 +374,6 @@ absl::Status Trainer::Stop(int signal) {
   return Agreed(absl::CancelledError(absl::StrCat(what, "; go on from there with --resume=", flags_.save)));
 }
 
-// The mean training loss since the epoch began, and the share of test images that are recognised, each by one rank.
-absl::Status Trainer::Evaluate() {
-  // A GPU's last losses come after its steps.
-  double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_), 0,
-                   static_cast<double>(evaluation_share_.size())};
-  const size_t batch = static_cast<size_t>(flags_.batch);
-  if (absl::Status status = replica_->BeginForward(); !status.ok()) return status;
-  model_.SetTraining(false);
-  const ddp::Autocast autocast(ddp::Device::Kind::kCpu, AutocastType());
-  auto* const hits = static_cast<int64_t*>(hits_memory_.get());
-  *hits = 0;
-  for (size_t first = 0; first < evaluation_share_.size(); first += batch) {
-    const auto samples = absl::MakeConstSpan(evaluation_share_).subspan(first, batch);
-    auto* const pixels = static_cast<float*>(evaluation_.get());
-    auto* const labels = reinterpret_cast<int32_t*>(pixels + samples.size() * static_cast<size_t>(data_.features()));
-    device_.Wait();  // for what was uploaded from there
-    if (absl::Status status = GatherBatch(data_, data_.test, samples, {}, pixels, labels, flags_.loader_threads);
-        !status.ok()) {
-      return status;
-    }
-    Batch share{pixels, {labels, samples.size()}};
-    if (!device_.is_host()) share = Upload(share, 0);
-    const int rows = static_cast<int>(samples.size());
-    const absl::Span<const float> logits = model_.Forward(share.pixels, rows);
-    device_.CountHits(logits.data(), share.labels.data(), rows, data_.classes, hits);
-    device_.Release(0);
-  }
-  device_.Wait();
-  sums[2] = static_cast<double>(*hits);
-  model_.SetTraining(true);
-  const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
-  if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
-  summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
-  NoteEpochLoss();
-  summary_.test_accuracy = sums[2] / sums[3];
-  if (!std::isfinite(summary_.final_loss)) return LostLoss();
-  if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
-  return RequireSame(
-      *group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),
-      "they should be equal: please report this as a bug");
-}
-
-// After a recovery an epoch may be evaluated once more.
-void Trainer::NoteEpochLoss() {
-  std::vector<double>& losses = summary_.epoch_losses;
-  if (noted_step_ == progress_.step) {
-    losses.back() = summary_.final_loss;
-  } else if (loss_steps_ > 0 && losses.size() < kEpochLosses) {
-    losses.push_back(summary_.final_loss);
-    noted_step_ = progress_.step;
-  }
-}
-
 // What all ranks have learned from a sum of losses.
 absl::Status Trainer::LostLoss() const {
   return Agreed(absl::OutOfRangeError(absl::StrCat("the training loss is not finite by step ", progress_.step,
@@ -442,49 +386,6 @@ absl::Status Trainer::LossNotFinite(int rank) const {
       absl::StrCat("the training loss is not finite ", device_.is_host() ? "in" : "by", " step ", progress_.step + 1,
                    " on rank ", rank, "; give a lower --lr than ", progress_.lr, ", or --clip_norm"));
   return notice_.has_value() ? Agreed(why) : why;
-}
-
-absl::Status Trainer::Summarize() {
-  summary_.world_size = group_->size();
-  summary_.backend = std::string(group_->backend());
-  summary_.device = device_.name();
-  summary_.tf32 = flags_.tf32;
-  summary_.cuda_graph = uses_graphs_ && started_ > eager_until_;
-  summary_.threads = flags_.threads;
-  summary_.batch = flags_.batch;
-  summary_.accumulate = flags_.accumulate;
-  summary_.optimizer = flags_.optimizer;
-  summary_.reduce = flags_.reduce;
-  summary_.epochs = progress_.epoch;
-  summary_.steps = progress_.step;
-  summary_.skipped_steps = progress_.step - optimizer_->steps();
-  summary_.parameters_sha256 = replica_->ParametersSha256();
-  summary_.communication = replica_->statistics();
-  Measure(step_times_, exposed_times_, summary_);
-  summary_.peak_rss_mb = PeakRssMb();
-  const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};
-  if (absl::Status status = group_->AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {
-    return status;
-  }
-  return SummarizeCost();
-}
-
-// Operations and energy. All ranks measure at the same time, as they computed.
-absl::Status Trainer::SummarizeCost() {
-  summary_.flops_per_sample = model_.flops();
-  double rate[] = {0, 0};  // and how many ranks have measured it
-  if (!flags_.summary_json.empty()) {
-    rate[0] = device_.ProductRate(AutocastType() == ddp::DType::kBFloat16);
-    rate[1] = rate[0] > 0 ? 1 : 0;
-  }
-  const ddp::Buffer rates = {rate, std::size(rate), ddp::DType::kFloat64, {}};
-  if (absl::Status status = group_->AllReduce(rates, rates).Wait(); !status.ok()) return status;
-  if (rate[1] == group_->size()) summary_.product_flops_per_second = rate[0];
-  if (energy_ == nullptr) return absl::OkStatus();
-  const absl::StatusOr<std::vector<std::string>> records = ddp::GatherStrings(*group_, energy_->Record());
-  if (!records.ok()) return records.status();
-  summary_.energy = SumEnergy(*records);
-  return absl::OkStatus();
 }
 
 std::string Trainer::Plan() const {

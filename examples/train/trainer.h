@@ -100,6 +100,7 @@ class Trainer {
   bool Finished() const;
   void StartLoading();
   void NoteEpochLoss();
+  int64_t EpochsBegun() const { return progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0); }
   absl::Status RunEpoch();
   absl::Status Step(const Batch& given);
   absl::Status Compute(const Batch& batch, bool captured);
@@ -144,7 +145,6 @@ class Trainer {
 
   std::unique_ptr<nn::SyncGroup> sync_;  // with flags.sync_bn and more than one rank
   std::optional<BatchLoader> loader_;
-  int64_t noted_step_ = -1;  // the step of the last epoch loss in the summary
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
   // Null without flags.grad_scaler.
@@ -152,9 +152,10 @@ class Trainer {
   std::unique_ptr<ddp::GradScaler> scaler_;
   Progress progress_;
   int64_t first_step_ = 0, last_step_ = 0;  // the numbers of steps at which this run begins and ends
-  int64_t uncounted_steps_ = 0;             // that the optimizer has not counted, at the beginning of this run
-  int64_t recovered_at_ = -1;               // the step from which the last recovery has gone on
-  bool due_ = false;                        // an evaluation, and a checkpoint of an epoch or of the end
+  int64_t first_epoch_ = 0;
+  int64_t uncounted_steps_ = 0;  // that the optimizer has not counted, at the beginning of this run
+  int64_t recovered_at_ = -1;    // the step from which the last recovery has gone on
+  bool due_ = false;             // an evaluation, and a checkpoint of an epoch or of the end
   Schedule schedule_;
 
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.

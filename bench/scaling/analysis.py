@@ -6,8 +6,7 @@ import statistics
 from scaling import plan
 
 # How far losses may differ from those of the fewest ranks, beside the first of these. Other sums in other orders: hardly
-# at all.
-# ResNet's batch normalisation looks at a rank's part of the batch only, and so really differs.
+# at all. ResNet's batch normalisation looks at a rank's part of the batch only, and so really differs.
 LOSS_TOLERANCE = {"mlp": 1e-3, "lenet": 1e-3, "resnet20": 5e-2}
 LOSS_TOLERANCE_16_BIT = 5e-3
 DISTURBED = 0.15  # share of the cores that other programs may use
@@ -226,7 +225,7 @@ def tolerance_of(case):
 
 
 def losses_of_run(run):
-    """The losses of the first epochs, before rounding makes the trainings part. Earlier trainers tell the last one's only."""
+    """Of the first epochs, before rounding makes the trainings part. Earlier trainers tell the last epoch's only."""
     return run["summary"].get("epoch_losses") or [run["summary"]["final_loss"]]
 
 
@@ -235,9 +234,9 @@ def losses_of(runs):
     return [statistics.median(losses) for losses in zip(*map(losses_of_run, runs))]
 
 
-def worst_of(losses, expected):
+def worst_of(pairs):
     """The pair that differs most."""
-    return max(zip(losses, expected), key=lambda pair: abs(pair[0] - pair[1]))
+    return max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
 def alike(pair, expected, tolerance):
@@ -252,7 +251,7 @@ def check_loss(series, ranks, base):
     if len(steps) > 1:
         return "not compared: other numbers of steps"
     expected = losses_of(series.reduced[base if series.scaling == "strong" else ranks].values())
-    worst = max((worst_of(losses_of_run(run), expected) for run in runs), key=lambda pair: abs(pair[0] - pair[1]))
+    worst = worst_of(pair for run in runs for pair in zip(losses_of_run(run), expected))
     if not alike(worst, expected, tolerance_of(series.case)):
         return f"differs: {worst[0]:.5g} instead of {worst[1]:.5g}"
     if series.scaling == "strong" and ranks != base:
@@ -327,7 +326,7 @@ def reductions_line(group):
 
 def same_training(p, first):
     """Whether two ways to reduce had the same losses, as they must; and the two that differ most."""
-    worst = worst_of(p["losses"], first["losses"])
+    worst = worst_of(zip(p["losses"], first["losses"]))
     return alike(worst, first["losses"], p["loss_tolerance"]), worst
 
 

@@ -324,9 +324,9 @@ every run is made once (A B A B).</li>
 <li><b>Weak scaling</b> keeps the batch of each rank, <b>strong scaling</b> that of all ranks together.</li>
 <li><b>Shared machine</b>: how much a run without reduction falls short. Its ranks train apart and exchange no
 gradients, so what they lose is caches, memory bandwidth, clock frequency and cores (on GPUs the host, power and
-links), and with strong scaling what smaller batches cost. <b>Communication</b>: the difference between that and the real training. It includes waiting for
-slower ranks and the cores that reduction itself needs. “Noise”: the rounds do not agree on its sign, or there is only
-one round.</li>
+links), and with strong scaling what smaller batches cost. <b>Communication</b>: the difference between that and the
+real training. It includes waiting for slower ranks and the cores that reduction itself needs. “Noise”: the rounds do
+not agree on its sign, or there is only one round.</li>
 <li><b>Exposed</b>: the time that a step waits for reductions after its backward pass, measured on rank 0 (median step).
 <b>Communication</b> time: that in which at least one bucket is under way, waiting included. <b>Bus bandwidth</b>: bytes
 of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all-reduce alone shows.</li>

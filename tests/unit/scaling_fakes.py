@@ -23,8 +23,8 @@ done
 # A step takes 10 ms of computation, 1 ms more for each other rank (the shared machine), and 2 ms of communication, of
 # which half is exposed. Other ways to reduce take longer and expose it all.
 # FAKE_BEHAVIOUR says what goes wrong and at how many ranks: "fail:2", "hang:2", "not_json:2", "no_number:2", "loss:2";
-# with one way to reduce only: "fail_end:2", "loss_end:2". "noise:2": the last loss differs, by little. "metered": it measures energy and operations; "empty": its
-# buckets hold nothing.
+# with one way to reduce only: "fail_end:2", "loss_end:2". "noise:2": the last loss differs, by
+# little. "metered": it measures energy and operations; "empty": its buckets hold nothing.
 TRAINER = """#!{python} -SE
 import json, os, sys, time
 if "--environment" in sys.argv:

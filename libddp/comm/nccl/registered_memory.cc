@@ -80,15 +80,14 @@ RegisteredMemory::~RegisteredMemory() {
 }
 
 absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
-  if (communicator_->setup().api.MemAlloc == nullptr) {
-    return AllocateTogether(control_, *communicator_->setup().runtime, communicator_->setup().device, bytes);
-  }
+  if (!communicator_->setup().features.windows || declined_) return AllocateOrdinary(bytes);
   absl::StatusOr<Block> block = Agree(bytes);
   if (!block.ok()) return block.status();
   const bool used = block->data != nullptr;
   if (!used) {
     block = Make(bytes);
     if (!block.ok()) return block.status();
+    if (declined_) return AllocateOrdinary(bytes);
   }
   Allocation memory = HandOut(*block);  // an error from here on gives it back
   const NcclSetup& setup = communicator_->setup();
@@ -104,6 +103,11 @@ absl::StatusOr<Allocation> RegisteredMemory::Allocate(size_t bytes) {
   if (absl::Status s = communicator_->WaitFor(stream->get(), absl::Now() + control_.timeout()); !s.ok()) return s;
   if (absl::Status s = Calibrate(*block); !s.ok()) return s;
   return memory;
+}
+
+// Where nothing is registered: sums on memory of ncclMemAlloc took up to twice as long then (NCCL 2.28.3).
+absl::StatusOr<Allocation> RegisteredMemory::AllocateOrdinary(size_t bytes) {
+  return AllocateTogether(control_, *communicator_->setup().runtime, communicator_->setup().device, bytes);
 }
 
 // All ranks ask for the same size; a block of it that all of them have back is taken again. Its data is null if there
@@ -147,11 +151,11 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Agree(size_t bytes) {
   return absl::InternalError("a block that was returned is gone");
 }
 
+// Empty if NCCL declines to register memory.
 absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
   Block block;
   block.id = next_id_++;
   block.bytes = bytes;
-  const nccl::Features& features = communicator_->setup().features;
   const DeviceGuard guard(*communicator_->setup().runtime, communicator_->setup().device);
   // Not through Call: failing for want of memory leaves the communicator as it is.
   const nccl::Result result = communicator_->setup().api.MemAlloc(&block.data, bytes);
@@ -164,11 +168,11 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
     return s;
   }
   NcclAllocations::Get().Add(block.data, bytes);
-  if (features.windows) {
-    if (absl::Status s = Register(&block); !s.ok()) {
-      table_->Free(block.data);
-      return s;
-    }
+  const absl::Status registering = Register(&block);
+  if (!registering.ok() || !block.registered) {
+    table_->Free(block.data);
+    declined_ = registering.ok();
+    return registering.ok() ? absl::StatusOr<Block>(Block{}) : registering;
   }
   const std::lock_guard<std::mutex> lock(table_->mutex);
   table_->blocks.push_back(block);
@@ -176,6 +180,7 @@ absl::StatusOr<RegisteredMemory::Block> RegisteredMemory::Make(size_t bytes) {
 }
 
 absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
+  if (!communicator_->setup().features.windows) return absl::OkStatus();
   enum Source : uint8_t { kElsewhere, kNccl, kThisGroup };
   const Source mine = Owns(memory) ? kThisGroup : NcclAllocations::Get().Holds(memory) ? kNccl : kElsewhere;
   const absl::StatusOr<std::vector<Source>> all = Exchange(control_, mine);
@@ -189,7 +194,7 @@ absl::Status RegisteredMemory::Adopt(const Allocation& memory) {
         "Allocate on all ranks");
   }
   // A rank whose memory NCCL declines would leave the others waiting in NCCL.
-  if (count(kNccl) < ranks || !communicator_->setup().features.windows) return absl::OkStatus();
+  if (count(kNccl) < ranks) return absl::OkStatus();
   Block block;
   block.id = next_id_++;
   block.data = memory.data();

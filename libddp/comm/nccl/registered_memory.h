@@ -63,6 +63,7 @@ class RegisteredMemory {
     void Free(void* data);
   };
 
+  absl::StatusOr<Allocation> AllocateOrdinary(size_t bytes);
   absl::StatusOr<Block> Agree(size_t bytes);
   absl::StatusOr<Block> Make(size_t bytes);
   absl::Status Register(Block* block);
@@ -78,6 +79,7 @@ class RegisteredMemory {
   ProcessGroup& control_;
   const std::shared_ptr<Table> table_;
   uint64_t next_id_ = 0;
+  bool declined_ = false;                    // by NCCL, to register memory
   size_t measured_bytes_ = 0;                // the largest size that Calibrate has seen
   std::atomic<size_t> crossover_{SIZE_MAX};  // see crossover_bytes
 };

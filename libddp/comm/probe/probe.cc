@@ -19,12 +19,15 @@ namespace {
 // What a thread that has seen its deadline gets to say so, and an abort to come through.
 constexpr absl::Duration kSayGrace = absl::Milliseconds(500);
 constexpr absl::Duration kAbortGrace = absl::Seconds(2);
+// A loaded machine may hold up a collective for a moment.
+constexpr absl::Duration kLeastCollective = absl::Seconds(2);
 
 // What the caller and the thread that may be left behind share.
 struct Shared {
   std::mutex mutex;
   ProbeResult result;
-  bool abandoned = false;  // nobody waits for the thread any more
+  bool abandoned = false;                              // nobody waits for the thread any more
+  absl::Time collective_end = absl::InfiniteFuture();  // of the collective that is under way
   nccl::Comm comm = nullptr;
 };
 
@@ -114,7 +117,7 @@ class Prober {
   }
   bool Expired() {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
-    return shared_->abandoned || absl::Now() >= deadline_;
+    return shared_->abandoned || absl::Now() >= std::min(deadline_, shared_->collective_end);
   }
   bool Hang() { return Fail(ProbeState::kHang, ""); }
 
@@ -197,6 +200,18 @@ class Prober {
     return Settle("ncclAllGather", api_->AllGather(in_.get(), out_.get(), count, nccl::kInt32, comm_, stream_.get()));
   }
 
+  // A collective and what was recorded before, in their time.
+  bool Finish(const ProbeStep& s) {
+    SetCollectiveEnd(absl::Now() + TimeOfCollective(options_.limit));
+    const bool done = Call(s) && AwaitAll();
+    SetCollectiveEnd(absl::InfiniteFuture());
+    return done;
+  }
+  void SetCollectiveEnd(absl::Time end) {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->collective_end = end;
+  }
+
   // Every pattern once, checked; then a few times against the clock.
   bool Exercise(const ProbeStep& s, int step) {
     for (int pattern = 0; pattern < kPatterns; ++pattern) {
@@ -204,7 +219,7 @@ class Prober {
     }
     float best = 0;
     for (int i = 0; i < kTimedRuns; ++i) {
-      if (!Good(runtime_.Record(begin_.get(), stream_.get())) || !Call(s) || !AwaitAll()) return false;
+      if (!Good(runtime_.Record(begin_.get(), stream_.get())) || !Finish(s)) return false;
       const absl::StatusOr<double> us = runtime_.ElapsedUs(begin_.get(), end_.get());
       if (!Good(us.status())) return false;
       // Zero says that a step was not done.
@@ -221,7 +236,7 @@ class Prober {
     FillPattern(pattern, options_.rank, absl::MakeSpan(host_).first(given));
     // A copy to ordinary memory blocks until the stream is through: first the stream is watched.
     if (!Good(runtime_.Copy(in_.get(), host_.data(), given * sizeof(uint32_t), stream_.get())) ||
-        !Good(runtime_.Zero(out_.get(), results * sizeof(uint32_t), stream_.get())) || !Call(s) || !AwaitAll() ||
+        !Good(runtime_.Zero(out_.get(), results * sizeof(uint32_t), stream_.get())) || !Finish(s) ||
         !Good(runtime_.Copy(host_.data(), out_.get(), results * sizeof(uint32_t), stream_.get())) || !AwaitAll()) {
       return false;
     }
@@ -244,11 +259,20 @@ class Prober {
 
 }  // namespace
 
+absl::Duration TimeOfCollective(absl::Duration limit) { return std::min(limit, std::max(limit / 4, kLeastCollective)); }
+
 ProbeRun RunProbe(DeviceRuntime& runtime, const absl::StatusOr<nccl::Api>& api, const ProbeOptions& options) {
   const auto shared = std::make_shared<Shared>();
   const absl::Time deadline = absl::Now() + options.limit;
+  const auto interrupted = [shared, asked = options.interrupted]() -> absl::Status {
+    {
+      const std::lock_guard<std::mutex> lock(shared->mutex);
+      if (absl::Now() >= shared->collective_end + kSayGrace) return absl::DeadlineExceededError("");
+    }
+    return asked();
+  };
   const absl::Status waited =
-      RunUnder(deadline + kSayGrace, options.interrupted, "", [&runtime, api, options, deadline, shared] {
+      RunUnder(deadline + kSayGrace, interrupted, "", [&runtime, api, options, deadline, shared] {
         Prober(runtime, api, options, deadline, shared).Run();
         return absl::OkStatus();
       });

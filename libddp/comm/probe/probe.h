@@ -20,7 +20,7 @@ struct ProbeOptions {
   int rank = 0;
   int size = 1;
   Device device = {};
-  absl::Duration limit = absl::Seconds(30);
+  absl::Duration limit = absl::Seconds(30);  // for everything; see TimeOfCollective
   bool timing = false;  // also the sizes that only serve to compare speeds
   // Passes rank 0's id to all ranks: rank 0 gives it, the others get it. Called once, by another thread.
   std::function<absl::Status(nccl::UniqueId* id)> exchange_id;
@@ -29,6 +29,9 @@ struct ProbeOptions {
   // Asked about once a millisecond; an error from it ends the probe as kStopped.
   std::function<absl::Status()> interrupted = [] { return absl::OkStatus(); };
 };
+
+// What each collective gets, of the time for everything: to connect may take long, but what is connected answers.
+absl::Duration TimeOfCollective(absl::Duration limit);
 
 struct ProbeRun {
   ProbeResult result;

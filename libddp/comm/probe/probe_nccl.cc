@@ -72,6 +72,14 @@ AttemptTime TimeNow(const ProbeNcclOptions& options) {
   return TimeOfAttempt(options.limit, options.end, options.least);
 }
 
+// Notes how long a hang was watched, where that was short.
+void NoteShortTime(const AttemptTime& time, ProbeResult* result) {
+  if (result->state != ProbeState::kHang || !time.is_short) return;
+  const bool collective = kProbeSteps[static_cast<size_t>(result->step)].kind >= ProbeStep::Kind::kAllReduce;
+  result->short_ms =
+      static_cast<int32_t>(absl::ToInt64Milliseconds(collective ? TimeOfCollective(time.time) : time.time));
+}
+
 constexpr char kStoppedText[] = "another rank had failed";
 
 // One attempt by helpers. Its processes have ended when it returns.
@@ -99,7 +107,7 @@ absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptio
     if (!rounds.over()) absl::SleepFor(kRoundEvery);
   }
   if (mine.state == ProbeState::kRunning) mine.Fail(ProbeState::kStopped, kStoppedText);
-  if (mine.state == ProbeState::kHang) mine.short_ms = time.short_ms();
+  NoteShortTime(time, &mine);
   return Exchange(control, mine);  // before this rank's helper ends
 }
 
@@ -164,7 +172,7 @@ absl::StatusOr<Results> TryHere(ProcessGroup& control, const ProbeNcclOptions& o
     absl::SleepFor(absl::Milliseconds(1));
   }
   if (!control_status.ok()) return control_status;
-  if (run.result.state == ProbeState::kHang) run.result.short_ms = time.short_ms();
+  NoteShortTime(time, &run.result);
   return Exchange(control, run.result);  // before this rank lets its communicator go
 }
 

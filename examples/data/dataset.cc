@@ -137,13 +137,15 @@ Dataset SyntheticImages(int channels, int height, int width, int classes) {
   dataset.classes = classes;
   Random random(1, 0);
   const bool large = dataset.features() > 1 << 16;
-  for (const auto& [images, count] :
-       {std::pair(&dataset.train, large ? 1024 : 4096), std::pair(&dataset.test, large ? 32 : 512)}) {
-    images->pixels.resize(static_cast<size_t>(count) * static_cast<size_t>(dataset.features()));
+  for (const auto& [images, stored, count] : {std::tuple(&dataset.train, large ? 256 : 4096, large ? 8192 : 4096),
+                                              std::tuple(&dataset.test, large ? 32 : 512, large ? 32 : 512)}) {
+    images->distinct = static_cast<size_t>(stored);
+    images->pixels.resize(images->distinct * static_cast<size_t>(dataset.features()));
     images->labels.resize(static_cast<size_t>(count));
     for (uint8_t& pixel : images->pixels) pixel = static_cast<uint8_t>(random.Next() >> 56);
-    for (uint16_t& label : images->labels) {
-      label = static_cast<uint16_t>(random.Below(static_cast<uint32_t>(classes)));
+    for (size_t i = 0; i < images->count(); ++i) {
+      images->labels[i] = i < images->distinct ? static_cast<uint16_t>(random.Below(static_cast<uint32_t>(classes)))
+                                               : images->labels[i - images->distinct];
     }
   }
   Normalize(dataset);
@@ -158,7 +160,7 @@ void Normalize(Dataset& dataset) {
   for (size_t channel = 0; channel < channels; ++channel) {
     // By a histogram: exact, and so the same on every machine, whatever the order of summation.
     std::array<uint64_t, 256> histogram = {};
-    for (size_t image = 0; image < dataset.train.count(); ++image) {
+    for (size_t image = 0; image < dataset.train.stored(); ++image) {
       const uint8_t* pixels = dataset.train.pixels.data() + (image * channels + channel) * plane;
       for (size_t i = 0; i < plane; ++i) ++histogram[pixels[i]];
     }
@@ -167,7 +169,7 @@ void Normalize(Dataset& dataset) {
       sum += value * histogram[value];
       squares += value * value * histogram[value];
     }
-    const double count = static_cast<double>(dataset.train.count() * plane);
+    const double count = static_cast<double>(dataset.train.stored() * plane);
     const double mean = static_cast<double>(sum) / count;
     const double variance = static_cast<double>(squares) / count - mean * mean;
     dataset.mean.push_back(static_cast<float>(mean));
@@ -178,16 +180,16 @@ void Normalize(Dataset& dataset) {
 absl::Status GatherBatch(const Dataset& dataset, const Images& images, absl::Span<const uint32_t> indices,
                          const Augmentation& augmentation, float* pixels, int32_t* labels, int threads) {
   const size_t features = static_cast<size_t>(dataset.features());
+  const auto stored = [&](uint32_t index) { return images.pixels.data() + index % images.stored() * features; };
   for (size_t row = 0; row < indices.size(); ++row) labels[row] = images.labels[indices[row]];
   if (!images.files.empty()) return DecodeBatch(dataset, images, indices, augmentation, pixels, threads);
   for (size_t row = 0; row < indices.size(); ++row) {
     // Shuffled rows come from all over memory: ask for the next one while this one is converted.
     if (row + 1 < indices.size()) {
-      const uint8_t* next = images.pixels.data() + indices[row + 1] * features;
+      const uint8_t* next = stored(indices[row + 1]);
       for (size_t i = 0; i < features; i += 64) __builtin_prefetch(next + i);
     }
-    CopyImage(dataset, images.pixels.data() + indices[row] * features, 0, augmentation, indices[row],
-              pixels + row * features);
+    CopyImage(dataset, stored(indices[row]), 0, augmentation, indices[row], pixels + row * features);
   }
   return absl::OkStatus();
 }

@@ -18,10 +18,13 @@ namespace examples {
 struct Images {
   std::vector<uint8_t> pixels;   // count() images of channels * height * width, row-major: one channel after the other
   std::vector<uint16_t> labels;  // below Dataset::classes
+  // If not 0, so many images are in `pixels`, and image i looks like image i % `distinct`.
+  size_t distinct = 0;
   // If not empty, the images are in these JPEG files, and `pixels` is empty.
   std::vector<std::string> files = {};
 
   size_t count() const { return labels.size(); }
+  size_t stored() const { return distinct == 0 ? count() : distinct; }
 };
 
 struct Dataset {
@@ -67,8 +70,9 @@ https://creativecommons.org/licenses/by/4.0/. Changed: the test part alone, in a
 // t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. MNIST, Fashion-MNIST and similar sets use this format.
 absl::StatusOr<Dataset> LoadIdxFolder(const std::string& folder);
 
-// Returns images of random pixels with random labels of so many classes: 4,096 for training and 512 for testing, or, if
-// an image takes more than 64 KiB, 1,024 and 32.
+// Returns images of random pixels with random labels of so many classes: 4,096 for training and 512 for testing. If
+// an image takes more than 64 KiB, 8,192 and 32: of those for training every 256th is the same, labels included, so
+// that they fit into memory and an epoch still has many steps.
 Dataset SyntheticImages(int channels, int height, int width, int classes = 10);
 
 // Computes mean and deviation.

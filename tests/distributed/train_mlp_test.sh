@@ -358,7 +358,7 @@ case $case_name in
     succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1
     grep -q "test images of 32x32 in 3 channels$" out || fail "synthetic images for resnet20"
     succeeds 1 --model=resnet50 --synthetic --steps=2 --batch=2 --lr=0.001
-    grep -q "1024 training and 32 test images of 224x224 in 3 channels$" out || fail "synthetic images for resnet50"
+    grep -q "8192 training and 32 test images of 224x224 in 3 channels$" out || fail "synthetic images for resnet50"
     grep -q " 25557032 parameters;" out || fail "parameters of resnet50"
     ;;
 

@@ -132,7 +132,7 @@ diagnosed_hang() {
   says=$(FAULTY_NCCL_BEHIND=$behind DDP_NCCL_LIBRARY=$here/bin/libfaulty_nccl.so \
     FAULTY_NCCL=AllReduce:stuck mpirun -n "$1" --bind-to none "$here/bin/ddp_doctor") || code=$?
   printf '%s\nexit code %d, in %d s\n' "$says" $code $((SECONDS - begin))
-  ((code == 1 && SECONDS - begin <= 25)) && grep -q "all-reduce of 4 B hung" <<<"$says" &&
+  ((code == 1 && SECONDS - begin <= 10)) && grep -q "all-reduce of 4 B hung" <<<"$says" &&
     grep -q "ddp_doctor --limit" <<<"$says" && grep -q "auto chooses hierarchical" <<<"$says"
 }
 
@@ -194,22 +194,20 @@ part_fault() {
     fi
     export DDP_TEST_GPUS=$n DDP_TEST_RANKS=$n DDP_TIMEOUT=60
     step 120 "recover-$n-threads" "$here/bin/gpu_recover_test"
-    ! has_mpirun || step 120 "recover-$n-mpirun" mpirun -n "$n" --bind-to none --timeout 110 "$here/bin/gpu_recover_test"
-  done
-  if ((gpus < 2)) || ! has_mpirun; then
-    skip recover-train "needs 2 GPUs and mpirun (Open MPI)"
-  else
+    has_mpirun || continue
+    step 120 "recover-$n-mpirun" mpirun -n "$n" --bind-to none --timeout 110 "$here/bin/gpu_recover_test"
     export -f recovering_train && export here out
-    step 150 recover-train bash -c recovering_train
-    step 150 recover-train-graph bash -c "recovering_train --cuda-graph"
-  fi
+    step 150 "recover-train-$n" bash -c "recovering_train $n"
+    step 150 "recover-train-$n-graph" bash -c "recovering_train $n --cuda-graph"
+  done
 }
 
-# recovering_train FLAG...: a rank of train_mlp is stopped for longer than the time-out, so that NCCL's kernels hang; then
-# all go on without NCCL.
+# recovering_train RANKS FLAG...: a rank of train_mlp is stopped for longer than the time-out, so that NCCL's kernels
+# hang; then all go on without NCCL.
 recovering_train() {
-  local job pids i
-  DDP_TIMEOUT=20 mpirun -n 2 --bind-to none "$here/bin/train_mlp" --device=cuda --recover --deterministic \
+  local n=$1 job pids i
+  shift
+  DDP_TIMEOUT=20 mpirun -n "$n" --bind-to none "$here/bin/train_mlp" --device=cuda --recover --deterministic \
     --epochs=1000000 --batch=32 "$@" >"$out/recovering.out" 2>&1 &
   job=$!
   for ((i = 0; i < 600; ++i)); do
@@ -217,7 +215,7 @@ recovering_train() {
     sleep 0.1
   done
   mapfile -t pids < <(pgrep -P $job)
-  if ((${#pids[@]} != 2)); then
+  if ((${#pids[@]} != n)); then
     kill $job
     return 1
   fi
@@ -231,7 +229,7 @@ recovering_train() {
   kill -TERM "${pids[0]}"
   wait $job
   cat "$out/recovering.out"
-  grep -q '^recovered: backend hierarchical with all 2 ranks' "$out/recovering.out" &&
+  grep -q "^recovered: backend hierarchical with all $n ranks" "$out/recovering.out" &&
     grep -q 'stopped by SIGTERM' "$out/recovering.out"
 }
 
@@ -253,7 +251,7 @@ part_staged() {
     staged_test "$n" gpu_ddp_test "~[nccl]"
     # As on two hosts: what is captured needs the host.
     DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
-    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test "~[nccl] ~*captured*"
+    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test "~[nccl] ~*captured* ~replays*"
     # Everything by the copy engines.
     export DDP_STAGED_LIMITS=copies=0,chunk=64K
     staged_test "$n" gpu_nccl_test "~[nccl]"

@@ -132,7 +132,7 @@ diagnosed_hang() {
   says=$(FAULTY_NCCL_BEHIND=$behind DDP_NCCL_LIBRARY=$here/bin/libfaulty_nccl.so \
     FAULTY_NCCL=AllReduce:stuck mpirun -n "$1" --bind-to none "$here/bin/ddp_doctor") || code=$?
   printf '%s\nexit code %d, in %d s\n' "$says" $code $((SECONDS - begin))
-  ((code == 1 && SECONDS - begin <= 10)) && grep -q "all-reduce of 4 B hung" <<<"$says" &&
+  ((code == 1 && SECONDS - begin <= 12)) && grep -q "all-reduce of 4 B hung" <<<"$says" &&
     grep -q "ddp_doctor --limit" <<<"$says" && grep -q "auto chooses hierarchical" <<<"$says"
 }
 
@@ -393,7 +393,7 @@ same_losses() {
 import json, sys
 a, b = (json.load(open(f)) for f in sys.argv[1:3])
 one_rank = a["world_size"] == b["world_size"]
-pairs = list(zip(a["first_losses"], b["first_losses"])) if one_rank else [(a["final_loss"], b["final_loss"])]
+pairs = list(zip(a["first_step_losses"], b["first_step_losses"])) if one_rank else [(a["final_loss"], b["final_loss"])]
 worst = max(abs(x - y) / max(1, abs(x)) for x, y in pairs)
 print(len(pairs), "losses, largest difference", worst)
 sys.exit(not pairs or worst > float(sys.argv[3]))' "$out/train-$1.json" "$out/train-$2.json" "$3"
@@ -510,10 +510,10 @@ same_bits() {
 import json, sys
 a, b = (json.load(open(f)) for f in sys.argv[1:3])
 wrong = [k for k in ("parameters_sha256", "final_loss", "test_accuracy", "steps", "skipped_steps") if a[k] != b[k]]
-want = a["first_losses"][int(sys.argv[3]):]
-if not want or want != b["first_losses"][:len(want)]: wrong.append("first_losses")
+want = a["first_step_losses"][int(sys.argv[3]):]
+if not want or want != b["first_step_losses"][:len(want)]: wrong.append("losses")
 if not b["cuda_graph"]: wrong.append("the second run has no graph")
-print("differ:", wrong or "nothing", want, b["first_losses"])
+print("differ:", wrong or "nothing", want, b["first_step_losses"])
 sys.exit(bool(wrong))' "$out/train-$1.json" "$out/train-$2.json" "${3-0}"
 }
 

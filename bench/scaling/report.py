@@ -199,7 +199,7 @@ def reduction_pictures(points):
 def reduction_row(p, group):
     end = next((q for q in group if q["reduction"] == "end"), None)
     comparable = end and p["added_ms"] is not None and (end["added_ms"] or 0) > 0
-    same, worst = analysis.same_training(p, group[0])
+    same = analysis.same_training(p, group[0])
     added = number(p["added_ms"])
     if p["added_ms"] is not None and p["rounds"] > 1:
         added += f" <span class=range>{number(p['added_ms_min'])}–{number(p['added_ms_max'])}</span>"
@@ -211,7 +211,7 @@ def reduction_row(p, group):
         number(p["added_ms"] / end["added_ms"], 2) if comparable else "–",
         number(p["exposed_ms"]),
         number(p["hidden_ms"]),
-        "equal" if same else bad_badge(f"differs: {worst[0]:.5g}"),
+        "equal" if same else bad_badge(f"differs: {p['early_loss']:.5g}"),
     ]
 
 
@@ -333,9 +333,9 @@ of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all
 <li><b>Added by reduction</b>: the step with reduction minus the step without, in the same round, then the median.</li>
 <li><b>Share of the rate of large products</b>: multiplications and additions of the model's products and convolutions
 per second, beside those of large matrix products on all ranks at once, measured after each training.</li>
-<li><b>Same loss?</b> Strong scaling computes the same training for every N, so its loss must agree. With weak scaling
-the rounds must agree. With batch normalisation (resnet20) each rank normalises its own part of a batch, so the losses
-differ a little (5 % are allowed).</li>
+<li><b>Same loss?</b> Strong scaling computes the same training for every N, so the mean loss of its first 20 steps must
+agree. With weak scaling the rounds must agree. With batch normalisation (resnet20, resnet50) each rank normalises its
+own part of a batch, so the losses of other N differ a little (5 % are allowed).</li>
 <li><b>Oversubscribed</b>: more ranks than cores or GPUs. Such points say nothing about scaling.</li>
 </ul>
 """

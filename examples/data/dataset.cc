@@ -137,7 +137,7 @@ Dataset SyntheticImages(int channels, int height, int width, int classes) {
   dataset.classes = classes;
   Random random(1, 0);
   const bool large = dataset.features() > 1 << 16;
-  for (const auto& [images, stored, count] : {std::tuple(&dataset.train, large ? 256 : 4096, large ? 8192 : 4096),
+  for (const auto& [images, stored, count] : {std::tuple(&dataset.train, large ? 256 : 4096, large ? 8192 : 32768),
                                               std::tuple(&dataset.test, large ? 32 : 512, large ? 32 : 512)}) {
     images->distinct = static_cast<size_t>(stored);
     images->pixels.resize(images->distinct * static_cast<size_t>(dataset.features()));

@@ -70,9 +70,9 @@ https://creativecommons.org/licenses/by/4.0/. Changed: the test part alone, in a
 // t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. MNIST, Fashion-MNIST and similar sets use this format.
 absl::StatusOr<Dataset> LoadIdxFolder(const std::string& folder);
 
-// Returns images of random pixels with random labels of so many classes: 4,096 for training and 512 for testing. If
-// an image takes more than 64 KiB, 8,192 and 32: of those for training every 256th is the same, labels included, so
-// that they fit into memory and an epoch still has many steps.
+// Returns images of random pixels with random labels of so many classes: 32,768 for training and 512 for testing; if an
+// image takes more than 64 KiB, 8,192 and 32. Those for training repeat after 4,096 and 256, labels included: they take
+// little memory, and an epoch has many steps.
 Dataset SyntheticImages(int channels, int height, int width, int classes = 10);
 
 // Computes mean and deviation.

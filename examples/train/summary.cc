@@ -130,8 +130,7 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"optimizer", summary.optimizer},
       {"reduce", summary.reduce},
       {"parameters_sha256", summary.parameters_sha256},
-      {"first_losses", summary.first_losses},
-      {"epoch_losses", summary.epoch_losses},
+      {"first_step_losses", summary.first_losses},
       {"peak_rss_mb", summary.peak_rss_mb},
   };
   if (summary.product_flops_per_second > 0 && summary.measured_steps > 0) {

@@ -34,11 +34,10 @@ struct Summary {
   std::string environment;  // of rank 0, as JSON, or empty; see environment.h
 
   // The model.
-  double test_accuracy = 0;          // 0 to 1
-  double final_loss = 0;             // mean training loss of the last epoch
-  std::vector<double> epoch_losses;  // mean training losses of the first epochs of this run; up to 10
+  double test_accuracy = 0;  // 0 to 1
+  double final_loss = 0;     // mean training loss of the last epoch
   std::string parameters_sha256;
-  std::vector<double> first_losses;  // losses of the first steps of this run on rank 0; up to 20
+  std::vector<double> first_losses;  // losses of the first steps of this run, means over the ranks; up to 20
 
   // Times of the steps after the warm-up, on rank 0. A step lasts from the end of one optimizer step to the end of the
   // next.

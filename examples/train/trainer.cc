@@ -24,8 +24,6 @@ int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
 constexpr int32_t kSaveFailed = 1000;
 constexpr int32_t kNonFiniteLoss = 2000;
 
-constexpr size_t kFirstLosses = 20;
-
 // A border that leaves the image's subject within most windows: 4 pixels around CIFAR's 32, as is usual. Larger images
 // bring a margin of their own.
 Augmentation AugmentationFor(const TrainFlags& flags, const Dataset& data) {

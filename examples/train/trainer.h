@@ -99,7 +99,7 @@ class Trainer {
   bool Reduces() const { return flags_.reduce != "none"; }
   bool Finished() const;
   void StartLoading();
-  void NoteEpochLoss();
+  absl::Status AverageFirstLosses();
   int64_t EpochsBegun() const { return progress_.epoch + (progress_.epoch_samples > 0 ? 1 : 0); }
   absl::Status RunEpoch();
   absl::Status Step(const Batch& given);
@@ -152,10 +152,9 @@ class Trainer {
   std::unique_ptr<ddp::GradScaler> scaler_;
   Progress progress_;
   int64_t first_step_ = 0, last_step_ = 0;  // the numbers of steps at which this run begins and ends
-  int64_t first_epoch_ = 0;
-  int64_t uncounted_steps_ = 0;  // that the optimizer has not counted, at the beginning of this run
-  int64_t recovered_at_ = -1;    // the step from which the last recovery has gone on
-  bool due_ = false;             // an evaluation, and a checkpoint of an epoch or of the end
+  int64_t uncounted_steps_ = 0;             // that the optimizer has not counted, at the beginning of this run
+  int64_t recovered_at_ = -1;               // the step from which the last recovery has gone on
+  bool due_ = false;                        // an evaluation, and a checkpoint of an epoch or of the end
   Schedule schedule_;
 
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.
@@ -169,7 +168,8 @@ class Trainer {
   std::shared_ptr<void> evaluation_;
   std::shared_ptr<float> uploaded_[nn::Device::kSlots];
   static constexpr int64_t kEagerSteps = 3;
-  int64_t eager_until_ = kEagerSteps;  // counted like started_; a recovery puts it off
+  static constexpr size_t kFirstLosses = 20;  // see Summary::first_losses
+  int64_t eager_until_ = kEagerSteps;         // counted like started_; a recovery puts it off
   bool uses_graphs_ = false;
   std::unique_ptr<nn::Graph> graphs_[nn::Device::kSlots];
   // On a GPU: host copies of the state that rank 0 reads and writes. The key is the address on the GPU.

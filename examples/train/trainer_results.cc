@@ -44,7 +44,6 @@ absl::Status Trainer::Evaluate() {
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
   if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
   summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
-  NoteEpochLoss();
   summary_.test_accuracy = sums[2] / sums[3];
   if (!std::isfinite(summary_.final_loss)) return LostLoss();
   if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
@@ -53,13 +52,17 @@ absl::Status Trainer::Evaluate() {
       "they should be equal: please report this as a bug");
 }
 
-// A recovery may take the training back to before epochs that have been noted.
-void Trainer::NoteEpochLoss() {
-  constexpr int64_t kMost = 10;
-  const int64_t at = EpochsBegun() - 1 - first_epoch_;
-  if (loss_steps_ == 0 || at >= kMost) return;
-  summary_.epoch_losses.resize(static_cast<size_t>(at));
-  summary_.epoch_losses.push_back(summary_.final_loss);
+// From those of each rank. After a recovery ranks may have noted more of them than others.
+absl::Status Trainer::AverageFirstLosses() {
+  std::vector<double>& losses = summary_.first_losses;
+  auto count = static_cast<int64_t>(losses.size());
+  losses.resize(kFirstLosses);
+  const ddp::Buffer counts = {&count, 1, ddp::DType::kInt64, {}};
+  if (absl::Status s = group_->AllReduce(counts, counts, {.op = ddp::ReduceOp::kMin}).Wait(); !s.ok()) return s;
+  const ddp::Buffer buffer = {losses.data(), losses.size(), ddp::DType::kFloat64, {}};
+  if (absl::Status s = group_->AllReduce(buffer, buffer, {.op = ddp::ReduceOp::kAvg}).Wait(); !s.ok()) return s;
+  losses.resize(static_cast<size_t>(count));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Summarize() {
@@ -78,6 +81,7 @@ absl::Status Trainer::Summarize() {
   summary_.skipped_steps = progress_.step - optimizer_->steps();
   summary_.parameters_sha256 = replica_->ParametersSha256();
   summary_.communication = replica_->statistics();
+  if (absl::Status status = AverageFirstLosses(); !status.ok()) return status;
   Measure(step_times_, exposed_times_, summary_);
   summary_.peak_rss_mb = PeakRssMb();
   const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};

@@ -85,7 +85,6 @@ absl::Status Trainer::Start() {
   if (absl::Status status = ShareNotices(); !status.ok()) return status;
   PlanSteps();
   first_step_ = progress_.step;
-  first_epoch_ = progress_.epoch;
   uncounted_steps_ = progress_.step - progress_.optimizer_steps;
   return absl::OkStatus();
 }

@@ -165,7 +165,7 @@ def main():
                f"--init-weights={folder}/initial", f"--export-weights={folder}/trained", f"--summary-json={folder}/summary"],
             check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DDP_LOG_LEVEL": "error"})  # fmt: skip
         with open(f"{folder}/summary") as file:
-            ours = json.load(file)["first_losses"]
+            ours = json.load(file)["first_step_losses"]
         trained = load_safetensors(f"{folder}/trained")
 
     optimizer = torch.optim.SGD(model.parameters(), lr=LR[name], momentum=0.9)

@@ -354,7 +354,7 @@ case $case_name in
     holds "$(number test_accuracy summary) >= 0.95"
     learns_in_16_bits --epochs=5
     succeeds 1 --synthetic --steps=3 --batch=8
-    grep -q "4096 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
+    grep -q "32768 training and 512 test images of 28x28$" out || fail "synthetic images for lenet"
     succeeds 1 --model=resnet20 --synthetic --steps=3 --batch=8 --no-ddp --clip-norm=1
     grep -q "test images of 32x32 in 3 channels$" out || fail "synthetic images for resnet20"
     succeeds 1 --model=resnet50 --synthetic --steps=2 --batch=2 --lr=0.001

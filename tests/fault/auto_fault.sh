@@ -12,7 +12,8 @@
 set -u
 
 readonly all_faults=(library_missing symbol_missing too_old init_error init_hang error_512k error_512k_p2p hang_first
-  wrong_data one_rank slow step_100 step_100_hang step_100_recover step_100_hang_recover second_rung after_check helper_missing helper_missing_broken helper_killed)
+  wrong_data one_rank slow step_100 step_100_hang step_100_recover step_100_hang_recover second_rung after_check helper_missing helper_missing_broken helper_killed
+  helper_in_libexec)
 if [[ ${1-} == list ]]; then
   echo "${all_faults[*]}"
   exit
@@ -139,6 +140,13 @@ case $fault in
     export FAULTY_NCCL=AllReduce:kill:rank=1:probe
     says=("NCCL works (checked without ddp_probe, since the helper of rank 1 failed: signal 9")
     ;;
+  helper_in_libexec)  # no fault: as installed
+    backend=nccl
+    mkdir bin libexec libexec/ddp && cp "$program" bin/ && ln -s "${DDP_PROBE-$programs/ddp_probe}" libexec/ddp/ddp_probe || exit 1
+    program=$folder/bin/${program##*/}
+    unset DDP_PROBE
+    says=("NCCL works")
+    ;;
   *)
     echo "no fault is called $fault; there are: ${all_faults[*]}"
     exit 2
@@ -177,6 +185,7 @@ if [[ $fault == reference ]]; then
   exit
 fi
 grep -qE "^backend $backend: " out.0 || fail "the backend is not $backend"
+[[ $fault == helper_missing* || $fault == helper_killed ]] || ! grep -F "checked without ddp_probe" out.0 || fail "no helper was used"
 for text in ${says[@]+"${says[@]}"}; do
   grep -E "^backend " out.0 | grep -qF -- "$text" || fail "does not say: $text"
   # Rank 0 warns of it as well, once; that there is no helper is no reason for that.

@@ -101,7 +101,10 @@ const EventHandle& AsEvent(void* event) { return *static_cast<EventHandle*>(even
 // The start of a communicator works on 16 MiB. The heap keeps that from job to job, where pages made anew would take
 // most of a test's time.
 FakeDevices::FakeDevices(int count)
-    : count_(count), streams_made_(static_cast<size_t>(count)), blocks_running_(static_cast<size_t>(count)) {
+    : count_(count),
+      streams_made_(static_cast<size_t>(count)),
+      used_(static_cast<size_t>(count)),
+      blocks_running_(static_cast<size_t>(count)) {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
@@ -187,18 +190,37 @@ void FakeDevices::FreeMemory(void* data) {
 // --- devices, streams, events ---------------------------------------------------------------------------------------
 
 absl::Status FakeDevices::Check(Device device) {
-  if (device.kind == Device::Kind::kCuda && device.index >= 0 && device.index < count_) return absl::OkStatus();
+  if (device.kind == Device::Kind::kCuda && device.index >= 0 && device.index < count_) {
+    Use(device.index);
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrCat("GPU ", device.index, " is asked for, but there are ", count_));
 }
 
 absl::StatusOr<std::string> FakeDevices::Identity(Device device) {
-  if (absl::Status s = Check(device); !s.ok()) return s;
+  if (device.index < 0 || device.index >= count_) return Check(device);
   return identity(device.index);
 }
 
 absl::Status FakeDevices::SetCurrent(Device device) {
   current_device = device.index;
+  Use(device.index);
   return absl::OkStatus();
+}
+
+void FakeDevices::Use(int device) {
+  if (device < 0 || device >= count_) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (used_[static_cast<size_t>(device)]) return;
+    used_[static_cast<size_t>(device)] = true;
+  }
+  first_use(device);
+}
+
+bool FakeDevices::InUse(int index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return index >= 0 && index < count_ && used_[static_cast<size_t>(index)];
 }
 int FakeDevices::ThreadDevice() { return current_device; }
 int FakeDevices::Current() { return ThreadDevice(); }

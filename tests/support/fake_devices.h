@@ -40,6 +40,8 @@ class FakeDevices final : public DeviceRuntime {
   std::function<int(int device)> staged_blocks = [](int) { return 32; };
   // Whether ordinary memory of the host passes for a device's.
   bool host_memory_is_theirs = false;
+  // Called when the process begins to use a device: it is initialised then, as a GPU is.
+  std::function<void(int device)> first_use = [](int) {};
   // What a device says that it is.
   std::function<std::string(int device)> identity = [](int device) { return "fake:" + std::to_string(device); };
 
@@ -77,7 +79,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<std::string> Identity(Device device) override;
   absl::Status SetCurrent(Device device) override;
   int Current() override;
-  bool InUse(int index) override { return index >= 0 && index < count_; }
+  bool InUse(int index) override;
   absl::StatusOr<Device> DeviceOf(const void* data) override;
   absl::StatusOr<void*> CreateStream() override;
   void DestroyStream(void* stream) override;
@@ -118,6 +120,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<int> StagedBlocks() override;
 
  private:
+  void Use(int device);
   // What every call begins with. `device` is the one that it is about.
   absl::Status Enter(absl::string_view call, int device);
   absl::Status EnterOn(absl::string_view call, void* stream);
@@ -135,6 +138,7 @@ class FakeDevices final : public DeviceRuntime {
   const int count_;
   mutable std::mutex mutex_;
   std::vector<int> streams_made_;  // by device
+  std::vector<bool> used_;         // by device
   std::vector<std::string> complaints_;
   std::vector<int> blocks_running_;  // by device
 };

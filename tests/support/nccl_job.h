@@ -69,6 +69,7 @@ struct Rank {
     options.host = host;
     options.staged_limits = staged_limits;
     options.api = nccl.api();
+    options.warm_up_limit = size_t{64} << 10;  // simulated GPUs take their time
     return options;
   }
 };

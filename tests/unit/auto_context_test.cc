@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts on simulated GPUs whose backend is left to the library, or named: with a libnccl.so that has a simulated one
 // behind it, and helpers that do as they are told.
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -33,6 +34,18 @@ TEST_CASE("auto checks NCCL at the first start, and when it is told to") {
     CHECK(world.Choice([](ContextOptions& options) { options.fresh_probe = false; }).from_cache);
   }
   CHECK(world.Helpers() == 6);
+}
+
+TEST_CASE("no GPU is used before the helpers have been started") {
+  World world(2);
+  std::atomic<int> uses = 0, early = 0;
+  world.gpus().first_use = [&](int) {
+    ++uses;
+    if (world.Helpers() < 2) ++early;
+  };
+  CHECK(world.Choice().backend == "nccl");
+  CHECK(uses == 2);
+  CHECK(early == 0);
 }
 
 TEST_CASE("a backend that is named is used without a check") {

@@ -115,11 +115,21 @@ TEST_CASE("Augmented images are windows of bordered ones, mirrored or not, and d
 TEST_CASE("Synthetic images have the size asked for, all classes, and are the same every time") {
   const Dataset data = SyntheticImages(3, 32, 32);
   CHECK(data.features() == 3072);
-  CHECK(data.train.pixels.size() == data.train.count() * 3072);
+  CHECK(data.train.pixels.size() == data.train.stored() * 3072);
   CHECK(data.test.pixels.size() == data.test.count() * 3072);
   CHECK(std::set<uint8_t>(data.train.labels.begin(), data.train.labels.end()).size() == 10);
   CHECK(SyntheticImages(3, 32, 32).train.pixels == data.train.pixels);
   CHECK(data.mean.size() == 3);
+
+  // They repeat, labels included.
+  const auto stored = static_cast<uint32_t>(data.train.stored());
+  REQUIRE(data.train.count() == 8 * size_t{stored});
+  std::vector<float> pixels(3 * 3072);
+  std::vector<int32_t> labels(3);
+  REQUIRE(GatherBatch(data, data.train, {1, 1 + stored, 2}, {}, pixels.data(), labels.data()).ok());
+  CHECK(std::equal(pixels.begin(), pixels.begin() + 3072, pixels.begin() + 3072));
+  CHECK_FALSE(std::equal(pixels.begin(), pixels.begin() + 3072, pixels.begin() + 2 * 3072));
+  CHECK(labels[0] == labels[1]);
 }
 
 }  // namespace

@@ -55,6 +55,11 @@ TEST_CASE("memory is good where NCCL does not register it") {
     if (what == 2) job.nccl.Plan("CommWindowRegister", 1, Mishap::kFail, nccl::kInvalidUsage);
     job.Run([&](Rank& rank, ProcessGroup& group) {
       Array a(rank, group, DType::kFloat32, 100, true);
+      RANK_CHECK_OK(group.Barrier().Wait());
+      RANK_CHECK_EQ(rank.nccl.live_memory(), 0);  // that of ncclMemAlloc is slow then
+      const int asked = rank.nccl.Calls("MemAlloc");
+      RANK_CHECK_OK(group.Allocate(200, rank.device()));
+      RANK_CHECK_EQ(rank.nccl.Calls("MemAlloc"), asked);
       RANK_CHECK_EQ(a.Get(99), 0);
       a.Set(0, 1);
       RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {.op = ReduceOp::kAvg}, kNoStream).Wait());

@@ -60,6 +60,8 @@ class GpuBench : public Bench {
   absl::StatusOr<Row> Run(const Case& c) override {
     Row row;
     row.shape = c;
+    row.registered =
+        std::any_of(allocations_.begin(), allocations_.end(), [](const auto& a) { return a.registered(); });
     const ddp::Stream caller{context_.device(), stream_};
     absl::Status failure;
     char* const in = in_ + c.InOffset(c.rank) * ddp::SizeOf(c.dtype);

@@ -55,6 +55,7 @@ constexpr Column kColumns[] = {
     {"link", "ns", [](const Row& row) { return row.link_ns; }, 0, kOnCpu},
     {"ordered", "us", [](const Row& row) { return row.ordered_us; }, 2, kOnGpu},
     {"graph", "us", [](const Row& row) { return row.graph_us; }, 2, kOnGpu},
+    {"reg", "", [](const Row& row) { return row.registered ? 1.0 : 0.0; }, 0, kOnGpu},
     {"peer", "us", [](const Row& row) { return row.peer_us; }, 2, kWithPeer},
     {"p.host", "us", [](const Row& row) { return row.peer_host_us; }, 3, kWithPeer},
     {"p.graph", "us", [](const Row& row) { return row.peer_graph_us; }, 2, kWithPeer},
@@ -164,6 +165,7 @@ absl::Status Report::Finish(const std::string& environment) {
                            {"busbw", BusBw(row)},
                            {"wrong", row.wrong}};
     for (const Column& column : kColumns) {
+      if (!IsShown(column, options_)) continue;
       const double value = column.value(row);
       const std::string name = absl::StrReplaceAll(column.name, {{"p.", "peer_"}});
       if (std::isfinite(value)) line[absl::StrCat(name, *column.unit == 0 ? "" : "_", column.unit)] = value;

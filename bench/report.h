@@ -25,6 +25,7 @@ struct Row {
   double time_us = kNotMeasured, bound_us = kNotMeasured, p50_us = kNotMeasured, p99_us = kNotMeasured,
          host_us = kNotMeasured, link_ns = kNotMeasured, ordered_us = kNotMeasured, graph_us = kNotMeasured,
          peer_us = kNotMeasured, peer_host_us = kNotMeasured, peer_graph_us = kNotMeasured;
+  bool registered = false;  // with NCCL: our memory, not the peer's
 };
 
 // How one kind of device times a case.

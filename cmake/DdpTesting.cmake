@@ -5,9 +5,9 @@
 #
 # Labels: unit, distributed, fault, fuzz, install, gpu, slow (scripts/test.sh leaves these out unless it is told a label).
 #
-# Tests share the processors. One ctest slot is half a processor, so `ctest -j N` wants N = 2 x processors, which is what
-# scripts/test.sh gives. A test of K busy ranks takes 2 K slots, but always leaves one free: a test that mostly sleeps, to
-# see a time-out, takes one slot and so costs no time of its own.
+# Tests share the processors. One ctest slot is half a processor, and a test of K busy ranks takes 2 K slots, at most those
+# of all processors. One that mostly waits takes one. scripts/test.sh gives two slots more than the processors have, so
+# that tests which wait run beside busy ones, and cost no time of their own.
 include_guard(GLOBAL)
 
 cmake_host_system_information(RESULT _ddp_processors QUERY NUMBER_OF_LOGICAL_CORES)
@@ -15,11 +15,20 @@ cmake_host_system_information(RESULT _ddp_processors QUERY NUMBER_OF_LOGICAL_COR
 # ddp_slots(out busy): sets `out` to the slots of a test that keeps so many processors busy.
 function(ddp_slots out busy)
   math(EXPR slots "2 * ${busy}")
-  math(EXPR most "2 * ${_ddp_processors} - 1")
+  math(EXPR most "2 * ${_ddp_processors}")
   if(slots GREATER most)
     set(slots ${most})
   endif()
   set(${out} ${slots} PARENT_SCOPE)
+endfunction()
+
+# ddp_tests_wait(test...): these tests mostly wait, for time-outs or for programs to start and end. They begin early.
+function(ddp_tests_wait)
+  foreach(test IN LISTS ARGN)
+    if(TEST ${test})
+      set_tests_properties(${test} PROPERTIES PROCESSORS 1 COST 50)
+    endif()
+  endforeach()
 endfunction()
 
 set(DDP_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
@@ -213,7 +222,7 @@ function(ddp_add_distributed_test)
     set_property(TEST ${tests} APPEND PROPERTY ENVIRONMENT ${nodes})
   endif()
   if(arg_SLEEPS)
-    set_property(TEST ${tests} PROPERTY PROCESSORS 1)
+    ddp_tests_wait(${tests})
   endif()
 endfunction()
 

@@ -74,8 +74,8 @@ main() {
   say "Testing $preset"
   cd "$repo"
   rm -f "build/$preset/Testing/Temporary/LastTest.log"
-  # Slots of half a processor, see cmake/DdpTesting.cmake.
-  ctest --preset "$preset" --parallel $((2 * $(nproc))) "${chosen[@]}" "${ctest_flags[@]}" </dev/null || status=$?
+  # Slots, see cmake/DdpTesting.cmake.
+  ctest --preset "$preset" --parallel $((2 * $(nproc) + 2)) "${chosen[@]}" "${ctest_flags[@]}" </dev/null || status=$?
   print_skipped "build/$preset/Testing/Temporary/LastTest.log"
   return "$status"
 }

@@ -92,13 +92,15 @@ class DDP_EXPORT Allocation {
  public:
   Allocation() = default;
   // `bytes` bytes of `device` at `data`, which are freed with the last copy of `data`.
-  Allocation(std::shared_ptr<void> data, size_t bytes, Device device)
-      : data_(std::move(data)), bytes_(bytes), device_(device) {}
+  Allocation(std::shared_ptr<void> data, size_t bytes, Device device, bool registered = false)
+      : data_(std::move(data)), bytes_(bytes), device_(device), registered_(registered) {}
 
   void* data() const { return data_.get(); }                    // the first byte
   const std::shared_ptr<void>& owner() const { return data_; }  // keeps the memory alive
   size_t bytes() const { return bytes_; }                       // its size
   Device device() const { return device_; }                     // whose memory it is
+  // Whether the group that allocated it has registered it with NCCL, whose small sums on it are faster.
+  bool registered() const { return registered_; }
 
   // Returns the `count` elements of `dtype` that start at `offset_bytes`. The range must lie inside the memory.
   Buffer View(DType dtype, size_t offset_bytes, size_t count) const {
@@ -109,6 +111,7 @@ class DDP_EXPORT Allocation {
   std::shared_ptr<void> data_;
   size_t bytes_ = 0;
   Device device_;
+  bool registered_ = false;
 };
 
 // How a reduction combines the inputs of the ranks.

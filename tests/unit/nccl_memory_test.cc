@@ -58,7 +58,7 @@ TEST_CASE("memory is good where NCCL does not register it") {
       RANK_CHECK_OK(group.Barrier().Wait());
       RANK_CHECK_EQ(rank.nccl.live_memory(), 0);  // that of ncclMemAlloc is slow then
       const int asked = rank.nccl.Calls("MemAlloc");
-      RANK_CHECK_OK(group.Allocate(200, rank.device()));
+      RANK_CHECK(!RANK_VALUE(group.Allocate(200, rank.device())).registered());
       RANK_CHECK_EQ(rank.nccl.Calls("MemAlloc"), asked);
       RANK_CHECK_EQ(a.Get(99), 0);
       a.Set(0, 1);
@@ -129,6 +129,7 @@ TEST_CASE("memory of one group can be made another's") {
   job.Run([&](Rank& rank, ProcessGroup& group) {
     Allocation& memory = kept[static_cast<size_t>(rank.rank)];
     memory = RANK_VALUE(group.Allocate(4096, rank.device()));
+    RANK_CHECK(memory.registered());
     std::unique_ptr<ProcessGroup> other = RANK_VALUE(group.Split(0, 0));
     const int windows = rank.nccl.Calls("CommWindowRegister");
     RANK_CHECK_OK(other->Register(memory));

@@ -241,7 +241,7 @@ Allocation RegisteredMemory::HandOut(const Block& block) {
       if (b.id == id) b.returned = true;
     }
   });
-  return Allocation(std::move(data), block.bytes, communicator_->setup().device);
+  return Allocation(std::move(data), block.bytes, communicator_->setup().device, block.registered);
 }
 
 template <typename Which>

@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "libddp/base/spin.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -66,6 +67,47 @@ class Looks final : public ProgressThread::Client {
  private:
   std::atomic<int> looks_{0};
 };
+
+// Once the thread rests, a Tick launches something itself, or waits for another thread that does.
+class Launching final : public ProgressThread::Client {
+ public:
+  Launching(ProgressThread& progress, bool itself) : progress_(progress), itself_(itself) {}
+  Found Tick() override {
+    constexpr int64_t kRestsAfterNs = 500'000'000;
+    if (begin_ns_ == 0) begin_ns_ = NowNs();
+    if (launched_ || NowNs() - begin_ns_ < kRestsAfterNs) return Found::kNothing;
+    inside_ = true;
+    if (itself_) {
+      progress_.Notify();
+      launched_ = true;
+    }
+    for (int i = 0; i < 10'000 && !launched_; ++i) usleep(1000);
+    if (!launched_) in_vain_ = true;
+    return Found::kNothing;
+  }
+  bool inside() const { return inside_; }
+  bool in_vain() const { return in_vain_; }
+  void Launched() { launched_ = true; }
+
+ private:
+  ProgressThread& progress_;
+  const bool itself_;
+  int64_t begin_ns_ = 0;
+  std::atomic<bool> inside_{false}, launched_{false}, in_vain_{false};
+};
+
+TEST_CASE("a Tick may launch something, and wait for a thread that does") {
+  for (const bool itself : {false, true}) {
+    ProgressThread progress;
+    Launching client(progress, itself);
+    progress.Add(&client);
+    while (!client.inside()) usleep(1000);
+    progress.Notify();
+    client.Launched();
+    progress.Remove(&client);
+    CHECK_FALSE(client.in_vain());
+  }
+}
 
 TEST_CASE("a wall clock that is set back does not stop the looks") {
   Looks looks;

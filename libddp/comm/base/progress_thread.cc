@@ -15,7 +15,7 @@ constexpr ProgressThread::Interval kShortest(1), kLongestPending(4), kLongest(8)
 
 ProgressThread::~ProgressThread() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(wake_mutex_);
     stop_ = true;
   }
   wake_.NotifyAll();
@@ -34,9 +34,10 @@ void ProgressThread::Remove(Client* client) {
   clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
 }
 
-// Under the mutex, so that the thread is not between its last look and its wait.
+// Under the mutex, so that the thread is not between its look at this and its wait. Not under that of the Ticks: they
+// launch things themselves, and wait for mutexes whose owners do.
 void ProgressThread::WakeUp() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(wake_mutex_);
   resting_.store(false);
   wake_.NotifyAll();
 }
@@ -50,18 +51,25 @@ ProgressThread::Interval ProgressThread::NextLook(Interval last, Found found) {
 
 void ProgressThread::Run() {
   pthread_setname_np(pthread_self(), "ddp-progress");
-  std::unique_lock<std::mutex> lock(mutex_);
   Interval interval = kShortest, idle(0);
-  while (!stop_) {
-    resting_.store(idle >= kIdleBeforeRest);
+  while (true) {
+    const bool idles = idle >= kIdleBeforeRest;
+    resting_.store(idles);
     Found found = Found::kNothing;
-    for (Client* client : clients_) found = std::max(found, client->Tick());
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (Client* client : clients_) found = std::max(found, client->Tick());
+    }
     if (found != Found::kNothing) resting_.store(false);
-    const bool rest = resting_.load();
     idle = found != Found::kNothing ? Interval(0) : std::min(idle + interval, kIdleBeforeRest);
     interval = NextLook(interval, found);
-    wake_.WaitFor(lock, rest ? kRest : interval);
-    if (rest && !resting_.load()) {  // woken
+    std::unique_lock<std::mutex> lock(wake_mutex_);
+    if (stop_) return;
+    const bool rest = resting_.load();
+    // Who has launched something meanwhile is looked at next.
+    if (rest || !idles || found != Found::kNothing) wake_.WaitFor(lock, rest ? kRest : interval);
+    if (stop_) return;
+    if (idles && !resting_.load()) {  // woken
       idle = Interval(0);
       interval = kShortest;
     }

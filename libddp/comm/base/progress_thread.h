@@ -54,8 +54,8 @@ class ProgressThread {
   // Returns when no Tick of the client is running, nor will be.
   void Remove(Client* client);
 
-  // Something has been launched, and the next Tick of the client finds it. Costs a load, unless the thread rests. The
-  // caller holds no mutex that a Tick waits for.
+  // Something has been launched, and the next Tick of the client finds it. Costs a load, unless the thread rests. Waits
+  // for no Tick: a Tick may call it, or wait for a mutex that the caller holds.
   void Notify() {
     if (resting_.load()) WakeUp();
   }
@@ -67,10 +67,11 @@ class ProgressThread {
   const std::function<void()> elsewhere_;
   // Set before the Ticks that a long wait follows. What they miss is launched later, and so Notify sees this.
   std::atomic<bool> resting_{false};
-  std::mutex mutex_;
-  SteadyCondition wake_;
+  std::mutex mutex_;  // Ticks run under it
   std::vector<Client*> clients_;
-  bool stop_ = false;
+  std::mutex wake_mutex_;
+  SteadyCondition wake_;
+  bool stop_ = false;   // under wake_mutex_
   std::thread thread_;  // started with the first client
 };
 

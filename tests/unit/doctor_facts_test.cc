@@ -213,14 +213,14 @@ TEST_CASE("copies between GPUs are compared, and a fault has its cause and a rem
       {"error:0:2", "from GPU 0 to GPU 2, by P2P, failed: cuMemcpyPeer: CUDA error 719", "NCCL_P2P_DISABLE=1"},
       {"wrong:0:1", "from GPU 0 to GPU 1, through host memory, arrives wrong", "dmesg", false},
       {"wrong:1:1", "between the host and GPU 1 arrives wrong", "dmesg"},
-      {"hang:1:0", "from GPU 1 to GPU 0, by P2P, did not end in 500ms", "ddp_doctor --limit"},
+      {"hang:1:0", "from GPU 1 to GPU 0, by P2P, did not end in 3s", "ddp_doctor --limit"},
   };
   for (const Case& c : cases) {
     CAPTURE(c.fault);
     if (!c.p2p) unsetenv("FAKE_CUDA_P2P");
     setenv("FAKE_CUDA_COPY", c.fault, 1);
     const bool hangs = absl::StartsWith(c.fault, "hang");
-    const Findings findings = CheckCopies(TryCopies(FAKE_CUDA, hangs ? absl::Milliseconds(500) : absl::Minutes(1)));
+    const Findings findings = CheckCopies(TryCopies(FAKE_CUDA, hangs ? absl::Seconds(3) : absl::Minutes(1)));
     setenv("FAKE_CUDA_P2P", "1", 1);
     REQUIRE(findings.size() == 1);
     INFO(findings[0].text << " -> " << findings[0].remedy);

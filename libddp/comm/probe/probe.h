@@ -21,7 +21,7 @@ struct ProbeOptions {
   int size = 1;
   Device device = {};
   absl::Duration limit = absl::Seconds(30);  // for everything; see TimeOfCollective
-  bool timing = false;  // also the sizes that only serve to compare speeds
+  bool timing = false;                       // also the sizes that only serve to compare speeds
   // Passes rank 0's id to all ranks: rank 0 gives it, the others get it. Called once, by another thread.
   std::function<absl::Status(nccl::UniqueId* id)> exchange_id;
   // Receives the result so far when a step begins and at the end. Called by another thread. May be empty.

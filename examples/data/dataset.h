@@ -16,7 +16,7 @@ namespace examples {
 // Images with one byte per pixel and channel, as in the file. This takes a quarter of the memory of floats; each batch
 // is converted when it is gathered.
 struct Images {
-  std::vector<uint8_t> pixels;   // count() images of channels * height * width, row-major: one channel after the other
+  std::vector<uint8_t> pixels;   // stored() images of channels * height * width, row-major: one channel after the other
   std::vector<uint16_t> labels;  // below Dataset::classes
   // If not 0, so many images are in `pixels`, and image i looks like image i % `distinct`.
   size_t distinct = 0;

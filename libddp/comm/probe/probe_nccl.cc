@@ -73,11 +73,11 @@ AttemptTime TimeNow(const ProbeNcclOptions& options) {
 }
 
 // Notes how long a hang was watched, where that was short.
-void NoteShortTime(const AttemptTime& time, ProbeResult* result) {
-  if (result->state != ProbeState::kHang || !time.is_short) return;
+void NoteShortTime(AttemptTime time, ProbeResult* result) {
+  if (result->state != ProbeState::kHang) return;
   const bool collective = kProbeSteps[static_cast<size_t>(result->step)].kind >= ProbeStep::Kind::kAllReduce;
-  result->short_ms =
-      static_cast<int32_t>(absl::ToInt64Milliseconds(collective ? TimeOfCollective(time.time) : time.time));
+  if (collective) time.time = TimeOfCollective(time.time);
+  result->short_ms = time.short_ms();
 }
 
 constexpr char kStoppedText[] = "another rank had failed";

@@ -29,6 +29,8 @@ TEST_CASE("NCCL is found to work between these GPUs, and that is remembered") {
         RANK_CHECK(first.note.empty(), Describe(first));  // the helper was found, and did its work
         RANK_CHECK(!first.from_cache);
         RANK_CHECK(RANK_VALUE(ProbeNccl(rank.group(), options)).from_cache);
+        // A GPU may admit one process only: it has to be the helper, first. Ranks that are threads come here together.
+        for (int i = 0; i < CudaDevices()->Count(); ++i) RANK_CHECK(!CudaDevices()->InUse(i));
         if (first.verdict != ProbeVerdict::kWorks) return;
 
         options.helper = "/no/such/program";

@@ -59,6 +59,21 @@ std::string Complaint() {
   return "";
 }
 
+// Notes that this one has started; whether this rank's helper with P2P is still there.
+bool Log(const std::string& rank, bool no_p2p) {
+  const std::string name = Variable("FAKE_PROBE_LOG");
+  if (name.empty()) return false;
+  bool beside = false;
+  std::ifstream lines(name);
+  for (std::string line; no_p2p && std::getline(lines, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    beside = beside || (words[0] == rank && words.size() == 2 && kill(std::stoi(words[1]), 0) == 0);
+  }
+  std::ofstream(name, std::ios::app) << absl::StrCat(rank, " ", getpid(), no_p2p ? " without P2P" : "",
+                                                     beside ? " beside the first\n" : "\n");
+  return beside;
+}
+
 ProbeResult Passed() {
   ProbeResult result;
   result.state = ProbeState::kPassed;
@@ -91,14 +106,12 @@ void Do(const std::string& what) {
     result.micros = {};
     Say(EncodeProbeResult(result));
   }
-  if (what == "hung" || what == "error" || what == "wrong" || what == "device") {
-    result.step = what == "device" ? 1 : 5;
+  if (what == "hung" || what == "error" || what == "wrong") {
+    result.step = 5;
     result.Fail(what == "hung"    ? ProbeState::kHang
                 : what == "wrong" ? ProbeState::kWrongData
                                   : ProbeState::kError,
-                what == "error"    ? "unhandled cuda error"
-                : what == "device" ? "busy or unavailable"
-                                   : "");
+                what == "error" ? "unhandled cuda error" : "");
     Say(EncodeProbeResult(result));
   }
   const std::string complaint = Complaint();
@@ -118,9 +131,7 @@ int Main(int argc, char** argv) {
   DieWithParent(std::stoi(Flag(argc, argv, "--parent")));
   const std::string rank = Flag(argc, argv, "--rank");
   const bool no_p2p = Variable("NCCL_P2P_DISABLE") == "1";
-  if (const std::string log = Variable("FAKE_PROBE_LOG"); !log.empty()) {
-    std::ofstream(log, std::ios::app) << absl::StrCat(rank, no_p2p ? " without P2P\n" : "\n");
-  }
+  const bool beside_the_first = Log(rank, no_p2p);
   std::string what = "pass";
   for (const absl::string_view part : absl::StrSplit(Variable(no_p2p ? "FAKE_PROBE_NO_P2P" : "FAKE_PROBE"), ',')) {
     const std::vector<std::string> words = absl::StrSplit(part, '=');
@@ -129,6 +140,15 @@ int Main(int argc, char** argv) {
       what = words[1];
       break;
     }
+  }
+  if (what == "alone") what = beside_the_first ? "device" : "pass";
+  if (what == "device") {  // before NCCL
+    ProbeResult result;
+    result.step = FirstStepOf(ProbeStep::Kind::kDevice);
+    result.Fail(ProbeState::kError, "busy or unavailable");
+    Say(EncodeProbeResult(result));
+    Hear();
+    return 0;
   }
   nccl::UniqueId id = {};
   if (rank == "0") {

@@ -32,14 +32,17 @@ class FakeHelpers {
     setenv("FAKE_PROBE_NO_P2P", without_p2p, 1);
   }
   // How many have run so far.
-  int Count() const {
-    std::ifstream file(log_);
-    int lines = 0;
-    for (std::string line; std::getline(file, line);) ++lines;
-    return lines;
-  }
+  int Count() const { return CountOf(""); }
+  // How many of them, without P2P, while their rank's first was there.
+  int CountBesideTheFirst() const { return CountOf("beside the first"); }
 
  private:
+  int CountOf(const std::string& words) const {
+    std::ifstream file(log_);
+    int lines = 0;
+    for (std::string line; std::getline(file, line);) lines += line.find(words) != std::string::npos ? 1 : 0;
+    return lines;
+  }
   TemporaryFolder folder_;
   const std::string log_;
 };

@@ -93,14 +93,45 @@ TEST_CASE("helpers that hang without a word end with the limit") {
   CHECK(report.how == "hung");
 }
 
+TEST_CASE("while a collective seems to hang the helper without P2P starts, and is used if its GPU takes both") {
+  for (const int size : {2, 4}) {
+    CAPTURE(size);
+    Scenario scenario(size);
+    scenario.limit = absl::Milliseconds(500);
+    Scenario::Tell("hang", "pass");
+    CHECK(scenario.Probe().verdict == ProbeVerdict::kWorksWithoutP2p);
+    CHECK(scenario.Helpers() == 2 * size);
+    CHECK(scenario.helpers.CountBesideTheFirst() == size);
+  }
+  Scenario refused(2);
+  refused.limit = absl::Milliseconds(500);
+  Scenario::Tell("hang", "1=alone,pass");
+  {
+    const ProbeReport r = refused.Probe();
+    INFO(Describe(r));
+    CHECK(r.verdict == ProbeVerdict::kWorksWithoutP2p);
+  }
+  CHECK(refused.Helpers() == 5);
+  CHECK(refused.helpers.CountBesideTheFirst() == 2);
+
+  // What was only slow passes, and the second helpers end unused.
+  Scenario slow(2);
+  Scenario::Tell("late", "error");
+  CHECK(slow.Probe().verdict == ProbeVerdict::kWorks);
+  CHECK(slow.helpers.CountBesideTheFirst() == 2);
+}
+
 TEST_CASE("where P2P is off already there is nothing to compare with") {
-  Scenario scenario(2);
   setenv("NCCL_P2P_DISABLE", "1", 1);
-  Scenario::Tell("", "error");
-  const ProbeReport report = scenario.Probe();
+  for (const char* what : {"error", "hang"}) {
+    Scenario scenario(2);
+    scenario.limit = absl::Milliseconds(500);
+    Scenario::Tell("", what);
+    const ProbeReport report = scenario.Probe();
+    CHECK(report.verdict == ProbeVerdict::kBroken);
+    CHECK(scenario.Helpers() == 2);
+  }
   unsetenv("NCCL_P2P_DISABLE");
-  CHECK(report.verdict == ProbeVerdict::kBroken);
-  CHECK(scenario.Helpers() == 2);
 }
 
 TEST_CASE("helpers that are missing, killed or lie say nothing about NCCL: it is tried in the process") {

@@ -17,7 +17,7 @@ namespace ddp {
 namespace {
 
 // What a thread that has seen its deadline gets to say so, and an abort to come through.
-constexpr absl::Duration kSayGrace = absl::Milliseconds(500);
+constexpr absl::Duration kSayGrace = absl::Milliseconds(100);
 constexpr absl::Duration kAbortGrace = absl::Seconds(2);
 // A loaded machine may hold up a collective for a moment.
 constexpr absl::Duration kLeastCollective = absl::Seconds(2);

@@ -25,6 +25,8 @@ namespace {
 constexpr absl::Duration kRoundEvery = absl::Milliseconds(10);
 // What the others get to fail by themselves, or to pass, once one has failed.
 constexpr absl::Duration kAfterFailure = absl::Seconds(1);
+// All runs of one collective take far less between healthy GPUs.
+constexpr absl::Duration kSlowStep = absl::Milliseconds(500);
 
 using Results = std::vector<ProbeResult>;
 
@@ -37,7 +39,7 @@ class Rounds {
   absl::Status Next(ProbeState mine, const std::optional<nccl::UniqueId>& id) {
     Standing mine_now;
     mine_now.state = mine;
-    mine_now.waited_ms = failed_at_ == absl::InfiniteFuture() ? 0 : absl::ToInt64Milliseconds(absl::Now() - failed_at_);
+    mine_now.waited_ms = failed() ? absl::ToInt64Milliseconds(absl::Now() - failed_at_) : 0;
     mine_now.has_id = id.has_value();
     if (id.has_value()) mine_now.id = *id;
     const absl::StatusOr<std::vector<Standing>> all = Exchange(control_, mine_now);
@@ -45,14 +47,14 @@ class Rounds {
     if (all->front().has_id) id_ = all->front().id;
     const auto count = [&](auto&& which) { return std::count_if(all->begin(), all->end(), which); };
     const auto running = count([](const Standing& n) { return n.state == ProbeState::kRunning; });
-    const bool failed =
-        running + count([](const Standing& n) { return n.state == ProbeState::kPassed; }) < control_.size();
-    if (failed && failed_at_ == absl::InfiniteFuture()) failed_at_ = absl::Now();
+    const auto passed = count([](const Standing& n) { return n.state == ProbeState::kPassed; });
+    if (running + passed < control_.size() && !failed()) failed_at_ = absl::Now();
     // By the clock of one rank, so that all agree.
     over_ = running == 0 || absl::Milliseconds(all->front().waited_ms) >= kAfterFailure;
     return absl::OkStatus();
   }
   bool over() const { return over_; }
+  bool failed() const { return failed_at_ != absl::InfiniteFuture(); }
   const std::optional<nccl::UniqueId>& id() const { return id_; }
 
  private:
@@ -72,43 +74,106 @@ AttemptTime TimeNow(const ProbeNcclOptions& options) {
   return TimeOfAttempt(options.limit, options.end, options.least);
 }
 
+bool IsCollective(const ProbeResult& result) {
+  return kProbeSteps[static_cast<size_t>(result.step)].kind >= ProbeStep::Kind::kAllReduce;
+}
+
 // Notes how long a hang was watched, where that was short.
 void NoteShortTime(AttemptTime time, ProbeResult* result) {
   if (result->state != ProbeState::kHang) return;
-  const bool collective = kProbeSteps[static_cast<size_t>(result->step)].kind >= ProbeStep::Kind::kAllReduce;
-  if (collective) time.time = TimeOfCollective(time.time);
+  if (IsCollective(*result)) time.time = TimeOfCollective(time.time);
   result->short_ms = time.short_ms();
 }
 
 constexpr char kStoppedText[] = "another rank had failed";
 
-// One attempt by helpers. Its processes have ended when it returns.
-absl::StatusOr<Results> TryInHelpers(ProcessGroup& control, const ProbeNcclOptions& options, const std::string& program,
-                                     bool without_p2p) {
-  const AttemptTime time = TimeNow(options);
-  const absl::StatusOr<std::unique_ptr<HelperProcess>> helper =
-      HelperProcess::Start({.program = program,
-                            .environment = HelperEnvironment(AllVariables(), without_p2p),
-                            .rank = control.rank(),
-                            .size = control.size(),
-                            .device = options.device.index,
-                            .limit = time.time,
-                            .timing = without_p2p});
-  ProbeResult mine;
-  if (!helper.ok()) mine.Fail(ProbeState::kNoHelper, helper.status().message());
-  bool id_sent = control.rank() == 0;
-  for (Rounds rounds(control); !rounds.over();) {
-    if (helper.ok()) mine = (*helper)->Poll();
-    if (absl::Status s = rounds.Next(mine.state, helper.ok() ? (*helper)->id() : std::nullopt); !s.ok()) return s;
-    if (helper.ok() && !id_sent && rounds.id().has_value()) {
-      (*helper)->SendId(*rounds.id());
-      id_sent = true;
+bool AnyHelperFailed(const Results& results) {
+  return std::any_of(results.begin(), results.end(), [](const ProbeResult& r) {
+    // A GPU that admits one process only may be this process's already.
+    const bool occupied =
+        r.state == ProbeState::kError && kProbeSteps[static_cast<size_t>(r.step)].kind == ProbeStep::Kind::kDevice;
+    return HelperFailed(r.state) || occupied;
+  });
+}
+
+// One attempt by helpers: this rank's part. Its helper starts at once, and ends with this object; NCCL begins in Run.
+class HelperAttempt {
+ public:
+  HelperAttempt(ProcessGroup& control, const ProbeNcclOptions& options, const std::string& program, bool without_p2p)
+      : control_(control),
+        time_(TimeNow(options)),
+        helper_(HelperProcess::Start({.program = program,
+                                      .environment = HelperEnvironment(AllVariables(), without_p2p),
+                                      .rank = control.rank(),
+                                      .size = control.size(),
+                                      .device = options.device.index,
+                                      .limit = time_.time,
+                                      .timing = without_p2p})) {}
+
+  // Whether nothing has gone wrong so far, before Run.
+  bool usable() const { return helper_.ok() && (*helper_)->Poll().state <= ProbeState::kPassed; }
+
+  // Collective. `when_slow` is called once if this rank's helper stays in a collective for longer than usual.
+  absl::StatusOr<Results> Run(const std::function<void()>& when_slow) {
+    ProbeResult mine;
+    if (!helper_.ok()) mine.Fail(ProbeState::kNoHelper, helper_.status().message());
+    bool id_sent = control_.rank() == 0, slow = false;
+    absl::Time step_begin = absl::Now();
+    for (Rounds rounds(control_); !rounds.over();) {
+      if (helper_.ok()) {
+        const int step = mine.step;
+        mine = (*helper_)->Poll();
+        if (mine.step != step) step_begin = absl::Now();
+      }
+      if (absl::Status s = rounds.Next(mine.state, helper_.ok() ? (*helper_)->id() : std::nullopt); !s.ok()) return s;
+      if (helper_.ok() && !id_sent && rounds.id().has_value()) {
+        (*helper_)->SendId(*rounds.id());
+        id_sent = true;
+      }
+      const bool waits = mine.state == ProbeState::kRunning && IsCollective(mine) && !rounds.failed();
+      if (waits && !slow && absl::Now() - step_begin >= kSlowStep) {
+        slow = true;
+        when_slow();
+      }
+      if (!rounds.over()) absl::SleepFor(kRoundEvery);
     }
-    if (!rounds.over()) absl::SleepFor(kRoundEvery);
+    if (mine.state == ProbeState::kRunning) mine.Fail(ProbeState::kStopped, kStoppedText);
+    NoteShortTime(time_, &mine);
+    return Exchange(control_, mine);  // before this rank's helper ends
   }
-  if (mine.state == ProbeState::kRunning) mine.Fail(ProbeState::kStopped, kStoppedText);
-  NoteShortTime(time, &mine);
-  return Exchange(control, mine);  // before this rank's helper ends
+
+ private:
+  ProcessGroup& control_;
+  const AttemptTime time_;
+  absl::StatusOr<std::unique_ptr<HelperProcess>> helper_;
+};
+
+// NCCL in helpers, as it is configured and, where it fails so, without P2P. No helper is left when it returns.
+struct HelperResults {
+  Results configured;
+  Results without_p2p;  // empty if that was not tried
+};
+absl::StatusOr<HelperResults> TryInHelpers(ProcessGroup& control, const ProbeNcclOptions& options,
+                                           const std::string& program, bool p2p_disabled) {
+  const auto start = [&](bool without_p2p) {
+    return std::make_unique<HelperAttempt>(control, options, program, without_p2p);
+  };
+  // CUDA takes a second or two to start, so where a collective seems to hang the next helper starts meanwhile.
+  std::unique_ptr<HelperAttempt> next;
+  std::unique_ptr<HelperAttempt> attempt = start(false);
+  absl::StatusOr<Results> configured = attempt->Run([&] {
+    if (!p2p_disabled) next = start(true);
+  });
+  attempt.reset();
+  if (!configured.ok()) return configured.status();
+  HelperResults results{*std::move(configured), {}};
+  if (AnyHelperFailed(results.configured) || !WorthTryingWithoutP2p(results.configured, p2p_disabled)) return results;
+  // A GPU that admits one process only has refused it.
+  if (next == nullptr || !next->usable()) next = start(true);
+  absl::StatusOr<Results> without_p2p = next->Run([] {});
+  if (!without_p2p.ok()) return without_p2p.status();
+  results.without_p2p = *std::move(without_p2p);
+  return results;
 }
 
 // One attempt in this process.
@@ -252,30 +317,17 @@ bool WorthRemembering(const ProbeReport& report, const ProbeNcclOptions& options
          (report.verdict == ProbeVerdict::kWorksWithoutP2p && options.complete != nullptr && !report.hurried);
 }
 
-bool AnyHelperFailed(const Results& results) {
-  return std::any_of(results.begin(), results.end(), [](const ProbeResult& r) {
-    // A GPU that admits one process only may be this process's already.
-    const bool occupied =
-        r.state == ProbeState::kError && kProbeSteps[static_cast<size_t>(r.step)].kind == ProbeStep::Kind::kDevice;
-    return HelperFailed(r.state) || occupied;
-  });
-}
-
 absl::StatusOr<ProbeReport> Probe(ProcessGroup& control, const ProbeNcclOptions& options, const Preparation& mine,
                                   bool p2p_disabled, const std::string& why_here) {
   std::string note = why_here;
   if (note.empty()) {
-    const absl::StatusOr<Results> configured = TryInHelpers(control, options, *mine.helper, false);
-    if (!configured.ok()) return configured.status();
-    if (!AnyHelperFailed(*configured)) {
-      if (!WorthTryingWithoutP2p(*configured, p2p_disabled))
-        return Judge(*configured, {}, p2p_disabled, options.more_time);
-      const absl::StatusOr<Results> without_p2p = TryInHelpers(control, options, *mine.helper, true);
-      if (!without_p2p.ok()) return without_p2p.status();
-      return Judge(*configured, *without_p2p, p2p_disabled, options.more_time);
-    }
-    const int rank = FirstFailure(*configured);
-    note = absl::StrCat("the helper of rank ", rank, " failed: ", (*configured)[static_cast<size_t>(rank)].text());
+    const absl::StatusOr<HelperResults> results = TryInHelpers(control, options, *mine.helper, p2p_disabled);
+    if (!results.ok()) return results.status();
+    if (!AnyHelperFailed(results->configured))
+      return Judge(results->configured, results->without_p2p, p2p_disabled, options.more_time);
+    const int rank = FirstFailure(results->configured);
+    note =
+        absl::StrCat("the helper of rank ", rank, " failed: ", results->configured[static_cast<size_t>(rank)].text());
   }
   const absl::StatusOr<Results> here = TryHere(control, options, mine.api);
   if (!here.ok()) return here.status();

@@ -13,6 +13,7 @@
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 #include "libddp/device/staged_blocks.h"
+#include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
 

@@ -3,6 +3,7 @@
 #include "libddp/device/cuda_convert.h"
 #include "libddp/device/cuda_kernels.h"
 #include "libddp/device/cuda_staged_block.h"
+#include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp::cuda {
@@ -108,59 +109,33 @@ class Block : public WaitingBlock {
   __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic)
       : WaitingBlock(at), arithmetic_(arithmetic) {}
 
-  __device__ void Copy(char* to, const char* from, uint64_t bytes, bool from_ring) {
+  __device__ void Copy(const staged::Piece* pieces, int n, bool from_ring) {
     if (from_ring) {
-      Move<true, false>(to, from, bytes);
+      Move<true, false>(pieces, n);
     } else {
-      Move<false, false>(to, from, bytes);
+      Move<false, false>(pieces, n);
     }
   }
-  __device__ void CopyChecked(char* to, const char* from, uint64_t bytes) {
+  __device__ void CopyChecked(const staged::Piece* pieces, int n) {
     if (!kIsInteger<Out> && arithmetic_->nonfinite != nullptr) {
-      Move<true, true>(to, from, bytes);
+      Move<true, true>(pieces, n);
     } else {
-      Move<true, false>(to, from, bytes);
+      Move<true, false>(pieces, n);
     }
   }
 
   __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
     constexpr int kWidth = 16 / sizeof(In);
-    constexpr int kVectors = 4;
-    using Acc = Accumulate<In>;
-    using OutVector = Vector<Out, kWidth>;
     const char* const ring = from[at_.rank == 0 ? 1 : 0];  // all but its own begin alike
-    const bool aligned = AlignedTo(16, from[at_.rank], ring) && AlignedTo(sizeof(OutVector), to, also);
+    const bool aligned = AlignedTo(16, from[at_.rank], ring) && AlignedTo(sizeof(Vector<Out, kWidth>), to, also);
     const uint64_t vectors = aligned ? count / kWidth : 0;
-    for (uint64_t first = threadIdx.x; first < vectors; first += kVectors * kThreads) {
-      Acc acc[kVectors][kWidth];
-      for (int r = 0; r < n; ++r) {
-        uint4 raw[kVectors] = {};
-#pragma unroll
-        for (int u = 0; u < kVectors; ++u) {
-          const uint64_t v = first + u * kThreads;
-          const uint4* const source = reinterpret_cast<const uint4*>(from[r]) + v;
-          if (v < vectors) raw[u] = r == at_.rank ? *source : LoadFresh(source);
-        }
-#pragma unroll
-        for (int u = 0; u < kVectors; ++u) {
-          const In* const x = reinterpret_cast<const In*>(&raw[u]);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) Take(r == 0, x[i], &acc[u][i]);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kVectors; ++u) {
-        const uint64_t v = first + u * kThreads;
-        if (v >= vectors) continue;
-        OutVector result;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) result.v[i] = Result(acc[u][i]);
-        if (to != nullptr) reinterpret_cast<OutVector*>(to)[v] = result;
-        if (also != nullptr) reinterpret_cast<OutVector*>(also)[v] = result;
-      }
+    if (n == 2) {
+      ReduceVectors<4, 2>(from, n, to, also, vectors);
+    } else {
+      ReduceVectors<2, 4>(from, n, to, also, vectors);
     }
     for (uint64_t i = vectors * kWidth + threadIdx.x; i < count; i += kThreads) {
-      Acc acc;
+      Accumulate<In> acc;
       for (int r = 0; r < n; ++r) Take(r == 0, LoadFresh(reinterpret_cast<const In*>(from[r]) + i), &acc);
       const Out result = Result(acc);
       if (to != nullptr) reinterpret_cast<Out*>(to)[i] = result;
@@ -249,6 +224,49 @@ class Block : public WaitingBlock {
     return true;
   }
 
+  // A thread's loads of so many vectors of so many ranks are under way at once.
+  template <int kVectors, int kRanks>
+  __device__ void ReduceVectors(const char* const* from, int n, char* to, char* also, uint64_t vectors) {
+    constexpr int kWidth = 16 / sizeof(In);
+    using OutVector = Vector<Out, kWidth>;
+    for (uint64_t first = threadIdx.x; first < vectors; first += kVectors * kThreads) {
+      Accumulate<In> acc[kVectors][kWidth];
+      for (int begin = 0; begin < n; begin += kRanks) {
+        uint4 raw[kRanks][kVectors] = {};
+#pragma unroll
+        for (int k = 0; k < kRanks; ++k) {
+          if (begin + k >= n) break;
+          const uint4* const source = reinterpret_cast<const uint4*>(from[begin + k]) + first;
+#pragma unroll
+          for (int u = 0; u < kVectors; ++u) {
+            if (first + u * kThreads >= vectors) break;
+            raw[k][u] = begin + k == at_.rank ? source[u * kThreads] : LoadFresh(source + u * kThreads);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kRanks; ++k) {
+          if (begin + k >= n) break;
+#pragma unroll
+          for (int u = 0; u < kVectors; ++u) {
+            const In* const x = reinterpret_cast<const In*>(&raw[k][u]);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) Take(begin + k == 0, x[i], &acc[u][i]);
+          }
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        const uint64_t v = first + u * kThreads;
+        if (v >= vectors) break;
+        OutVector result;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) result.v[i] = Result(acc[u][i]);
+        if (to != nullptr) reinterpret_cast<OutVector*>(to)[v] = result;
+        if (also != nullptr) reinterpret_cast<OutVector*>(also)[v] = result;
+      }
+    }
+  }
+
   template <typename Acc>
   __device__ void Take(bool first, In x, Acc* acc) {
     const Acc value = Prescale(*arithmetic_, ToAccumulate(x));
@@ -262,7 +280,41 @@ class Block : public WaitingBlock {
   }
 
   template <bool kFromRing, bool kCheck>
-  __device__ void Move(char* to, const char* from, uint64_t bytes) {
+  __device__ void Move(const staged::Piece* pieces, int n) {
+    uint64_t units = 0;
+    bool whole = n > 1;
+    for (int p = 0; p < n; ++p) {
+      whole = whole && AlignedTo(16, pieces[p].to, pieces[p].from) && pieces[p].bytes % 16 == 0;
+      units += pieces[p].bytes / 16;
+    }
+    if (whole) return MoveTogether<kFromRing, kCheck>(pieces, units);
+    for (int p = 0; p < n; ++p) MovePiece<kFromRing, kCheck>(pieces[p].to, pieces[p].from, pieces[p].bytes);
+  }
+  // The loads of several pieces are under way at once.
+  template <bool kFromRing, bool kCheck>
+  __device__ void MoveTogether(const staged::Piece* pieces, uint64_t units) {
+    for (uint64_t first = threadIdx.x; first < units; first += kUnroll * kThreads) {
+      uint4 loaded[kUnroll];
+      uint4* to[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        uint64_t at = first + u * kThreads;
+        if (at >= units) break;
+        const staged::Piece* piece = pieces;
+        for (; at >= piece->bytes / 16; ++piece) at -= piece->bytes / 16;
+        loaded[u] = LoadUnit<kFromRing>(reinterpret_cast<const uint4*>(piece->from) + at);
+        to[u] = reinterpret_cast<uint4*>(piece->to) + at;
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * kThreads >= units) break;
+        if constexpr (kCheck) Check(loaded[u]);
+        *to[u] = loaded[u];
+      }
+    }
+  }
+  template <bool kFromRing, bool kCheck>
+  __device__ void MovePiece(char* to, const char* from, uint64_t bytes) {
     uint64_t done = 0;
     if (AlignedTo(16, to, from)) done = MoveUnits<uint4, kFromRing, kCheck>(to, from, 0, bytes);
     if (AlignedTo(sizeof(Out), to, from)) done = MoveUnits<Out, kFromRing, kCheck>(to, from, done, bytes);
@@ -283,15 +335,17 @@ class Block : public WaitingBlock {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (first + u * kThreads >= units) continue;
-        if constexpr (kCheck) {
-          const Out* const elements = reinterpret_cast<const Out*>(&loaded[u]);
-#pragma unroll
-          for (size_t i = 0; i < sizeof(Unit) / sizeof(Out); ++i) bad_ |= NotFinite(elements[i]);
-        }
+        if constexpr (kCheck) Check(loaded[u]);
         to[first + u * kThreads] = loaded[u];
       }
     }
     return done + units * sizeof(Unit);
+  }
+  template <typename Unit>
+  __device__ void Check(const Unit& unit) {
+    const Out* const elements = reinterpret_cast<const Out*>(&unit);
+#pragma unroll
+    for (size_t i = 0; i < sizeof(Unit) / sizeof(Out); ++i) bad_ |= NotFinite(elements[i]);
   }
   template <bool kFromRing, typename Unit>
   __device__ Unit LoadUnit(const Unit* from) {

@@ -31,8 +31,8 @@ __device__ uint64_t LoadAcquire(const uint64_t* from) {
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
   return value;
 }
-__device__ void StoreRelease(uint64_t* to, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+__device__ void StoreRelaxed(uint64_t* to, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
 // What every thread block does; see staged_protocol.h. All its threads call everything.
@@ -43,25 +43,27 @@ class WaitingBlock {
   __device__ bool Begin() { return __syncthreads_or(threadIdx.x == 0 && MustLeave()) == 0; }
 
   template <typename Fn>
-  __device__ bool Wait(int n, Fn counter, uint64_t target) {
+  __device__ bool Wait(int n, Fn level) {
     bool reached = true;
     if (static_cast<int>(threadIdx.x) < n) {
-      const staged::Counter* const mine = counter(static_cast<int>(threadIdx.x));
-      if (mine != nullptr) reached = Spin(&mine->value, target);
+      const staged::Level mine = level(static_cast<int>(threadIdx.x));
+      if (mine.counter != nullptr) reached = Spin(&mine.counter->value, mine.value);
+    } else if (threadIdx.x == kThreads - 1) {  // of another warp, which does not wait for the first
+      reached = !MustLeave();
     }
     return __syncthreads_and(reached) != 0;
   }
 
-  __device__ void Signal(staged::Counter* counter, uint64_t value) {
+  __device__ void Signal(staged::Level first, staged::Level second = {}) {
     __syncthreads();
-    if (threadIdx.x == 0) StoreRelease(&counter->value, value);
+    if (threadIdx.x != 0) return;
+    asm volatile("fence.acq_rel.sys;" ::: "memory");  // once for both: it takes as long as a look at host memory
+    if (first.counter != nullptr) StoreRelaxed(&first.counter->value, first.value);
+    if (second.counter != nullptr) StoreRelaxed(&second.counter->value, second.value);
   }
 
   __device__ void Fail() {
-    if (threadIdx.x != 0) return;
-    *const_cast<volatile uint32_t*>(at_.failed) = 1;
-    *reinterpret_cast<volatile uint32_t*>(at_.ring) = 1;
-    __threadfence_system();
+    if (threadIdx.x == 0) SetWords();
   }
 
   __device__ uint64_t Load(const uint64_t* from) { return *from; }
@@ -71,21 +73,22 @@ class WaitingBlock {
   }
 
  protected:
-  // Whether this process's group has failed; if another rank has, it becomes known to what follows on the stream first.
+  // Whether the group has failed, which becomes known to what follows on the stream first.
   __device__ bool MustLeave() {
-    // Both lie in host memory: one way there and back for both.
-    const uint32_t failed = *const_cast<const volatile uint32_t*>(at_.failed);
-    const uint32_t aborted = *reinterpret_cast<const volatile uint32_t*>(at_.ring);
-    if (failed != 0) return true;
-    if (aborted == 0) return false;
-    *const_cast<volatile uint32_t*>(at_.failed) = 1;
-    __threadfence_system();
+    const int index = static_cast<int>(blockIdx.x);
+    if (*const_cast<const volatile uint32_t*>(AbortWordOf(at_, index)) == 0) return false;
+    SetWords();
     return true;
   }
 
   const staged::Place& at_;
 
  private:
+  __device__ void SetWords() {
+    *const_cast<volatile uint32_t*>(at_.failed) = 1;
+    for (int i = 0; i < staged::kAbortWords; ++i) *const_cast<volatile uint32_t*>(AbortWordOf(at_, i)) = 1;
+    __threadfence_system();
+  }
   __device__ bool Spin(const uint64_t* counter, uint64_t target) {
     for (int polls = 1;; ++polls) {
       if (static_cast<int64_t>(LoadAcquire(counter) - target) >= 0) return true;

@@ -22,7 +22,7 @@
 #include "libddp/device/scale_rule.h"
 
 namespace ddp {
-namespace staged {  // staged_protocol.h, staged_blocks.h, staged_turn.h
+namespace staged {  // staged_protocol.h, staged_messages.h, staged_blocks.h, staged_turn.h
 struct BlockReduction;
 struct Collective;
 struct Exchange;

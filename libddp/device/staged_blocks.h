@@ -49,8 +49,8 @@ DDP_HOST_DEVICE inline BlockPart PartOf(const BlockReduction& c, uint64_t tile, 
 
 template <typename Block>
 DDP_HOST_DEVICE bool WriteTile(Block& block, const BlockReduction& c, int channel, uint64_t tile, uint64_t number) {
-  const auto consumed = [&](int r) { return CounterOf(c.at, kConsumed, r, channel); };
-  if (number >= kDepth && !block.Wait(c.at.ranks, consumed, number - kDepth + 1)) return false;
+  const auto consumed = [&](int r) { return Level{CounterOf(c.at, kConsumed, r, channel), number - kDepth + 1}; };
+  if (!block.Wait(number >= kDepth ? c.at.ranks : 0, consumed)) return false;
   char* const slot = SlotOf(c.at, 0, c.at.rank, channel, number);
   for (int p = 0; p < c.at.ranks; ++p) {
     const BlockPart part = PartOf(c, tile, p);
@@ -58,7 +58,7 @@ DDP_HOST_DEVICE bool WriteTile(Block& block, const BlockReduction& c, int channe
     block.Quantize(c.in + part.begin * static_cast<uint64_t>(c.size), part.count,
                    slot + static_cast<uint64_t>(p) * c.part_groups * blocks::kGroupBytes);
   }
-  block.Signal(CounterOf(c.at, kWritten, c.at.rank, channel), number + 1);
+  block.Signal({CounterOf(c.at, kWritten, c.at.rank, channel), number + 1});
   return true;
 }
 
@@ -66,10 +66,11 @@ template <typename Block>
 DDP_HOST_DEVICE bool ReduceTile(Block& block, const BlockReduction& c, int channel, uint64_t tile, uint64_t input,
                                 uint64_t result) {
   const int me = c.at.rank;
-  const auto written = [&](int r) { return CounterOf(c.at, kWritten, r, channel); };
-  const auto fetched = [&](int r) { return CounterOf(c.at, kFetched, r, channel); };
-  if (!block.Wait(c.at.ranks, written, input + 1)) return false;
-  if (result >= kDepth && !block.Wait(c.at.ranks, fetched, result - kDepth + 1)) return false;
+  const auto level = [&](int k) {
+    return k < c.at.ranks ? Level{CounterOf(c.at, kWritten, k, channel), input + 1}
+                          : Level{CounterOf(c.at, kFetched, k - c.at.ranks, channel), result - kDepth + 1};
+  };
+  if (!block.Wait(result >= kDepth ? 2 * c.at.ranks : c.at.ranks, level)) return false;
   const BlockPart part = PartOf(c, tile, me);
   if (part.count > 0) {
     const uint64_t at = part.begin * static_cast<uint64_t>(c.size);
@@ -78,16 +79,18 @@ DDP_HOST_DEVICE bool ReduceTile(Block& block, const BlockReduction& c, int chann
     block.Reduce(c.in + at, part.count, first + static_cast<uint64_t>(me) * c.part_groups * blocks::kGroupBytes, stride,
                  SlotOf(c.at, 1, me, channel, result), c.out + at);
   }
-  block.Signal(CounterOf(c.at, kConsumed, me, channel), input + 1);
-  block.Signal(CounterOf(c.at, kPublished, me, channel), result + 1);
+  block.Signal({CounterOf(c.at, kPublished, me, channel), result + 1},
+               {CounterOf(c.at, kConsumed, me, channel), input + 1});
   return true;
 }
 
 template <typename Block>
 DDP_HOST_DEVICE bool FetchTile(Block& block, const BlockReduction& c, int channel, uint64_t tile, uint64_t number) {
   const int me = c.at.rank;
-  const auto published = [&](int r) { return r == me ? nullptr : CounterOf(c.at, kPublished, r, channel); };
-  if (!block.Wait(c.at.ranks, published, number + 1)) return false;
+  const auto published = [&](int r) {
+    return Level{r == me ? nullptr : CounterOf(c.at, kPublished, r, channel), number + 1};
+  };
+  if (!block.Wait(c.at.ranks, published)) return false;
   for (int k = 1; k < c.at.ranks; ++k) {
     const int r = (me + k) % c.at.ranks;
     const BlockPart part = PartOf(c, tile, r);
@@ -95,7 +98,7 @@ DDP_HOST_DEVICE bool FetchTile(Block& block, const BlockReduction& c, int channe
     block.Dequantize(SlotOf(c.at, 1, r, channel, number), part.count,
                      c.out + part.begin * static_cast<uint64_t>(c.size));
   }
-  block.Signal(CounterOf(c.at, kFetched, me, channel), number + 1);
+  block.Signal({CounterOf(c.at, kFetched, me, channel), number + 1});
   return true;
 }
 

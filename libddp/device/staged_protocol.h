@@ -57,7 +57,7 @@ struct Place {
   int rank, ranks;
   char* ring;        // the shared memory, where this GPU sees it
   uint64_t* counts;  // this rank's own, in the GPU's memory: kCounts
-  uint32_t* failed;  // not 0: leave. This process's; set when another rank's end is seen
+  uint32_t* failed;  // this process's: set by an operation that has to be left
 };
 
 // --- the shared memory ----------------------------------------------------------------------------------------------
@@ -65,8 +65,14 @@ struct Place {
 // Counters of a rank and channel: of its input ring and of its result ring, how many slots it has filled, and how many
 // of everybody's it has done with.
 enum Stage : int { kWritten, kConsumed, kPublished, kFetched, kStages };
-inline constexpr size_t kAbortBytes = kLine;  // a word: not 0 once a rank has failed
+inline constexpr int kAbortWords = 64;
+inline constexpr size_t kAbortBytes = kAbortWords * kLine;
 
+// Not 0 once a rank has failed; for thread block `index`. A GPU reads a line of host memory for one thread block after
+// the other, a microsecond each: so each has a line.
+DDP_HOST_DEVICE inline uint32_t* AbortWordOf(const Place& at, int index) {
+  return reinterpret_cast<uint32_t*>(at.ring + static_cast<size_t>(index % kAbortWords) * kLine);
+}
 DDP_HOST_DEVICE inline Counter* CounterOf(const Place& at, Stage stage, int rank, int channel) {
   return reinterpret_cast<Counter*>(at.ring + kAbortBytes) + (rank * kMaxChannels + channel) * kStages + stage;
 }
@@ -209,17 +215,30 @@ DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, ui
   return table.data[low] + (offset - begin);
 }
 
-// What a Block does (all its threads call everything):
-//   bool Begin()                                   false if the group has failed. An operation that was left before its
-//   end
-//                                                  leaves wrong counts, and none may come after it. (Packets tell by
-//                                                  their marks which operation they are of.)
-//   bool Wait(int n, Fn counter, uint64_t target)  until the n counters that counter(k) names (null: none) are at least
-//                                                  `target`; false if the operation has to be left
-//   void Signal(Counter*, uint64_t)                what the block has written comes before the new value
-//   void Fail()                                    the group has failed: sets its own failed word and the ring's
-//   void Copy(char* to, const char* from, uint64_t bytes, bool from_ring)
-//   void CopyChecked(...)                          the same of a result, which is checked for infinities and NaN
+// Bytes that lie together where they come from and where they go.
+struct Piece {
+  char* to;
+  const char* from;
+  uint64_t bytes;
+};
+
+// A counter and a value of it; null: none.
+struct Level {
+  Counter* counter;
+  uint64_t value;
+};
+
+// What a Block does (all its threads call everything). An operation that was left before its end leaves wrong counts,
+// and none may come after it: who leaves sets all words of the ring and the rank's own. (Packets tell by their marks
+// which operation they are of.)
+//   bool Begin()                                   false if the group has failed
+//   bool Wait(int n, Fn level)                     until the counters of level(0) to level(n - 1) are at least at their
+//                                                  values; false if the group has failed. All at once: each look at
+//                                                  host memory takes more than a microsecond
+//   void Signal(Level, Level = {})                 what the block has written comes before the new values
+//   void Fail()                                    the group has failed: sets these words
+//   void Copy(const Piece*, int n, bool from_ring) all at once, too
+//   void CopyChecked(const Piece*, int n)          from the ring, of a result, which is checked for infinities and NaN
 //   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;
 //                                                  from[at.rank] is the only one that others do not write
 //   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
@@ -230,14 +249,36 @@ DDP_HOST_DEVICE inline char* Locate(const RangeTable& table, uint64_t offset, ui
 //                                                  ranks, whose packets are `stride` apart; false: leave
 //   void ReducePacket(const uint64_t* data, const RangeTable& out, uint64_t first, uint64_t n)
 
+// Hands pieces on to `copy(const Piece*, int n)`, as many at a time as there are ranks at most.
+template <typename Copy>
+class PieceList {
+ public:
+  DDP_HOST_DEVICE explicit PieceList(const Copy& copy) : copy_(copy) {}
+  DDP_HOST_DEVICE void Add(const Piece& piece) {
+    pieces_[n_++] = piece;
+    if (n_ == kMaxRanks) Flush();
+  }
+  DDP_HOST_DEVICE void Flush() {
+    if (n_ > 0) copy_(pieces_, n_);
+    n_ = 0;
+  }
+
+ private:
+  const Copy& copy_;
+  Piece pieces_[kMaxRanks];
+  int n_ = 0;
+};
+
 // The parts of a tile that others reduce go into this rank's input slot.
 template <typename Block>
 DDP_HOST_DEVICE bool WriteTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
   const int ranks = c.at.ranks, me = c.at.rank;
-  const auto consumed = [&](int r) { return CounterOf(c.at, kConsumed, r, channel); };
-  if (number >= kDepth && !block.Wait(ranks, consumed, number - kDepth + 1)) return false;
+  const auto consumed = [&](int r) { return Level{CounterOf(c.at, kConsumed, r, channel), number - kDepth + 1}; };
+  if (!block.Wait(number >= kDepth ? ranks : 0, consumed)) return false;
   char* const slot = SlotOf(c.at, 0, me, channel, number);
   const bool nothing = c.move == Move::kBarrier || (c.move == Move::kReduce && me == c.root);
+  const auto copy = [&](const Piece* list, int n) { block.Copy(list, n, false); };
+  PieceList pieces(copy);
   for (int p = 0; !nothing && p < (HasParts(c.move) ? ranks : 1); ++p) {
     if (HasParts(c.move) && p == me) continue;
     const Part part = PartOf(c, tile, p);
@@ -246,10 +287,11 @@ DDP_HOST_DEVICE bool WriteTile(Block& block, const Collective& c, int channel, u
     for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
       n = part.count * size - done;
       const char* const from = Locate(c.in, part.begin * size + done, &n);
-      block.Copy(to + done, from, n, false);
+      pieces.Add({to + done, from, n});
     }
   }
-  block.Signal(CounterOf(c.at, kWritten, me, channel), number + 1);
+  pieces.Flush();
+  block.Signal({CounterOf(c.at, kWritten, me, channel), number + 1});
   return true;
 }
 
@@ -261,11 +303,12 @@ DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, 
   const bool idle =
       c.move == Move::kBarrier || ((c.move == Move::kReduce || c.move == Move::kBroadcast) && me != c.root);
   const bool waits = UsesInputs(c.move) && !(c.move == Move::kReduce && me != c.root);
-  const auto written = [&](int r) { return CounterOf(c.at, kWritten, r, channel); };
-  const auto fetched = [&](int r) { return CounterOf(c.at, kFetched, r, channel); };
-  if (waits && !block.Wait(ranks, written, input + 1)) return false;
-  if (!idle && UsesResults(c.move) && result >= kDepth && !block.Wait(ranks, fetched, result - kDepth + 1))
-    return false;
+  const bool reuses = !idle && UsesResults(c.move) && result >= kDepth;
+  const auto level = [&](int k) {
+    if (k >= ranks) return Level{CounterOf(c.at, kFetched, k - ranks, channel), result - kDepth + 1};
+    return Level{waits ? CounterOf(c.at, kWritten, k, channel) : nullptr, input + 1};
+  };
+  if (!block.Wait(reuses ? 2 * ranks : ranks, level)) return false;
   char* const slot = UsesResults(c.move) ? SlotOf(c.at, 1, me, channel, result) : nullptr;
   const int mine = HasParts(c.move) ? me : 0;
   const Part part = PartOf(c, tile, mine);
@@ -281,8 +324,8 @@ DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, 
     n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
     char* const publish = slot == nullptr ? nullptr : slot + done * out_size;
     if (!UsesInputs(c.move)) {
-      block.Copy(publish, own, n * in_size, false);
-      if (to != nullptr && to != own) block.Copy(to, own, n * in_size, false);
+      const Piece pieces[2] = {{publish, own, n * in_size}, {to, own, n * in_size}};
+      block.Copy(pieces, to != nullptr && to != own ? 2 : 1, false);
       continue;
     }
     const char* from[kMaxRanks];
@@ -293,8 +336,8 @@ DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, 
     }
     block.Reduce(from, ranks, to, publish, n);
   }
-  if (UsesInputs(c.move)) block.Signal(CounterOf(c.at, kConsumed, me, channel), input + 1);
-  if (UsesResults(c.move)) block.Signal(CounterOf(c.at, kPublished, me, channel), result + 1);
+  block.Signal({UsesResults(c.move) ? CounterOf(c.at, kPublished, me, channel) : nullptr, result + 1},
+               {UsesInputs(c.move) ? CounterOf(c.at, kConsumed, me, channel) : nullptr, input + 1});
   return true;
 }
 
@@ -324,24 +367,28 @@ template <typename Block>
 DDP_HOST_DEVICE bool FetchTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
   const int ranks = c.at.ranks, me = c.at.rank;
   const bool broadcast = c.move == Move::kBroadcast;
+  const auto comes = [&](int r) { return r != me && (!broadcast || r == c.root); };
   const auto published = [&](int r) {
-    return r == me || (broadcast && r != c.root) ? nullptr : CounterOf(c.at, kPublished, r, channel);
+    return Level{comes(r) ? CounterOf(c.at, kPublished, r, channel) : nullptr, number + 1};
   };
-  if (!(broadcast && me == c.root) && !block.Wait(ranks, published, number + 1)) return false;
+  if (!block.Wait(ranks, published)) return false;
   const uint64_t size = static_cast<uint64_t>(c.out_size);
+  const auto copy = [&](const Piece* list, int n) { block.CopyChecked(list, n); };
+  PieceList pieces(copy);
   // Each rank begins with its neighbour: not all read the same memory at once.
   for (int k = 1; k < ranks; ++k) {
     const int r = (me + k) % ranks;
-    if (published(r) == nullptr || (broadcast && me == c.root)) continue;
+    if (!comes(r)) continue;
     const Part part = PartOf(c, tile, broadcast ? 0 : r);
     const char* const slot = SlotOf(c.at, 1, r, channel, number);
     for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
       n = part.count * size - done;
       char* const to = Locate(c.out, part.begin * size + done, &n);
-      block.CopyChecked(to, slot + done, n);
+      pieces.Add({to, slot + done, n});
     }
   }
-  block.Signal(CounterOf(c.at, kFetched, me, channel), number + 1);
+  pieces.Flush();
+  block.Signal({CounterOf(c.at, kFetched, me, channel), number + 1});
   return true;
 }
 
@@ -382,7 +429,6 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 // All tiles of thread block `index`: of a Collective, or another operation that has such tiles.
 template <typename Block, typename Operation>
 DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool inputs, bool results) {
-  if (!block.Begin()) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
   const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);
@@ -410,70 +456,6 @@ DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index)
   if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
   if (c.move == Move::kAllReduceFetched) return ReduceChunk(block, c, index);
   RunTiles(block, c, index, UsesInputs(c.move), UsesResults(c.move));
-}
-
-// --- messages -------------------------------------------------------------------------------------------------------
-
-// Messages to and from any number of peers at once, by byte. What both sides of one message do depends on its size
-// alone.
-struct Exchange {
-  Place at;
-  uint64_t send_begin[kMaxRanks], send_bytes[kMaxRanks], receive_begin[kMaxRanks], receive_bytes[kMaxRanks];
-  RangeTable in, out;
-};
-
-template <typename Block>
-DDP_HOST_DEVICE void SendMessage(Block& block, const Exchange& e, int peer, int channel) {
-  uint64_t* const count = PairCountOf(e.at, kSent, peer, channel);
-  uint64_t number = block.Load(count);
-  const auto received = [&](int) { return PairCounterOf(e.at, kReceived, e.at.rank, peer, channel); };
-  for (uint64_t at = static_cast<uint64_t>(channel) * kPairSlotBytes; at < e.send_bytes[peer];
-       at += kPairChannels * kPairSlotBytes, ++number) {
-    if (number >= kDepth && !block.Wait(1, received, number - kDepth + 1)) return;
-    const uint64_t left = e.send_bytes[peer] - at, bytes = left < kPairSlotBytes ? left : kPairSlotBytes;
-    char* const slot = PairSlotOf(e.at, e.at.rank, peer, channel, number);
-    for (uint64_t done = 0, n = 0; done < bytes; done += n) {
-      n = bytes - done;
-      const char* const from = Locate(e.in, e.send_begin[peer] + at + done, &n);
-      block.Copy(slot + done, from, n, false);
-    }
-    block.Signal(PairCounterOf(e.at, kSent, e.at.rank, peer, channel), number + 1);
-  }
-  block.Store(count, number);
-}
-
-template <typename Block>
-DDP_HOST_DEVICE void ReceiveMessage(Block& block, const Exchange& e, int peer, int channel) {
-  uint64_t* const count = PairCountOf(e.at, kReceived, peer, channel);
-  uint64_t number = block.Load(count);
-  const auto sent = [&](int) { return PairCounterOf(e.at, kSent, peer, e.at.rank, channel); };
-  for (uint64_t at = static_cast<uint64_t>(channel) * kPairSlotBytes; at < e.receive_bytes[peer];
-       at += kPairChannels * kPairSlotBytes, ++number) {
-    if (!block.Wait(1, sent, number + 1)) return;
-    const uint64_t left = e.receive_bytes[peer] - at, bytes = left < kPairSlotBytes ? left : kPairSlotBytes;
-    const char* const slot = PairSlotOf(e.at, peer, e.at.rank, channel, number);
-    for (uint64_t done = 0, n = 0; done < bytes; done += n) {
-      n = bytes - done;
-      char* const to = Locate(e.out, e.receive_begin[peer] + at + done, &n);
-      block.Copy(to, slot + done, n, true);
-    }
-    block.Signal(PairCounterOf(e.at, kReceived, peer, e.at.rank, channel), number + 1);
-  }
-  block.Store(count, number);
-}
-
-DDP_HOST_DEVICE inline int BlocksOf(const Exchange& e) { return e.at.ranks * kPairChannels * kPairStages; }
-
-// Sending and receiving are different thread blocks, so no order of messages can make two ranks wait for each other.
-template <typename Block>
-DDP_HOST_DEVICE void RunExchange(Block& block, const Exchange& e, int index) {
-  const int peer = index / (kPairChannels * kPairStages), channel = index / kPairStages % kPairChannels;
-  if (peer == e.at.rank || !block.Begin()) return;
-  if (index % kPairStages == kSent) {
-    SendMessage(block, e, peer, channel);
-  } else {
-    ReceiveMessage(block, e, peer, channel);
-  }
 }
 
 }  // namespace ddp::staged

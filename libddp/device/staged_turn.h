@@ -46,9 +46,9 @@ DDP_HOST_DEVICE void RunTurn(Block& block, const Turn& t) {
   uint64_t* const count = t.counts + t.way * kCopyLanes + t.lane;
   const uint64_t target = block.Load(count) + t.number;
   const Way other = t.way == kDown ? kUp : kDown;
-  const auto theirs = [&](int r) { return r == t.at.rank ? nullptr : TurnCounterOf(t, other, r); };
-  if (!block.Begin() || (t.waits && !block.Wait(t.at.ranks, theirs, target))) return block.Fail();
-  if (!t.waits) block.Signal(TurnCounterOf(t, t.way, t.at.rank), target);
+  const auto theirs = [&](int r) { return Level{r == t.at.rank ? nullptr : TurnCounterOf(t, other, r), target}; };
+  if (!block.Begin() || (t.waits && !block.Wait(t.at.ranks, theirs))) return block.Fail();
+  if (!t.waits) block.Signal({TurnCounterOf(t, t.way, t.at.rank), target});
   if (t.advance > 0) block.Store(count, target - t.number + t.advance);
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "libddp/device/device_runtime.h"
+#include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 #include "tests/support/fake_streams.h"
 

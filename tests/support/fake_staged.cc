@@ -13,6 +13,7 @@
 #include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/staged_blocks.h"
+#include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
 #include "tests/support/fake_devices.h"
@@ -41,7 +42,8 @@ CpuReduce CheckOf(const staged::Arithmetic& a) {
 // See staged_protocol.h.
 class HostBlock {
  public:
-  HostBlock(const staged::Place& at, const staged::Arithmetic* arithmetic) : at_(at), arithmetic_(arithmetic) {
+  HostBlock(const staged::Place& at, const staged::Arithmetic* arithmetic, int index)
+      : at_(at), arithmetic_(arithmetic), index_(index) {
     if (arithmetic == nullptr) return;
     reduce_ = ReduceOf(*arithmetic);
     check_ = CheckOf(*arithmetic);
@@ -49,28 +51,35 @@ class HostBlock {
 
   bool Begin() { return !MustLeave(); }
   template <typename Fn>
-  bool Wait(int n, Fn counter, uint64_t target) {
+  bool Wait(int n, Fn level) {
     for (int k = 0; k < n; ++k) {
-      staged::Counter* const mine = counter(k);
-      if (mine != nullptr && !Spin(&mine->value, target)) return false;
+      const staged::Level mine = level(k);
+      if (mine.counter != nullptr && !Spin(&mine.counter->value, mine.value)) return false;
     }
-    return true;
+    return !MustLeave();
   }
-  void Signal(staged::Counter* counter, uint64_t value) {
-    std::atomic_ref<uint64_t>(counter->value).store(value, std::memory_order_release);
+  void Signal(staged::Level first, staged::Level second = {}) {
+    for (const staged::Level& level : {first, second}) {
+      if (level.counter == nullptr) continue;
+      std::atomic_ref<uint64_t>(level.counter->value).store(level.value, std::memory_order_release);
+    }
   }
   void Fail() {
     std::atomic_ref<uint32_t>(*at_.failed).store(1);
-    std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at_.ring)).store(1);
+    for (int i = 0; i < staged::kAbortWords; ++i) std::atomic_ref<uint32_t>(*AbortWordOf(at_, i)).store(1);
   }
   uint64_t Load(const uint64_t* from) { return *from; }
   void Store(uint64_t* to, uint64_t value) { *to = value; }
-  void Copy(char* to, const char* from, uint64_t bytes, bool) { std::memcpy(to, from, bytes); }
-  void CopyChecked(char* to, const char* from, uint64_t bytes) {
-    if (arithmetic_->nonfinite == nullptr) return Copy(to, from, bytes, true);
-    const void* const in = from;
-    void* const out = to;
-    Found(check_(&in, 1, &out, 1, bytes / SizeOf(static_cast<DType>(arithmetic_->out_type))));
+  void Copy(const staged::Piece* pieces, int n, bool) {
+    for (int k = 0; k < n; ++k) std::memcpy(pieces[k].to, pieces[k].from, pieces[k].bytes);
+  }
+  void CopyChecked(const staged::Piece* pieces, int n) {
+    if (arithmetic_->nonfinite == nullptr) return Copy(pieces, n, true);
+    for (int k = 0; k < n; ++k) {
+      const void* const in = pieces[k].from;
+      void* const out = pieces[k].to;
+      Found(check_(&in, 1, &out, 1, pieces[k].bytes / SizeOf(static_cast<DType>(arithmetic_->out_type))));
+    }
   }
   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
     void* out[2];
@@ -138,22 +147,21 @@ class HostBlock {
     return true;
   }
   bool MustLeave() {
-    const std::atomic_ref<uint32_t> failed(*at_.failed);
-    if (failed.load() != 0) return true;
-    if (std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at_.ring)).load() == 0) return false;
-    failed.store(1);
+    if (std::atomic_ref<uint32_t>(*AbortWordOf(at_, index_)).load() == 0) return false;
+    Fail();
     return true;
   }
 
   const staged::Place& at_;
   const staged::Arithmetic* const arithmetic_;
+  const int index_;  // of the thread block
   CpuReduce reduce_, check_;
 };
 
 // See staged_blocks.h.
 class HostBlockReducer : public HostBlock {
  public:
-  explicit HostBlockReducer(const staged::BlockReduction& c) : HostBlock(c.at, nullptr), c_(c) {}
+  HostBlockReducer(const staged::BlockReduction& c, int index) : HostBlock(c.at, nullptr, index), c_(c) {}
 
   void Quantize(const char* from, uint64_t count, char* groups) {
     Run({.step = blocks::Pass::Step::kQuantize, .in = from, .out = groups, .count = count, .scale = c_.prescale});
@@ -236,7 +244,7 @@ absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* 
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), c = std::make_shared<staged::Collective>(collective)] {
     const auto run = [&](int index) {
-      HostBlock block(c->at, &c->arithmetic);
+      HostBlock block(c->at, &c->arithmetic, index);
       staged::RunCollective(block, *c, index);
     };
     if (c->move == staged::Move::kAllReduceFetched) {  // nobody waits
@@ -256,7 +264,7 @@ absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stre
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), e = std::make_shared<staged::Exchange>(exchange)] {
     RunThreadBlocks(device, BlocksOf(*e), [&](int index) {
-      HostBlock block(e->at, nullptr);
+      HostBlock block(e->at, nullptr, index);
       staged::RunExchange(block, *e, index);
     });
   });
@@ -271,7 +279,7 @@ absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), turn] {
     RunThreadBlocks(device, 1, [&](int) {
-      HostBlock block(turn.at, nullptr);
+      HostBlock block(turn.at, nullptr, 0);
       staged::RunTurn(block, turn);
     });
   });
@@ -287,7 +295,7 @@ absl::Status FakeDevices::RunStaged(const staged::BlockReduction& reduction, voi
   if (!status.ok()) return status;
   Enqueue(stream, [this, device = ThreadDevice(), reduction] {
     RunThreadBlocks(device, BlocksOf(reduction), [&](int index) {
-      HostBlockReducer block(reduction);
+      HostBlockReducer block(reduction, index);
       staged::RunBlockReduction(block, reduction, index);
     });
   });

@@ -240,9 +240,18 @@ class Pair {
     return results;
   }
 
+  // One of rank 0's thread blocks hears that the group has failed; whether all have, after that operation.
+  bool AllHearOfFailure() {
+    *AbortWordOf(PlaceOf(0), 1) = 1;
+    Launch(0, Move::kAllReduceOnce, kMost);
+    FakeDevices::Synchronize(sides_[0].stream.get());
+    bool all = *static_cast<uint32_t*>(sides_[0].failed.get()) == 1;
+    for (int i = 0; i < staged::kAbortWords; ++i) all = all && *AbortWordOf(PlaceOf(0), i) == 1;
+    return all;
+  }
   // How many slots rank 0 fills in a group that has failed.
   uint64_t WrittenAfterFailure() {
-    *static_cast<uint32_t*>(sides_[0].failed.get()) = 1;
+    *CounterOf(PlaceOf(0), staged::kWritten, 0, 0) = {};
     Launch(0, Move::kAllReduceOnce, kMost);
     FakeDevices::Synchronize(sides_[0].stream.get());
     return CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
@@ -299,6 +308,7 @@ TEST_CASE("packets of operations long ago are not taken for those of this one") 
 // A peer that is still in the operation that failed would take it for that one's.
 TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
   Pair pair(0);
+  CHECK(pair.AllHearOfFailure());
   CHECK(pair.WrittenAfterFailure() == 0);
 }
 

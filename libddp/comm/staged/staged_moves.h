@@ -17,6 +17,7 @@
 #include "libddp/comm/staged/staged_copies.h"
 #include "libddp/comm/staged/staged_plan.h"
 #include "libddp/comm/staged/staging_ring.h"
+#include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp {

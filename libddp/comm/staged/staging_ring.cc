@@ -133,9 +133,12 @@ staged::Place StagingRing::PlaceOf(uint32_t* failed) const {
 
 char* StagingRing::beside() const { return static_cast<char*>(registered_.get()) + BesideBegin(size_); }
 
-void StagingRing::Abort() { std::atomic_ref<uint32_t>(*abort_word()).store(1, std::memory_order_seq_cst); }
-bool StagingRing::aborted() const {
-  return std::atomic_ref<uint32_t>(*abort_word()).load(std::memory_order_acquire) != 0;
+void StagingRing::Abort() {
+  for (int i = 0; i < staged::kAbortWords; ++i) abort_word(i).store(1, std::memory_order_seq_cst);
+}
+bool StagingRing::aborted() const { return abort_word(0).load(std::memory_order_acquire) != 0; }
+std::atomic_ref<uint32_t> StagingRing::abort_word(int i) const {
+  return std::atomic_ref<uint32_t>(*staged::AbortWordOf({rank_, size_, memory_->data(), nullptr, nullptr}, i));
 }
 
 }  // namespace ddp

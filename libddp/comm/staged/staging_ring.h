@@ -3,6 +3,7 @@
 #ifndef LIBDDP_COMM_STAGED_STAGING_RING_H_
 #define LIBDDP_COMM_STAGED_STAGING_RING_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -46,7 +47,7 @@ class StagingRing {
   StagingRing() = default;
   absl::Status Reserve(int node, Beside beside);
   absl::Status Register(DeviceRuntime& runtime, Device device);
-  uint32_t* abort_word() const { return reinterpret_cast<uint32_t*>(memory_->data()); }
+  std::atomic_ref<uint32_t> abort_word(int i) const;
 
   int rank_ = 0, size_ = 1;
   std::shared_ptr<SharedSegment> memory_;

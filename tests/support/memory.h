@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -23,15 +24,15 @@ enum class Placement {
 inline constexpr Placement kAllPlacements[] = {Placement::kAllocated, Placement::kOrdinary, Placement::kUnaligned,
                                                Placement::kMixed};
 
-// An array. Making one is collective.
+// An array, of zeros. Making one is collective, and so is its end.
 class Memory {
  public:
   Memory(Rank& rank, Placement placement, DType dtype, size_t count) : count_(count), dtype_(dtype) {
     const size_t bytes = std::max<size_t>(1, count * SizeOf(dtype));
     const bool allocated = placement == Placement::kAllocated || placement == Placement::kMixed;
-    if (allocated) allocation_ = RANK_VALUE(rank.group().Allocate(bytes, Device{}));
+    if (allocated) lent_ = rank.Lend(bytes);
     if (allocated && (placement == Placement::kAllocated || rank.rank() % 2 == 0)) {
-      data_ = static_cast<char*>(allocation_.data());
+      data_ = static_cast<char*>(lent_->data());
     } else {
       ordinary_.resize(bytes + 64);
       data_ = ordinary_.data() + (placement == Placement::kUnaligned ? SizeOf(dtype) : 0);
@@ -66,7 +67,7 @@ class Memory {
  private:
   size_t count_;
   DType dtype_;
-  Allocation allocation_;
+  std::shared_ptr<const Allocation> lent_;
   std::vector<char> ordinary_;
   char* data_ = nullptr;
 };

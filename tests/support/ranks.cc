@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -78,6 +79,21 @@ std::string RunOne(const std::function<void(Rank&)>& body, const ContextOptions&
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> (*ranks_group)(Context& context) = nullptr;
+
+// The smallest that is free and large enough.
+std::shared_ptr<const Allocation> Rank::Lend(size_t bytes) {
+  const std::shared_ptr<const Allocation>* best = nullptr;
+  for (const std::shared_ptr<const Allocation>& each : lent_) {
+    if (each.use_count() > 1 || each->bytes() < bytes || each->bytes() > 64 * bytes + 4096) continue;
+    if (best == nullptr || each->bytes() < (*best)->bytes()) best = &each;
+  }
+  if (best != nullptr) {
+    std::memset((*best)->data(), 0, bytes);
+    return *best;
+  }
+  lent_.push_back(std::make_shared<const Allocation>(RANK_VALUE(group_.Allocate(bytes, Device{}))));
+  return lent_.back();
+}
 
 bool RanksAreThreads() { return !UnderMpi(); }
 

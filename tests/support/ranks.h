@@ -9,6 +9,8 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,10 +35,15 @@ class Rank {
   // Waits until all ranks are here, without the library under test.
   void Meet() { meet_(); }
 
+  // At least so many bytes from the group's Allocate, those asked for zero. Collective. What has been let go of is lent
+  // again: to allocate takes a hundred times as long as most operations. Ranks let go in the same order.
+  std::shared_ptr<const Allocation> Lend(size_t bytes);
+
  private:
   Context& context_;
   ProcessGroup& group_;
   std::function<void()> meet_;
+  std::vector<std::shared_ptr<const Allocation>> lent_;
 };
 
 // Set before main: makes the groups of the ranks. Null: these are the worlds.

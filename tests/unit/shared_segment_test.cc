@@ -37,6 +37,22 @@ std::shared_ptr<SharedSegment> MakeSegment(size_t bytes, SharedSegment::Kind kin
   return *std::move(segment);
 }
 
+TEST_CASE("all of what is reserved in huge pages has memory, zeros for everybody") {
+  constexpr size_t kHuge = size_t{2} << 20, kBytes = 4 * kHuge, kBegin = 3 * kPage, kReserved = kBytes - 5 * kPage;
+  const absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
+      SharedSegment::Create(kBytes, SharedSegment::Kind::kMemfd);
+  REQUIRE(segment.ok());
+  REQUIRE((*segment)->ReserveHugePages(kBegin, kReserved).ok());
+  const std::vector<std::string> fields = absl::StrSplit((*segment)->handle(), ',');
+  struct stat file = {};
+  REQUIRE(stat(fields.back().c_str(), &file) == 0);
+  CHECK(static_cast<size_t>(file.st_blocks) * 512 >= kReserved);
+  const absl::StatusOr<std::shared_ptr<char>> view = (*segment)->ViewAgain(0, kBytes);
+  REQUIRE(view.ok());
+  const char* const data = view->get();
+  CHECK((data[kBegin] == 0 && std::memcmp(data + kBegin, data + kBegin + 1, kReserved - 1) == 0));
+}
+
 // Runs `body` in another process, which sees the segment where we do, and shares it.
 template <typename Body>
 void InAnotherProcess(Body body) {

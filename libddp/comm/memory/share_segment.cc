@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> ShareSegment(const SegmentShare& 
   absl::Status reserved;
   if (*segment != nullptr) {
     (*segment)->Seal();
-    if (share.own_bytes > 0) reserved = (*segment)->Reserve(share.own_offset, share.own_bytes);
+    if (share.own_bytes > 0) reserved = (*segment)->ReserveHugePages(share.own_offset, share.own_bytes);
   }
   const absl::StatusOr<std::vector<Note>> outcomes = exchange(Note(reserved, ""));
   if (!outcomes.ok()) return outcomes.status();

@@ -165,11 +165,26 @@ SharedSegment::~SharedSegment() {
 
 absl::Status SharedSegment::Reserve(size_t offset, size_t bytes) {
   if (absl::Status s = CheckRoom({MemoryRoom::For(bytes)}, bytes); !s.ok()) return s;
+  return Back(offset, bytes);
+}
+
+absl::Status SharedSegment::Back(size_t offset, size_t bytes) {
   int error = 0;
   do {
     error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (error == EINTR);
   return error == 0 ? absl::OkStatus() : NoMemory("posix_fallocate", error, bytes);
+}
+
+absl::Status SharedSegment::ReserveHugePages(size_t offset, size_t bytes) {
+  if (absl::Status s = CheckRoom({MemoryRoom::For(bytes)}, bytes); !s.ok()) return s;
+  const size_t from = RoundUp(offset, kHugePage), to = (offset + bytes) / kHugePage * kHugePage;
+  bool begun = from < to;
+  for (size_t at = from; begun && at < to; at += kHugePage) {
+    begun = posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(PageSize())) == 0;
+  }
+  if (begun) madvise(data_ + from, to - from, MADV_COLLAPSE);
+  return Back(offset, bytes);
 }
 
 void SharedSegment::Prepare(size_t offset, size_t bytes) {

@@ -48,6 +48,9 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   // Puts memory behind [offset, offset + bytes), so that touching it cannot fail later. ResourceExhausted where there
   // is none left.
   absl::Status Reserve(size_t offset, size_t bytes);
+  // The same for memory that is to be given to Prepare. A huge page comes in one piece: made of small ones that are
+  // there already, as Prepare would, it is cleared and copied once more.
+  absl::Status ReserveHugePages(size_t offset, size_t bytes);
 
   // Huge pages and page tables for a range, where the kernel is willing. Only speed depends on it.
   void Prepare(size_t offset, size_t bytes);
@@ -82,6 +85,7 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
  private:
   SharedSegment() = default;
   absl::Status Map();
+  absl::Status Back(size_t offset, size_t bytes);
   absl::Status MapAt(char* address, size_t offset, size_t bytes, int sharing);
   absl::Status MakePagesPrivate(char* address, size_t offset, size_t bytes);
 

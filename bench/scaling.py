@@ -5,6 +5,7 @@
 import os
 import sys
 
+sys.dont_write_bytecode = True  # what root's Python writes beside the installed package would stay when that is removed
 # The package lies beside this file in the source tree, and in share/ddp when this file is installed as bin/ddp-scaling.
 _here = os.path.dirname(os.path.realpath(__file__))
 _installed = os.path.join(os.path.dirname(_here), "share", "ddp")

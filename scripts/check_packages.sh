@@ -1,32 +1,58 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages, and builds and runs programs against them. See --help.
+# Installs the Debian packages in a view of this system, and builds and runs programs against them. See --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
   cat <<END
-Usage: bash scripts/check_packages.sh [--chroot=FOLDER | --unpack] [FOLDER_OF_PACKAGES]
+Usage: bash scripts/check_packages.sh [FOLDER_OF_PACKAGES]
 
-Installs the packages that scripts/packages.sh has made (default: build/packages), then builds README.md's program against them by CMake
-and by pkg-config, with the shared and the static library, and docs/c.md's with gcc, and runs them. Checks that the packages agree with
-ddp/version.h. Exit code 77: it cannot be checked here.
+Installs the packages that scripts/packages.sh has made (default: build/packages), builds README.md's program against them by CMake and
+by pkg-config, with the shared and the static library, and docs/c.md's with gcc, runs these and the packages' own, and removes the packages.
+Checks that the packages agree with include/ddp, and that what they depend on suffices.
 
-  --chroot=FOLDER  a fresh Debian 12, made in FOLDER by mmdebstrap, as root; it and the packages' dependencies come from the network
-                   (default: a temporary folder)
-  --unpack         only unpacks them to a temporary folder, and takes the dependencies of this machine
+Nothing of this is installed on this machine: it happens in a view of this system whose changes are kept in memory and go away with it.
+That needs root and the right to mount. Exit code 77: it cannot be checked here.
 END
 }
 
-# consume ROOT: builds and runs the program with the packages below ROOT. Written to be run in a chroot, too, where ROOT is empty.
+# in_view FOLDER COMMAND...: runs a command in a view of this system, mounted in FOLDER/view, where FOLDER/check is /check. It sees no processes
+# but its own, as packages that are removed may stop theirs.
+in_view() {
+  # shellcheck disable=SC2016 # for the other shell
+  unshare --mount --pid --fork --kill-child bash -euc '
+    mount -t tmpfs view "$0/view"
+    cd "$0/view"
+    mkdir changed work root
+    mount -t overlay view -o lowerdir=/,upperdir=changed,workdir=work root
+    mkdir root/check
+    mount --bind "$0/check" root/check
+    mount -t proc view root/proc
+    mount --rbind /dev root/dev
+    mount --rbind /sys root/sys
+    exec chroot root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"' "$@"
+}
+
+fail() {
+  printf 'error: %s\n' "$*"
+  exit 1
+}
+
+# Runs a command that has something to say only if it fails.
+quiet() {
+  local said
+  said=$("$@" 2>&1) || fail "$*: $said"
+}
+
+# Builds and runs the programs in the present folder with the packages.
 consume() {
-  local root=$1 libdir build kind libraries
-  if [[ -n $root ]]; then
-    libdir=$root/usr/lib/$(gcc -print-multiarch)
-    export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
-  fi
+  local kind build program libraries
+  # A wrong folder here would go unnoticed where the compiler searches anyway.
   for kind in ddp ddp-static; do
+    [[ -e $(pkg-config --variable=libdir "$kind")/libddp.so ]] || fail "the libdir of $kind.pc has no libddp.so"
+    [[ -e $(pkg-config --variable=includedir "$kind")/ddp/ddp.h ]] || fail "the includedir of $kind.pc has no ddp/ddp.h"
     # shellcheck disable=SC2046 # several words
     g++ main.cc $(pkg-config --cflags --libs "$kind") -o "pkg-$kind"
   done
@@ -37,90 +63,90 @@ consume() {
   g++ main.cc $(pkg-config --static --cflags --libs ddp | sed 's/-lddp /-l:libddp.a /') -o pkg-ddp--static
   for kind in OFF ON; do
     build=cmake-$kind
-    cmake -S . -B "$build" -DCMAKE_PREFIX_PATH="$root/usr" -Dddp_USE_STATIC_LIBS="$kind" >/dev/null
-    cmake --build "$build" >/dev/null
+    quiet cmake -G Ninja -S . -B "$build" -Dddp_USE_STATIC_LIBS="$kind"
+    quiet cmake --build "$build"
   done
   for program in pkg-ddp pkg-c pkg-ddp-static pkg-ddp--static cmake-OFF/train cmake-ON/train; do
     libraries=$(ldd "$program")
     case $program in
       pkg-ddp | pkg-c | cmake-OFF/train) grep -q 'libddp\.so' <<<"$libraries" ;;
       *) ! grep -q 'libddp\.so' <<<"$libraries" ;;
-    esac || { echo "error: $program has the wrong kind of library"; return 1; }
-    "./$program" | grep 'rank 0 of 1: 0\.000' || { echo "error: $program does not run"; return 1; }
+    esac || fail "$program has the wrong kind of library"
+    "./$program" | grep 'rank 0 of 1: 0\.000' || fail "$program does not run"
     echo "$program runs"
   done
-  mpirun -n 2 --oversubscribe ./pkg-ddp | grep -c '0\.500' | grep -qx 2 || { echo "error: pkg-ddp does not run under mpirun"; return 1; }
-  echo "mpirun -n 2 pkg-ddp runs"
 }
 
-# Installs the packages of /check, tries them and removes them again.
-in_fresh_system() {
-  export DEBIAN_FRONTEND=noninteractive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  apt-get -qq install -y --no-install-recommends /check/*.deb g++ cmake make pkg-config openmpi-bin >/dev/null
-  cd /check
-  consume ''
-  ddp_doctor --no-probe >doctor.txt || true # it may find fault with this machine
-  grep . doctor.txt | head -n 3
-  dpkg --purge libddp-tools libddp-dev "$(dpkg-deb -f /check/libddp[0-9]*.deb Package)" >/dev/null
-  if find /usr -name 'libddp*' -o -path /usr/include/ddp | grep .; then
-    echo "error: this is left after the packages were removed"
-    return 1
-  fi
+# What happens in the view, in /check, which has the packages and the programs' sources.
+check() {
+  local package file left
+  export DEBIAN_FRONTEND=noninteractive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  # Of what libddp was built with, only what the packages depend on stays.
+  quiet apt-mark auto '~i~n^lib.*-dev$'
+  quiet apt-get -qq install -y --no-install-recommends ./*.deb
+  quiet apt-get -qq autoremove -y -o APT::AutoRemove::RecommendsImportant=false -o APT::AutoRemove::SuggestsImportant=false
+
+  for package in libddp*.deb; do
+    package=${package%%_*}
+    dpkg -L "$package" >"$package.files"
+    for file in NOTICE copyright changelog.Debian.gz; do
+      grep -qx "/usr/share/doc/$package/$file" "$package.files" || fail "$package has no $file"
+    done
+  done
+  sed -n 's|^/usr/include/\(.*\.h\)$|\1|p' libddp-dev.files | sort | diff headers - || fail "libddp-dev has other headers than include/ddp"
+  consume
+  quiet dpkg --purge libddp-dev
+  mpirun -n 2 ./pkg-ddp | grep -c '0\.500' | grep -qx 2 || fail "pkg-ddp does not run under mpirun"
+  echo "mpirun -n 2 pkg-ddp runs without libddp-dev"
+  for file in bin/ddp-scaling bin/ddp_doctor libexec/ddp/{ddp_perf,ddp_probe,train_cnn,train_mlp}; do
+    quiet "/usr/$file" --help
+  done
+  grep -q /usr/libexec/ddp pkg-ddp-static || fail "libddp.a looks for ddp_probe elsewhere than in /usr/libexec/ddp"
+  echo "the programs of libddp-tools run"
+
+  quiet dpkg --purge libddp-tools "$(dpkg-deb -f libddp[0-9]*.deb Package)"
+  left=$(grep -h ddp ./*.files | xargs ls -dF 2>/dev/null || true) # a folder stays that has something new in it
+  [[ -z $left ]] || fail "this is left after the packages were removed: $left"
+  echo "nothing is left after the packages were removed"
 }
 
 main() {
-  local way=chroot root='' packages=$repo/build/packages version debs deb
-  while (($#)); do
-    case $1 in
-      -h | --help)
-        usage
-        return
-        ;;
-      --chroot=*) root=${1#*=} ;;
-      --unpack) way=unpack ;;
-      -*) die "unknown flag $1; see --help" ;;
-      *) packages=$1 ;;
-    esac
-    shift
-  done
+  local packages=$repo/build/packages version debs deb
+  case ${1-} in
+    -h | --help)
+      usage
+      return
+      ;;
+    -*) die "unknown flag $1; see --help" ;;
+    ?*) packages=$1 ;;
+  esac
   debs=("$packages"/libddp*.deb)
   ((${#debs[@]} == 3)) || die "not three packages in $packages; run scripts/packages.sh"
   version=$(sed -nE 's/^#define DDP_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' "$repo/include/ddp/version.h" | paste -sd.)
   for deb in "${debs[@]}"; do
     [[ $(dpkg-deb -f "$deb" Version) == "$version-1" ]] || die "$deb is not of version $version"
   done
-  [[ -f $packages/libddp${version%.*}_$version-1_$(dpkg --print-architecture).deb ]] || die "no package libddp${version%.*}"
+  deb=$packages/libddp${version%.*}_$version-1_$(dpkg --print-architecture).deb
+  [[ -f $deb ]] || die "no package libddp${version%.*}"
+  [[ $(dpkg-deb -c "$deb") == *" ./usr/lib/$(gcc -print-multiarch)/libddp.so.${version%.*} "* ]] ||
+    die "$deb has its library elsewhere than Debian; configure with -DCMAKE_INSTALL_PREFIX=/usr"
 
   scratch=$(mktemp -d)
   trap 'rm -rf -- "$scratch"' EXIT
-  [[ -n $root ]] || root=$scratch/root
-  mkdir -p "$root" "$scratch/consumer"
+  mkdir "$scratch/view" "$scratch/check"
+  if ! in_view "$scratch" true 2>"$scratch/reason"; then
+    echo "skipped: no view of this system: $(head -n 1 "$scratch/reason")"
+    exit 77
+  fi
   # The first block of LANGUAGE in PAGE.
   block() { awk -v fence="\`\`\`$1" '$0 == fence { inside = 1; next } /^```$/ && inside { exit } inside' "$repo/$2"; }
-  block cmake README.md >"$scratch/consumer/CMakeLists.txt"
-  block cpp README.md >"$scratch/consumer/main.cc"
-  block c docs/c.md >"$scratch/consumer/main.c"
-  if [[ $way == unpack ]]; then
-    for deb in "${debs[@]}"; do dpkg-deb -x "$deb" "$root"; done
-    cd "$scratch/consumer"
-    consume "$root"
-  else
-    if ! command -v mmdebstrap >/dev/null; then
-      echo "skipped: mmdebstrap is missing (apt-get install mmdebstrap), or give --unpack"
-      exit 77
-    fi
-    if ((EUID != 0)); then
-      echo "skipped: a fresh Debian needs root, or give --unpack"
-      exit 77
-    fi
-    # Everything runs while mmdebstrap has the network, /proc and /dev ready there.
-    printf '%s\n' "$(declare -f consume in_fresh_system)" 'set -euo pipefail; in_fresh_system' >"$scratch/consumer/check.sh"
-    cp -- "${debs[@]}" "$scratch/consumer"
-    chmod -R a+rX "$scratch"
-    # shellcheck disable=SC2016 # of the hooks
-    mmdebstrap --quiet --variant=apt --customize-hook="cp -r '$scratch/consumer' \"\$1/check\"" \
-      --customize-hook='chroot "$1" bash /check/check.sh' bookworm "$root"
-  fi
+  block cmake README.md >"$scratch/check/CMakeLists.txt"
+  block cpp README.md >"$scratch/check/main.cc"
+  block c docs/c.md >"$scratch/check/main.c"
+  (cd "$repo/include" && find ddp -name '*.h' | LC_ALL=C sort) >"$scratch/check/headers"
+  cp -- "${debs[@]}" "$scratch/check"
+  chmod -R a+rX "$scratch"
+  in_view "$scratch" bash -euo pipefail -c "$(declare -f fail quiet consume check)"'; cd /check; check'
   say "the packages work"
 }
 

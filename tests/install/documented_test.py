@@ -32,7 +32,7 @@ BUILD = {
 # Commands that are not run here, and why.
 NOT_RUN = [
     (r"bash scripts/(demo|test|lint)\.sh|bash \.ci/run", ".ci/run runs them, the demo from a fresh clone"),
-    (r"bash scripts/packages\.sh|apt-get install \./build/packages", "scripts/check_packages.sh installs the packages that it finds, in a fresh Debian"),
+    (r"bash scripts/packages\.sh|apt-get install \./build/packages", ".ci/run packs its own build and tries that by scripts/check_packages.sh"),
     (r"cmake --(preset release +# or|build build/release$|install build/release --prefix \"\$HOME/ddp\"$)",
      "README.md's commands are the same with fewer targets, and are run"),
     (r"PEERS_FOLDER|--peers=FOLDER", "needs builds of PyTorch, NCCL's tests, MPICH and Gloo (bench/compare_peers.sh --help)"),

@@ -98,7 +98,7 @@ main() {
   done
   # The programs contain the same library: in one archive with a window as large as all of them it is stored once.
   tar -C "$folder" --remove-files -c bin lib | xz --lzma2=preset=1,dict=256MiB >"$folder/files.tar.xz"
-  cp -- "$repo/scripts/gpu_verify.sh" "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
+  cp -- "$repo"/scripts/gpu_verify{,_training}.sh "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
     "$repo/tests/fault/auto_fault.sh" "$folder/"
   git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib

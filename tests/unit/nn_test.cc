@@ -22,13 +22,14 @@
 #include "examples/nn/loss.h"
 #include "examples/nn/model.h"
 #include "examples/nn/optimizer.h"
-#include "hwy/targets.h"
 #include "tests/support/catch.h"
+#include "tests/support/targets.h"
 #include "tests/unit/bound_model.h"
 
 namespace {
 
 using ddp::testing::Approx;
+using ddp::testing::ForEachTarget;
 using nn::testing::BoundModel;
 
 std::vector<float> RandomFloats(size_t count, uint32_t seed, float range = 1) {
@@ -89,18 +90,6 @@ double WorstGradientError(const BoundModel& bound, absl::Span<const float> x, ab
     }
   }
   return worst;
-}
-
-// Calls `body` once for every instruction set that this processor has.
-void ForEachTarget(const std::function<void()>& body) {
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    INFO(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    body();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 // Whether `body` ends its process by abort.

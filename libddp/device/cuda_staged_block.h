@@ -63,7 +63,7 @@ class WaitingBlock {
   }
 
   __device__ void Fail() {
-    if (threadIdx.x == 0) SetWords();
+    if (threadIdx.x == 0) SetWords(0, at_.ranks);
   }
 
   __device__ uint64_t Load(const uint64_t* from) { return *from; }
@@ -73,20 +73,22 @@ class WaitingBlock {
   }
 
  protected:
-  // Whether the group has failed, which becomes known to what follows on the stream first.
+  // If so, what follows on the stream knows of it.
   __device__ bool MustLeave() {
     const int index = static_cast<int>(blockIdx.x);
-    if (*const_cast<const volatile uint32_t*>(AbortWordOf(at_, index)) == 0) return false;
-    SetWords();
+    if (*const_cast<const volatile uint32_t*>(AbortWordOf(at_, at_.rank, index)) == 0) return false;
+    SetWords(at_.rank, at_.rank + 1);
     return true;
   }
 
   const staged::Place& at_;
 
  private:
-  __device__ void SetWords() {
+  __device__ void SetWords(int first_rank, int end_rank) {
     *const_cast<volatile uint32_t*>(at_.failed) = 1;
-    for (int i = 0; i < staged::kAbortWords; ++i) *const_cast<volatile uint32_t*>(AbortWordOf(at_, i)) = 1;
+    for (int r = first_rank; r < end_rank; ++r) {
+      for (int i = 0; i < staged::kAbortWords; ++i) *const_cast<volatile uint32_t*>(AbortWordOf(at_, r, i)) = 1;
+    }
     __threadfence_system();
   }
   __device__ bool Spin(const uint64_t* counter, uint64_t target) {

@@ -65,16 +65,15 @@ struct Place {
 // Counters of a rank and channel: of its input ring and of its result ring, how many slots it has filled, and how many
 // of everybody's it has done with.
 enum Stage : int { kWritten, kConsumed, kPublished, kFetched, kStages };
-inline constexpr int kAbortWords = 64;
-inline constexpr size_t kAbortBytes = kAbortWords * kLine;
 
-// Not 0 once a rank has failed; for thread block `index`. A GPU reads a line of host memory for one thread block after
-// the other, a microsecond each: so each has a line.
-DDP_HOST_DEVICE inline uint32_t* AbortWordOf(const Place& at, int index) {
-  return reinterpret_cast<uint32_t*>(at.ring + static_cast<size_t>(index % kAbortWords) * kLine);
+// Not 0: thread block `index` of this rank leaves. A GPU reads a line of host memory for one thread block after the
+// other, a microsecond each: so each has a line.
+inline constexpr int kAbortWords = 64;
+DDP_HOST_DEVICE inline uint32_t* AbortWordOf(const Place& at, int rank, int index) {
+  return reinterpret_cast<uint32_t*>(at.ring + static_cast<size_t>(rank * kAbortWords + index % kAbortWords) * kLine);
 }
 DDP_HOST_DEVICE inline Counter* CounterOf(const Place& at, Stage stage, int rank, int channel) {
-  return reinterpret_cast<Counter*>(at.ring + kAbortBytes) + (rank * kMaxChannels + channel) * kStages + stage;
+  return reinterpret_cast<Counter*>(AbortWordOf(at, at.ranks, 0)) + (rank * kMaxChannels + channel) * kStages + stage;
 }
 // Of the messages from one rank to another.
 enum PairStage : int { kSent, kReceived, kPairStages };
@@ -233,10 +232,10 @@ struct Level {
 // which operation they are of.)
 //   bool Begin()                                   false if the group has failed
 //   bool Wait(int n, Fn level)                     until the counters of level(0) to level(n - 1) are at least at their
-//                                                  values; false if the group has failed. All at once: each look at
-//                                                  host memory takes more than a microsecond
+//                                                  values; false if the operation has to be left. All at once:
+//                                                  each look at host memory takes more than a microsecond
 //   void Signal(Level, Level = {})                 what the block has written comes before the new values
-//   void Fail()                                    the group has failed: sets these words
+//   void Fail()                                    the group has failed: sets the words of all ranks
 //   void Copy(const Piece*, int n, bool from_ring) all at once, too
 //   void CopyChecked(const Piece*, int n)          from the ring, of a result, which is checked for infinities and NaN
 //   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;

@@ -64,10 +64,7 @@ class HostBlock {
       std::atomic_ref<uint64_t>(level.counter->value).store(level.value, std::memory_order_release);
     }
   }
-  void Fail() {
-    std::atomic_ref<uint32_t>(*at_.failed).store(1);
-    for (int i = 0; i < staged::kAbortWords; ++i) std::atomic_ref<uint32_t>(*AbortWordOf(at_, i)).store(1);
-  }
+  void Fail() { SetWords(0, at_.ranks); }
   uint64_t Load(const uint64_t* from) { return *from; }
   void Store(uint64_t* to, uint64_t value) { *to = value; }
   void Copy(const staged::Piece* pieces, int n, bool) {
@@ -146,9 +143,15 @@ class HostBlock {
     }
     return true;
   }
+  void SetWords(int first_rank, int end_rank) {
+    std::atomic_ref<uint32_t>(*at_.failed).store(1);
+    for (int r = first_rank; r < end_rank; ++r) {
+      for (int i = 0; i < staged::kAbortWords; ++i) std::atomic_ref<uint32_t>(*AbortWordOf(at_, r, i)).store(1);
+    }
+  }
   bool MustLeave() {
-    if (std::atomic_ref<uint32_t>(*AbortWordOf(at_, index_)).load() == 0) return false;
-    Fail();
+    if (std::atomic_ref<uint32_t>(*AbortWordOf(at_, at_.rank, index_)).load() == 0) return false;
+    SetWords(at_.rank, at_.rank + 1);
     return true;
   }
 

@@ -162,6 +162,14 @@ struct Job {
   }
 };
 
+// Over the hierarchical backend.
+struct StagedJob : Job {
+  explicit StagedJob(int ranks, const std::string& limits = "fixed") : Job(ranks) {
+    staged = true;
+    staged_limits = limits;
+  }
+};
+
 // A rank's array in "device" memory, from the group's Allocate or from elsewhere.
 class Array {
  public:

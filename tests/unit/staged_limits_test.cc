@@ -15,10 +15,6 @@ namespace {
 
 using staged::Move;
 
-struct StagedJob : Job {
-  explicit StagedJob(int ranks) : Job(ranks) { staged = true; }
-};
-
 TEST_CASE("limits are read as they are meant") {
   StagedLimits limits = StagedLimits::For(2);
   CHECK(limits.Parse("").ok());

@@ -88,6 +88,7 @@ class StagedMoves::Side {
 // What is still to run would look at the ring.
 StagedMoves::~StagedMoves() {
   if (!engine_.MayStillRun()) return;
+  ring_->Leave();
   KeepForever(ring_);
   KeepForever(copies_);
 }

@@ -134,11 +134,16 @@ staged::Place StagingRing::PlaceOf(uint32_t* failed) const {
 char* StagingRing::beside() const { return static_cast<char*>(registered_.get()) + BesideBegin(size_); }
 
 void StagingRing::Abort() {
-  for (int i = 0; i < staged::kAbortWords; ++i) abort_word(i).store(1, std::memory_order_seq_cst);
+  for (int r = 0; r < size_; ++r) SetAbortWords(r);
 }
-bool StagingRing::aborted() const { return abort_word(0).load(std::memory_order_acquire) != 0; }
-std::atomic_ref<uint32_t> StagingRing::abort_word(int i) const {
-  return std::atomic_ref<uint32_t>(*staged::AbortWordOf({rank_, size_, memory_->data(), nullptr, nullptr}, i));
+void StagingRing::Leave() { SetAbortWords(rank_); }
+void StagingRing::SetAbortWords(int rank) {
+  for (int i = 0; i < staged::kAbortWords; ++i) {
+    std::atomic_ref<uint32_t>(*abort_word(rank, i)).store(1, std::memory_order_seq_cst);
+  }
+}
+uint32_t* StagingRing::abort_word(int rank, int index) const {
+  return staged::AbortWordOf({rank_, size_, memory_->data(), nullptr, nullptr}, rank, index);
 }
 
 }  // namespace ddp

@@ -3,7 +3,6 @@
 #ifndef LIBDDP_COMM_STAGED_STAGING_RING_H_
 #define LIBDDP_COMM_STAGED_STAGING_RING_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -41,13 +40,15 @@ class StagingRing {
 
   // Tells the kernels of all ranks to leave. What has failed stays so: nothing of it is used again.
   void Abort();
-  bool aborted() const;
+  // The same of this rank's kernels alone, for a graph that is launched when its group has gone.
+  void Leave();
 
  private:
   StagingRing() = default;
   absl::Status Reserve(int node, Beside beside);
   absl::Status Register(DeviceRuntime& runtime, Device device);
-  std::atomic_ref<uint32_t> abort_word(int i) const;
+  void SetAbortWords(int rank);
+  uint32_t* abort_word(int rank, int index) const;
 
   int rank_ = 0, size_ = 1;
   std::shared_ptr<SharedSegment> memory_;

@@ -373,7 +373,8 @@ class DDP_EXPORT ProcessGroup {
 
   // On a GPU: a word that kernels can read. It is 0 until the group fails. It changes before any stream that waits for
   // an operation of the group is released, so that later kernels on the stream can detect that their input is invalid.
-  // It lives as long as the group. Null on the CPU.
+  // It lives as long as the group, in host memory: a GPU reads such a word for one thread block after another, about a
+  // microsecond each, so have one thread copy it into the GPU's memory for kernels of many. Null on the CPU.
   virtual const uint32_t* failed_word() const { return nullptr; }
 
   // Does the part of the group's pending operations that is possible without waiting. Call it from time to time during

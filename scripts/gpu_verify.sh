@@ -261,6 +261,9 @@ part_staged() {
     # As on two hosts: what is captured needs the host.
     DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
     DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test "~[nccl] ~*captured* ~replays*"
+    # The host's processors add.
+    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
+    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_ddp_test "~[nccl] ~*captured* ~replays*"
     # Everything by the copy engines.
     export DDP_STAGED_LIMITS=copies=0,chunk=64K
     staged_test "$n" gpu_nccl_test "~[nccl]"
@@ -276,7 +279,7 @@ part_staged() {
 staged_test() {
   local n=$1 program=$2
   shift 2
-  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}${DDP_NODE_SIZE:+-nodes}" mpirun -n "$n" --bind-to none \
+  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}${DDP_NODE_SIZE:+-nodes}${DDP_STAGED_REDUCE:+-host}" mpirun -n "$n" --bind-to none \
     --oversubscribe --timeout 140 "$here/bin/$program" "$@"
 }
 
@@ -285,6 +288,8 @@ staged_speed() {
   local n=$1 round backend model
   local -a speed=(--synthetic --warmup=20 --batch=128 --device=cuda --tf32)
   for round in 1 2 3; do
+    DDP_STAGED_REDUCE=cpu step 60 "staged-perf-$n-host-$round" mpirun -n "$n" --bind-to none --oversubscribe \
+      "$here/bin/ddp_perf" --device=cuda --backend=hierarchical -b 256K -e 256M -f 4 --json "$out/staged-perf-$n-host-$round.json"
     for backend in hierarchical nccl; do
       NCCL_P2P_DISABLE=1 step 60 "staged-perf-$n-$backend-$round" mpirun -n "$n" --bind-to none --oversubscribe \
         "$here/bin/ddp_perf" --device=cuda --backend="$backend" -b 1K -e 256M -f 4 -G 1 \

@@ -34,6 +34,7 @@ enum class Env {
   kTrace,                  // DDP_TRACE
   kCheckReplicas,          // DDP_CHECK_REPLICAS
   kStagedLimits,           // DDP_STAGED_LIMITS
+  kStagedReduce,           // DDP_STAGED_REDUCE
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK

@@ -19,20 +19,9 @@
 #include "tests/support/logged.h"
 #include "tests/support/nccl_job.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/variable.h"
 
 namespace ddp::testing::simulated {
-
-// Sets a variable while it lives.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-  ~Variable() { unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* const name_;
-};
 
 // Contexts of ranks that are threads.
 class World {

@@ -376,7 +376,8 @@ const Config kConfigs[] = {
 
 // In every configuration that the backend has.
 void FailCallsOfAll(void (Faults::*kind)(), absl::string_view wanted, size_t most = SIZE_MAX) {
-  const bool captures = !Staged() || std::getenv("DDP_NODE_SIZE") == nullptr;
+  const bool captures =
+      !Staged() || (std::getenv("DDP_NODE_SIZE") == nullptr && std::getenv("DDP_STAGED_REDUCE") == nullptr);
   for (const Config& config : kConfigs) {
     if (captures || !config.captured) FailCalls({TrainModel, kind, wanted, config}, most);
   }

@@ -2,9 +2,6 @@
 // The hierarchical backend on GPUs of several nodes, beyond what the contract of every backend says: its bits, arrays
 // of many chunks, uneven nodes, what cannot be captured, and how a failure on one node ends what waits on another.
 #include <atomic>
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,68 +10,21 @@
 
 #include "libddp/base/failed_ranks.h"
 #include "tests/support/forwarding_group.h"
+#include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
+#include "tests/support/variable.h"
 
 namespace ddp::testing::simulated {
 namespace {
 
-constexpr auto kNumber = [](int rank, size_t i) {
-  return static_cast<double>((i * 7 + 3 * static_cast<size_t>(rank)) % 100);
-};
-
-// While it lives, hosts are cut into nodes of so many ranks.
-class NodeSize {
- public:
-  explicit NodeSize(int ranks) { setenv("DDP_NODE_SIZE", std::to_string(ranks).c_str(), 1); }
-  ~NodeSize() { unsetenv("DDP_NODE_SIZE"); }
-};
-
 struct NodesJob : Job {
-  NodesJob(int ranks, int node_size_) : Job(ranks), node_size(node_size_) { staged = true; }
-  const NodeSize node_size;
-};
-
-// Of `count` elements that depend on the rank and the index.
-Array Filled(Rank& rank, ProcessGroup& group, DType dtype, size_t count) {
-  Array array(rank, group, dtype, count, false);
-  for (size_t i = 0; i < count; ++i) array.Set(i, kNumber(rank.rank, i));
-  return array;
-}
-
-// Whether element i is expected(i), for all of them; the first one that is not is told.
-template <typename Fn>
-void Expect(const Array& array, size_t count, const char* what, const Fn& expected) {
-  for (size_t i = 0; i < count; ++i) {
-    if (array.Get(i) != expected(i)) {
-      RANK_CHECK(false, what, ": element ", i, " is ", array.Get(i), ", not ", expected(i));
-      return;
-    }
+  NodesJob(int ranks, int node_size_) : Job(ranks), node_size("DDP_NODE_SIZE", std::to_string(node_size_)) {
+    staged = true;
   }
-}
-
-double SumOver(int ranks, size_t i) {
-  double sum = 0;
-  for (int r = 0; r < ranks; ++r) sum += kNumber(r, i);
-  return sum;
-}
+  const Variable node_size;
+};
 
 // --- results --------------------------------------------------------------------------------------------------------
-
-// The same all-reduce on GPU memory and on the CPU's, of a group with the same nodes.
-void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size_t count, const ReduceOptions& options) {
-  Array a(rank, group, in, count, false), b(rank, group, out, count, false);
-  std::vector<char> host_in(count * SizeOf(in)), host_out(count * SizeOf(out));
-  for (size_t i = 0; i < count; ++i) {
-    const double value = in == DType::kInt8 ? std::fmod(Awkward(rank.rank, i), 100) : Awkward(rank.rank, i);
-    a.Set(i, value);
-    SetElement(in, host_in.data(), i, value);
-  }
-  RANK_CHECK_OK(group.AllReduce(a.Cut(3), b.Cut(5), options, kNoStream).Wait());
-  const Buffer from{host_in.data(), count, in, Device{}}, to{host_out.data(), count, out, Device{}};
-  RANK_CHECK_OK(group.AllReduce(from, to, options).Wait());
-  RANK_CHECK(std::memcmp(b.whole().data, host_out.data(), host_out.size()) == 0, std::string(Name(in)), " to ",
-             std::string(Name(out)), ", ", count, " elements");
-}
 
 TEST_CASE("sums over the GPUs of several nodes have the CPU's bits") {
   for (const auto& [ranks, node_size] : {std::pair(2, 1), std::pair(3, 2), std::pair(4, 2)}) {

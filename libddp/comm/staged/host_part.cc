@@ -76,7 +76,7 @@ bool HostPart::Reached(uint32_t number) {
 }
 
 void HostPart::Run() {
-  pthread_setname_np(pthread_self(), "ddp-nodes");
+  pthread_setname_np(pthread_self(), "ddp-host");
   for (uint32_t number = 1;; ++number) {
     Job job;
     {

@@ -2,10 +2,8 @@
 #include "libddp/comm/staged/node_moves.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
-#include "libddp/base/owner_process.h"
 #include "libddp/base/round.h"
 #include "libddp/comm/base/range_list.h"
 #include "libddp/device/buffer_ops.h"
@@ -23,14 +21,6 @@ constexpr int kMessageTag = 0;
 
 bool IsSixteenBits(DType type) { return type == DType::kFloat16 || type == DType::kBFloat16; }
 
-Buffer HostBuffer(char* data, size_t count, DType type) { return {data, count, type, Device{}}; }
-
-// Copies, and looks for what is not finite on the way if `nonfinite` is set.
-absl::Status CopyChecked(DeviceRuntime& runtime, Buffers from, Buffers to, uint32_t* nonfinite, void* stream) {
-  if (nonfinite == nullptr) return CopyPieces(runtime, from, to, stream);
-  return runtime.Run({from[0].dtype, from[0].dtype, 1, nonfinite}, PairPieces(from, to), stream);
-}
-
 void Divide(const CpuReduce& divide, const Buffer& data) {
   const void* const in = data.data;
   divide(&in, 1, &data.data, 1, data.count);
@@ -45,32 +35,15 @@ absl::Status CheckFinite(DeviceRuntime& runtime, Buffers buffers, uint32_t* nonf
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<void>> NodeMoves::AllocateSlots(DeviceRuntime& runtime) {
-  return runtime.AllocatePinned(2 * kSlots * kSlotBytes);
-}
-
-NodeMoves::NodeMoves(std::shared_ptr<NodeGroups> groups, std::shared_ptr<HostPart> host, std::shared_ptr<void> slots,
-                     std::unique_ptr<DeviceMoves> in_node, ProcessGroup& control, const DeviceEngine& engine)
-    : groups_(std::move(groups)),
-      host_(std::move(host)),
-      slots_(std::move(slots)),
+NodeMoves::NodeMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, std::unique_ptr<DeviceMoves> in_node,
+                     ProcessGroup& control, const DeviceEngine& engine)
+    : groups_(groups),
       in_node_(std::move(in_node)),
       control_(control),
       engine_(engine),
-      runtime_(engine.runtime()) {
-  host_->Start(engine.failed_word());
-}
-
-// What is still to run would look at the memory. A job that runs still is one of a group that has failed.
-NodeMoves::~NodeMoves() {
-  host_->Leave();
-  if (engine_.MayStillRun()) {
-    groups_->Fail(absl::AbortedError("the process group was destroyed with operations pending"));
-    KeepForever(slots_);
-    KeepForever(host_->counters());
-  }
-  host_->Stop();
-}
+      runtime_(engine.runtime()),
+      pipeline_(std::move(groups), std::move(stage), engine.runtime(), engine.failed_word(),
+                [&engine] { return engine.MayStillRun(); }) {}
 
 absl::Status NodeMoves::MayBeCaptured() const {
   return absl::InvalidArgumentError(
@@ -109,36 +82,15 @@ absl::Status NodeMoves::Recv(Buffers buffers, int peer, void* stream) {
 }
 
 absl::Status NodeMoves::Barrier(void* stream) {
-  return Pipeline(1, stream, [&](size_t, size_t) {
+  return pipeline_.Run(1, stream, [&](size_t, size_t) {
     return Chunk{.down = [] { return absl::OkStatus(); },
-                 .up = [] { return absl::OkStatus(); },
                  .job =
                      [groups = groups_, timeout = control_.timeout()] {
                        const absl::Status set = groups->all->SetTimeout(timeout);
                        return set.ok() ? groups->all->Barrier().Wait() : set;
-                     }};
+                     },
+                 .up = [](void*) { return absl::OkStatus(); }};
   });
-}
-
-// What goes up has left its slot before the next chunk comes down to it: the stream works in order.
-absl::Status NodeMoves::Pipeline(size_t chunks, void* stream, absl::FunctionRef<Chunk(size_t k, size_t slot)> make) {
-  std::array<std::function<absl::Status()>, kSlots> up;
-  std::array<uint32_t, kSlots> number{};
-  for (size_t k = 0; k < chunks + kSlots; ++k) {
-    const size_t slot = k % kSlots;
-    if (up[slot] != nullptr) {
-      if (absl::Status s = host_->Await(number[slot], stream); !s.ok()) return s;
-      if (absl::Status s = std::exchange(up[slot], nullptr)(); !s.ok()) return s;
-    }
-    if (k >= chunks) continue;
-    Chunk chunk = make(k, slot);
-    if (absl::Status s = chunk.down(); !s.ok()) return s;
-    absl::StatusOr<uint32_t> job = host_->HandOver(stream, std::move(chunk.job));
-    if (!job.ok()) return job.status();
-    number[slot] = *job;
-    up[slot] = std::move(chunk.up);
-  }
-  return absl::OkStatus();
 }
 
 NodeMoves::Cut NodeMoves::CutParts(const Parts& parts, size_t begin, size_t step, size_t left_out) {
@@ -182,14 +134,15 @@ absl::Status NodeMoves::AllReduce(const CheckedCall& call, void* stream) {
   const ReduceOptions plain{.op = op};
   const size_t shares = static_cast<size_t>(groups_->shares()), local = static_cast<size_t>(groups_->local());
   const size_t step = shares * (kSlotBytes / std::max(SizeOf(partial), SizeOf(out)));
-  return Pipeline(CeilDiv(call.count, step), stream, [&](size_t k, size_t slot) {
+  return pipeline_.Run(CeilDiv(call.count, step), stream, [&](size_t k, size_t slot) {
     const size_t first = k * step, n = std::min(step, call.count - first);
     std::vector<size_t> counts(static_cast<size_t>(groups_->width()));
     for (size_t s = 0, each = RoundUp(CeilDiv(n, shares), kPartAlign); s < shares; ++s) {
       counts[s] = std::min(each, n - std::min(n, s * each));
     }
     const size_t mine = counts[local];
-    const Buffer summed = HostBuffer(in_slot(slot), mine, partial), result = HostBuffer(out_slot(slot), mine, out);
+    const Buffer summed = HostBuffer(pipeline_.in_slot(slot), mine, partial),
+                 result = HostBuffer(pipeline_.out_slot(slot), mine, out);
     Chunk chunk;
     chunk.down = [&, first, n, summed, counts] {
       const std::vector<Buffer> from = Slice(call.in, first, n);
@@ -210,7 +163,7 @@ absl::Status NodeMoves::AllReduce(const CheckedCall& call, void* stream) {
       if (status.ok() && average && !floats) Divide(divide, result);
       return groups->FromAcross(status);
     };
-    chunk.up = [&, first, n, result, counts] {
+    chunk.up = [&, first, n, result, counts](void*) {
       const std::vector<Buffer> to = Slice(call.out, first, n);
       const absl::Status gathered = in_node_->Enqueue({.key = {.kind = Kind::kAllGatherV, .in = out, .out = out},
                                                        .in = {&result, 1},
@@ -251,11 +204,11 @@ absl::Status NodeMoves::Collect(const CheckedCall& call, void* stream) {
   const size_t size = std::max(SizeOf(call.key.in), SizeOf(call.key.out));
   const size_t step = kSlotBytes / (std::max(in.counts.size(), out.counts.size()) * size);
   const Call host = CallOf(call);
-  return Pipeline(CeilDiv(longest, step), stream, [&](size_t k, size_t slot) {
+  return pipeline_.Run(CeilDiv(longest, step), stream, [&](size_t k, size_t slot) {
     const auto from = std::make_shared<Cut>(CutParts(in, k * step, step));
     const auto to = std::make_shared<Cut>(CutParts(out, k * step, step));
-    const Buffer host_in = HostBuffer(in_slot(slot), from->elements, call.key.in);
-    const Buffer host_out = broadcast ? host_in : HostBuffer(out_slot(slot), to->elements, call.key.out);
+    const Buffer host_in = HostBuffer(pipeline_.in_slot(slot), from->elements, call.key.in);
+    const Buffer host_out = broadcast ? host_in : HostBuffer(pipeline_.out_slot(slot), to->elements, call.key.out);
     Chunk chunk;
     chunk.down = [&, from, host_in] {
       return gives ? CopyPieces(runtime_, from->buffers, {&host_in, 1}, stream) : absl::OkStatus();
@@ -268,7 +221,7 @@ absl::Status NodeMoves::Collect(const CheckedCall& call, void* stream) {
       if (uneven) here.counts = to->counts;
       return groups->all->Start(here).Wait();
     };
-    chunk.up = [&, to, host_out] {
+    chunk.up = [&, to, host_out](void*) {
       if (!takes || to->elements == 0) return absl::OkStatus();
       uint32_t* const nonfinite = call.reduce == nullptr ? nullptr : call.reduce->nonfinite;
       return CopyChecked(runtime_, {&host_out, 1}, to->buffers, nonfinite, stream);
@@ -294,11 +247,11 @@ absl::Status NodeMoves::Exchange(const Parts& in, const Parts& out, void* stream
   for (size_t r = 0; r < ranks(); ++r) {
     if (r != me) longest = std::max({longest, in.counts[r], out.counts[r]});
   }
-  return Pipeline(CeilDiv(longest, step), stream, [&](size_t k, size_t slot) {
+  return pipeline_.Run(CeilDiv(longest, step), stream, [&](size_t k, size_t slot) {
     const auto from = std::make_shared<Cut>(CutParts(in, k * step, step, me));
     const auto to = std::make_shared<Cut>(CutParts(out, k * step, step, me));
-    const Buffer host_in = HostBuffer(in_slot(slot), from->elements, type);
-    const Buffer host_out = HostBuffer(out_slot(slot), to->elements, type);
+    const Buffer host_in = HostBuffer(pipeline_.in_slot(slot), from->elements, type);
+    const Buffer host_out = HostBuffer(pipeline_.out_slot(slot), to->elements, type);
     Chunk chunk;
     chunk.down = [&, from, host_in] {
       return from->elements == 0 ? absl::OkStatus() : CopyPieces(runtime_, from->buffers, {&host_in, 1}, stream);
@@ -307,7 +260,7 @@ absl::Status NodeMoves::Exchange(const Parts& in, const Parts& out, void* stream
       if (absl::Status s = groups->all->SetTimeout(timeout); !s.ok()) return s;
       return SendAndReceive(*groups->all, *from, host_in, *to, host_out);
     };
-    chunk.up = [&, to, host_out] {
+    chunk.up = [&, to, host_out](void*) {
       return to->elements == 0 ? absl::OkStatus() : CopyPieces(runtime_, {&host_out, 1}, to->buffers, stream);
     };
     return chunk;

@@ -6,17 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_moves.h"
-#include "libddp/comm/staged/host_part.h"
+#include "libddp/comm/staged/host_pipeline.h"
 #include "libddp/comm/staged/node_groups.h"
 #include "libddp/device/buffer_ops.h"
 
@@ -31,13 +29,9 @@ namespace ddp {
 // as on CPU memory with the same nodes.
 class NodeMoves final : public DeviceMoves {
  public:
-  // The host's memory that the chunks go through. Pinned; of the current device.
-  static absl::StatusOr<std::shared_ptr<void>> AllocateSlots(DeviceRuntime& runtime);
-
   // `in_node`: the moves of this node's ranks. `control` and `engine` outlive this.
-  NodeMoves(std::shared_ptr<NodeGroups> groups, std::shared_ptr<HostPart> host, std::shared_ptr<void> slots,
-            std::unique_ptr<DeviceMoves> in_node, ProcessGroup& control, const DeviceEngine& engine);
-  ~NodeMoves() override;
+  NodeMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, std::unique_ptr<DeviceMoves> in_node,
+            ProcessGroup& control, const DeviceEngine& engine);
 
   absl::string_view backend() const override { return "hierarchical"; }
   absl::Status MayBeCaptured() const override;
@@ -52,9 +46,8 @@ class NodeMoves final : public DeviceMoves {
   absl::Status Adopt(const Allocation&) override { return absl::OkStatus(); }
 
  private:
-  static constexpr size_t kSlots = 3;  // chunks under way
-  // Of one chunk, on either side: what comes from the GPU, and what goes there.
-  static constexpr size_t kSlotBytes = size_t{4} << 20;
+  static constexpr size_t kSlotBytes = HostStage::kSlotBytes;
+  using Chunk = HostPipeline::Chunk;
 
   // Ranges that stand end to end; counts[p] elements are part p.
   struct Parts {
@@ -70,14 +63,6 @@ class NodeMoves final : public DeviceMoves {
   static constexpr size_t kNone = SIZE_MAX;
   static Cut CutParts(const Parts& parts, size_t begin, size_t step, size_t left_out = kNone);
 
-  // One chunk: what the stream does before and behind the host's job.
-  struct Chunk {
-    std::function<absl::Status()> down, up;
-    HostPart::Job job;
-  };
-  // make(k, slot) is called for each k < chunks, in order. The stages of different chunks overlap.
-  absl::Status Pipeline(size_t chunks, void* stream, absl::FunctionRef<Chunk(size_t k, size_t slot)> make);
-
   absl::Status AllReduce(const CheckedCall& call, void* stream);
   absl::Status Collect(const CheckedCall& call, void* stream);
   absl::Status Exchange(const Parts& in, const Parts& out, void* stream);
@@ -90,16 +75,13 @@ class NodeMoves final : public DeviceMoves {
   Parts Each(Buffers buffers, size_t count) const { return {buffers, std::vector<size_t>(ranks(), count)}; }
   Parts OneFor(int rank, Buffers buffers) const;
   size_t ranks() const { return static_cast<size_t>(groups_->size()); }
-  char* in_slot(size_t slot) const { return static_cast<char*>(slots_.get()) + 2 * slot * kSlotBytes; }
-  char* out_slot(size_t slot) const { return in_slot(slot) + kSlotBytes; }
 
   const std::shared_ptr<NodeGroups> groups_;
-  const std::shared_ptr<HostPart> host_;
-  const std::shared_ptr<void> slots_;
   const std::unique_ptr<DeviceMoves> in_node_;
   ProcessGroup& control_;
   const DeviceEngine& engine_;
   DeviceRuntime& runtime_;
+  HostPipeline pipeline_;
 };
 
 }  // namespace ddp

@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/staged/host_moves.h"
 
 namespace ddp {
 namespace {
@@ -21,6 +24,7 @@ using staged::Move;
 constexpr uint64_t kLargest = 16 << 20;
 constexpr uint64_t kSmall = 1 << 20;
 constexpr int kRepeats = 3, kRepeatsOfSmall = 10;
+constexpr uint64_t kHostSizes[] = {256 << 10, 1 << 20, 4 << 20, kLargest};
 
 // One comparison, at one size. Every rank makes the same ones in the same order.
 struct Trial {
@@ -78,12 +82,19 @@ class Stopwatch {
     return absl::OkStatus();
   }
 
+  void* stream() const { return stream_.get(); }
+  uint32_t* failed_word() const { return static_cast<uint32_t*>(words_.get()); }
+  Buffer Array(uint64_t bytes) const { return {data_.get(), bytes / sizeof(float), DType::kFloat32, options_.device}; }
+
   // Microseconds of one; the first is not counted.
   absl::StatusOr<double> TimeOf(Move move, uint64_t bytes) {
+    return TimeOf(bytes, [&] { return Enqueue(move, bytes); });
+  }
+  absl::StatusOr<double> TimeOf(uint64_t bytes, absl::FunctionRef<absl::Status()> enqueue) {
     const int repeats = bytes < kSmall ? kRepeatsOfSmall : kRepeats;
-    absl::Status status = Enqueue(move, bytes);
+    absl::Status status = enqueue();
     status.Update(runtime_.Record(begin_.get(), stream_.get()));
-    for (int k = 0; k < repeats; ++k) status.Update(Enqueue(move, bytes));
+    for (int k = 0; k < repeats; ++k) status.Update(enqueue());
     status.Update(runtime_.Record(end_.get(), stream_.get()));
     status.Update(Await());
     if (!status.ok()) {
@@ -97,7 +108,7 @@ class Stopwatch {
  private:
   absl::Status Enqueue(Move move, uint64_t bytes) {
     staged::Collective c = {};
-    c.at = ring_.PlaceOf(static_cast<uint32_t*>(words_.get()));
+    c.at = ring_.PlaceOf(failed_word());
     c.move = move;
     c.in_size = c.out_size = sizeof(float);
     c.count = bytes / sizeof(float);
@@ -154,15 +165,39 @@ absl::StatusOr<Timings> Measure(Stopwatch& stopwatch, const std::vector<Trial>& 
   return timings;
 }
 
+// Of each size by the way that the limits choose, and by the host.
+absl::StatusOr<Timings> MeasureHost(Stopwatch& stopwatch, HostPipeline& pipeline, absl::Duration timeout, int ranks,
+                                    int blocks, const StagedLimits& limits) {
+  Timings timings;
+  for (size_t k = 0; k < std::size(kHostSizes); ++k) {
+    const uint64_t bytes = kHostSizes[k];
+    const Buffer array = stopwatch.Array(bytes);
+    absl::StatusOr<double> below = stopwatch.TimeOf(AllReduceMove(limits, ranks, blocks, bytes), bytes);
+    if (!below.ok()) return below.status();
+    absl::StatusOr<double> above = stopwatch.TimeOf(bytes, [&] {
+      return AllReduceOnHost(pipeline, timeout, {&array, 1}, {&array, 1}, {}, stopwatch.stream());
+    });
+    if (!above.ok()) return above.status();
+    timings.below_us[k] = *below;
+    timings.above_us[k] = *above;
+  }
+  return timings;
+}
+
 // The slowest rank's times count.
+StagedTiming Slowest(uint64_t bytes, const std::vector<Timings>& ranks, size_t k) {
+  StagedTiming timing = {bytes, 0, 0};
+  for (const Timings& rank : ranks) {
+    timing.below_us = std::max(timing.below_us, rank.below_us[k]);
+    timing.above_us = std::max(timing.above_us, rank.above_us[k]);
+  }
+  return timing;
+}
+
 void SetLimits(const std::vector<Trial>& trials, const std::vector<Timings>& ranks, StagedLimits* limits) {
   std::vector<StagedTiming> packets, once, copies;
   for (size_t k = 0; k < trials.size(); ++k) {
-    StagedTiming timing = {trials[k].bytes, 0, 0};
-    for (const Timings& rank : ranks) {
-      timing.below_us = std::max(timing.below_us, rank.below_us[k]);
-      timing.above_us = std::max(timing.above_us, rank.above_us[k]);
-    }
+    const StagedTiming timing = Slowest(trials[k].bytes, ranks, k);
     const bool fetched = trials[k].above == Move::kAllReduceFetched;
     (trials[k].below == Move::kAllReducePackets ? packets : fetched ? copies : once).push_back(timing);
   }
@@ -209,6 +244,42 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
       limits->copies == StagedLimits::kNever ? std::string(", and none by copy engines")
                                              : absl::StrCat(", by copy engines from ", limits->copies, " bytes on"),
       absl::ToDoubleMilliseconds(absl::Now() - begin));
+  return absl::OkStatus();
+}
+
+absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring,
+                           StagedCopies* copies, int blocks, const std::shared_ptr<NodeGroups>& groups,
+                           const HostStage& stage, StagedLimits* limits) {
+  StagedLimits others = *limits;
+  others.host = StagedLimits::kNever;
+  const DeviceGuard guard(*options.runtime, options.device);
+  Stopwatch stopwatch(control, options, ring, copies, blocks, others);
+  absl::Status ready = guard.status();
+  if (ready.ok()) ready = stopwatch.Prepare();
+  absl::StatusOr<HostStage> trial = HostStage::Create(*options.runtime, stage.slots, stage.slots_of_gpu);
+  ready.Update(trial.status());
+  if (absl::Status s = Agree(control, ready); !s.ok()) return s;
+  trial->up = stage.up;
+  absl::StatusOr<Timings> mine;
+  {
+    HostPipeline pipeline(groups, *trial, *options.runtime, stopwatch.failed_word());
+    mine = MeasureHost(stopwatch, pipeline, options.timeout, control.size(), blocks, others);
+    if (!mine.ok()) groups->Fail(mine.status());
+  }
+  if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;
+  absl::StatusOr<std::vector<Timings>> all = Exchange(control, *mine);
+  if (!all.ok()) return all.status();
+  std::vector<StagedTiming> timings;
+  for (size_t k = 0; k < std::size(kHostSizes); ++k) {
+    timings.push_back(Slowest(kHostSizes[k], *all, k));
+    Log().debug("rank {}: {} bytes: the GPUs reduce in {:.1f} us, the processors in {:.1f} us", control.rank(),
+                kHostSizes[k], timings[k].below_us, timings[k].above_us);
+  }
+  limits->host = FasterFrom(timings);
+  Log().info("rank {}: {}", control.rank(),
+             limits->host == StagedLimits::kNever
+                 ? std::string("the GPUs reduce by themselves, which is faster than by the processors")
+                 : absl::StrCat("the processors reduce from ", limits->host, " bytes on"));
   return absl::OkStatus();
 }
 

@@ -4,12 +4,14 @@
 #define LIBDDP_COMM_STAGED_STAGED_CALIBRATION_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/staged/host_pipeline.h"
 #include "libddp/comm/staged/staged_copies.h"
 #include "libddp/comm/staged/staged_plan.h"
 #include "libddp/comm/staged/staging_ring.h"
@@ -31,6 +33,12 @@ uint64_t FasterFrom(absl::Span<const StagedTiming> timings);
 // the group's time-out passes; the ring is aborted then.
 absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring,
                              StagedCopies* copies, int blocks, StagedLimits* limits);
+
+// The same for limits->host: from which size on AllReduceOnHost is faster than what the other limits choose. An error
+// ends `groups`, too.
+absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring,
+                           StagedCopies* copies, int blocks, const std::shared_ptr<NodeGroups>& groups,
+                           const HostStage& stage, StagedLimits* limits);
 
 }  // namespace ddp
 

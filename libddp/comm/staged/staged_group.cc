@@ -15,7 +15,7 @@
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/gpu/local_moves.h"
-#include "libddp/comm/staged/host_part.h"
+#include "libddp/comm/staged/host_moves.h"
 #include "libddp/comm/staged/node_groups.h"
 #include "libddp/comm/staged/node_moves.h"
 #include "libddp/comm/staged/staged_calibration.h"
@@ -44,10 +44,10 @@ class StagedTransport final : public DeviceTransport {
 // these say counts if the first word does not come.
 constexpr absl::Duration kFirstWord = absl::Milliseconds(30);
 
-// Between nodes the host's thread knows what is wrong.
-class NodesTransport final : public DeviceTransport {
+// Where the host takes part its thread knows what is wrong.
+class HostTransport final : public DeviceTransport {
  public:
-  NodesTransport(std::shared_ptr<StagingRing> ring, std::weak_ptr<NodeGroups> groups, std::shared_ptr<HostPart> host)
+  HostTransport(std::shared_ptr<StagingRing> ring, std::weak_ptr<NodeGroups> groups, std::shared_ptr<HostPart> host)
       : ring_(std::move(ring)), groups_(std::move(groups)), host_(std::move(host)) {}
 
   absl::Status Health() override { return host_->status(kFirstWord); }
@@ -65,10 +65,22 @@ class NodesTransport final : public DeviceTransport {
   const std::shared_ptr<HostPart> host_;
 };
 
+// Who reduces: DDP_STAGED_REDUCE.
+enum class Reducers : uint8_t { kGpu, kCpu, kAuto };
+
+absl::StatusOr<Reducers> ReadReducers() {
+  const std::string text = ReadEnv(Env::kStagedReduce).value_or("gpu");
+  if (text == "gpu") return Reducers::kGpu;
+  if (text == "cpu") return Reducers::kCpu;
+  if (text == "auto") return Reducers::kAuto;
+  return absl::InvalidArgumentError(absl::StrCat("DDP_STAGED_REDUCE is '", text, "'; it must be gpu, cpu or auto"));
+}
+
 // What a rank tells the others of itself.
 struct Seat {
   ProcessId process;
   int blocks = 0;
+  Reducers reducers = Reducers::kGpu;
   StagedLimits limits;
   bool fixed = false;  // the limits
   char host[256] = {}, gpu[64] = {};
@@ -86,7 +98,10 @@ absl::StatusOr<Seat> Sit(int ranks, const DeviceGroupOptions& options) {
   if (!gpu.ok()) return gpu.status();
   absl::StatusOr<int> blocks = runtime.StagedBlocks();
   if (!blocks.ok()) return blocks.status();
-  Seat seat{.process = ProcessId::OfSelf(), .blocks = *blocks, .limits = StagedLimits::For(ranks)};
+  const absl::StatusOr<Reducers> reducers = ReadReducers();
+  if (!reducers.ok()) return reducers.status();
+  Seat seat{
+      .process = ProcessId::OfSelf(), .blocks = *blocks, .reducers = *reducers, .limits = StagedLimits::For(ranks)};
   const std::string limits =
       options.staged_limits.empty() ? ReadEnv(Env::kStagedLimits).value_or(kMeasure) : options.staged_limits;
   if (absl::Status s = seat.limits.Parse(limits); !s.ok()) return s;
@@ -100,7 +115,8 @@ absl::StatusOr<Seat> Sit(int ranks, const DeviceGroupOptions& options) {
 struct Terms {
   int blocks;  // that every rank may use
   StagedLimits limits;
-  bool fixed;  // the limits: nobody measures
+  bool fixed;               // the limits: nobody measures
+  bool shared_gpu = false;  // by ranks of one process
 };
 
 // Ranks of one process that share a GPU divide it: all their kernels have to run at once there. Their copies might wait
@@ -124,6 +140,7 @@ absl::StatusOr<Terms> AgreeOnTerms(const std::vector<Seat>& seats) {
                                [&](const Seat& other) { return same(other.gpu, seat.gpu); });
     terms.blocks = std::min(terms.blocks, seat.blocks / static_cast<int>(together));
     if (together > 1) terms.limits.copies = StagedLimits::kNever;
+    terms.shared_gpu |= together > 1;
     if (terms.blocks >= least) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         together, " ranks of one process share GPU ", absl::string_view(seat.gpu), ", which runs ", seat.blocks,
@@ -172,20 +189,13 @@ NodeLayout LayoutOf(const InternalGroup& control, const std::vector<Seat>& seats
   return CutIntoNodes(nodes, 0);
 }
 
-// The host's thread of a group of several nodes, and what it works on.
-struct HostMemory {
-  std::shared_ptr<HostPart> host;
-  std::shared_ptr<void> slots;
-};
-
-absl::StatusOr<HostMemory> AllocateHostMemory(const DeviceGroupOptions& options) {
+// For a group of several nodes: memory of this rank's own.
+absl::StatusOr<HostStage> MakeStage(const DeviceGroupOptions& options) {
   const DeviceGuard guard(*options.runtime, options.device);
   if (!guard.status().ok()) return guard.status();
-  absl::StatusOr<std::shared_ptr<HostPart>> host = HostPart::Create(*options.runtime);
-  if (!host.ok()) return host.status();
-  absl::StatusOr<std::shared_ptr<void>> slots = NodeMoves::AllocateSlots(*options.runtime);
+  absl::StatusOr<std::shared_ptr<void>> slots = options.runtime->AllocatePinned(HostStage::kBytes);
   if (!slots.ok()) return slots.status();
-  return HostMemory{*std::move(host), *std::move(slots)};
+  return HostStage::Create(*options.runtime, static_cast<char*>(slots->get()), *slots);
 }
 
 struct NodeRing {
@@ -208,8 +218,35 @@ absl::StatusOr<NodeRing> MakeRing(ProcessGroup& control, const std::vector<Seat>
   return NodeRing{*std::move(ring), *terms};
 }
 
-absl::StatusOr<DeviceBackend> OnOneNode(ProcessGroup& control, const std::vector<Seat>& seats,
-                                        const DeviceGroupOptions& options) {
+// What the processors of one node need to reduce. Without groups they do not.
+struct HostSide {
+  std::shared_ptr<NodeGroups> groups;
+  HostStage stage;
+};
+
+// Sets limits->host, and returns what that needs. Collective.
+absl::StatusOr<HostSide> MakeHostSide(InternalGroup& control, const NodeLayout& layout, Reducers reducers,
+                                      const DeviceGroupOptions& options, StagingRing& ring, StagedCopies* copies,
+                                      Terms* terms) {
+  if (reducers == Reducers::kGpu || (reducers == Reducers::kAuto && terms->fixed)) return HostSide{};
+  absl::StatusOr<std::unique_ptr<NodeGroups>> groups = NodeGroups::Create(control, layout);
+  if (!groups.ok()) return groups.status();
+  HostSide side;
+  side.groups = *std::move(groups);
+  absl::StatusOr<HostStage> stage =
+      ShareHostStage(*side.groups->all, *options.runtime, options.device, !terms->shared_gpu);
+  if (!stage.ok()) return stage.status();
+  side.stage = *std::move(stage);
+  terms->limits.host = 0;
+  if (reducers == Reducers::kCpu) return side;
+  const absl::Status measured =
+      CalibrateHost(control, options, ring, copies, terms->blocks, side.groups, side.stage, &terms->limits);
+  if (!measured.ok()) return measured;
+  return terms->limits.host == StagedLimits::kNever ? HostSide{} : side;
+}
+
+absl::StatusOr<DeviceBackend> OnOneNode(InternalGroup& control, const NodeLayout& layout,
+                                        const std::vector<Seat>& seats, const DeviceGroupOptions& options) {
   absl::StatusOr<Terms> terms = AgreeOnTerms(seats);
   if (!terms.ok()) return terms.status();
   const Seat& seat = seats[static_cast<size_t>(control.rank())];
@@ -223,10 +260,23 @@ absl::StatusOr<DeviceBackend> OnOneNode(ProcessGroup& control, const std::vector
     const absl::Status s = CalibrateStaged(control, options, *ring, copies.get(), terms->blocks, &terms->limits);
     if (!s.ok()) return s;
   }
+  absl::StatusOr<HostSide> made =
+      MakeHostSide(control, layout, seats[0].reducers, options, *ring, copies.get(), &*terms);
+  if (!made.ok()) return made.status();
+  const HostSide side = *std::move(made);
   DeviceBackend backend;
-  backend.transport = std::make_shared<StagedTransport>(ring);
-  backend.make_moves = [ring, copies, terms = *terms](InternalGroup& group, const DeviceEngine& engine) {
-    return std::make_unique<StagedMoves>(ring, copies, group, engine, terms.blocks, terms.limits);
+  if (side.groups == nullptr) {
+    backend.transport = std::make_shared<StagedTransport>(ring);
+  } else {
+    backend.transport = std::make_shared<HostTransport>(ring, side.groups, side.stage.host);
+  }
+  backend.make_moves = [ring, copies, side, terms = *terms](InternalGroup& group, const DeviceEngine& engine) {
+    std::unique_ptr<DeviceMoves> moves =
+        std::make_unique<StagedMoves>(ring, copies, group, engine, terms.blocks, terms.limits);
+    if (side.groups != nullptr) {
+      moves = std::make_unique<HostMoves>(side.groups, side.stage, terms.limits.host, std::move(moves), group, engine);
+    }
+    return moves;
   };
   return backend;
 }
@@ -247,18 +297,18 @@ absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& 
     status = shared.status();
     if (shared.ok()) ring = *std::move(shared);
   }
-  absl::StatusOr<HostMemory> memory = HostMemory{};
+  absl::StatusOr<HostStage> stage = HostStage{};
   if (status.ok()) {
-    memory = AllocateHostMemory(options);
-    status = memory.status();
+    stage = MakeStage(options);
+    status = stage.status();
   }
   if (absl::Status s = Agree(control, status); !s.ok()) return s;
   Log().info("rank {}: hierarchical backend on GPUs, {} ranks on {} nodes, this is rank {} of node {}, GPU {}",
              control.rank(), control.size(), layout.nodes(), groups->local(), groups->node_index(),
              seats[static_cast<size_t>(control.rank())].gpu);
   DeviceBackend backend;
-  backend.transport = std::make_shared<NodesTransport>(ring.ring, groups, memory->host);
-  backend.make_moves = [groups, ring, memory = *memory](InternalGroup& group, const DeviceEngine& engine) {
+  backend.transport = std::make_shared<HostTransport>(ring.ring, groups, stage->host);
+  backend.make_moves = [groups, ring, stage = *stage](InternalGroup& group, const DeviceEngine& engine) {
     std::unique_ptr<DeviceMoves> in_node;
     if (ring.ring == nullptr) {
       in_node = std::make_unique<LocalMoves>(engine.runtime(), engine.options().device);
@@ -266,7 +316,7 @@ absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& 
       in_node = std::make_unique<StagedMoves>(ring.ring, nullptr, *groups->node, engine, ring.terms.blocks,
                                               ring.terms.limits);
     }
-    return std::make_unique<NodeMoves>(groups, memory.host, memory.slots, std::move(in_node), group, engine);
+    return std::make_unique<NodeMoves>(groups, stage, std::move(in_node), group, engine);
   };
   return backend;
 }
@@ -284,7 +334,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateStagedGroup(std::unique_ptr<
   if (!seats.ok()) return seats.status();
   const NodeLayout layout = LayoutOf(*internal, *seats);
   absl::StatusOr<DeviceBackend> backend =
-      layout.nodes() == 1 ? OnOneNode(*control, *seats, options) : OnNodes(*internal, layout, *seats, options);
+      layout.nodes() == 1 ? OnOneNode(*internal, layout, *seats, options) : OnNodes(*internal, layout, *seats, options);
   if (!backend.ok()) return backend.status();
   absl::StatusOr<std::unique_ptr<PeerBoard>> board = PeerBoard::Create(*control, options.host);
   if (!board.ok()) return board.status();

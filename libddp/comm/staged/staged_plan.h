@@ -24,6 +24,7 @@ struct StagedLimits {
   uint64_t chunk = 4096;               // but at most this, for which they have memory. Multiples of 4096
   uint64_t tile = staged::kSlotBytes;  // of a slot, that kernels fill at a time
   uint64_t blocks = kNever;            // thread blocks of a kernel, at most; but as many as messages need
+  uint64_t host = kNever;              // the host's processors reduce from this size on: DDP_STAGED_REDUCE
   bool operator==(const StagedLimits&) const = default;
 
   // What holds for so many ranks where nobody has measured.

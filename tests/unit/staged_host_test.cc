@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// DDP_STAGED_REDUCE: all-reduces on GPUs whose sums the host's processors take.
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "libddp/base/failed_ranks.h"
+#include "tests/support/gpu_results.h"
+#include "tests/support/nccl_job.h"
+#include "tests/support/variable.h"
+
+namespace ddp::testing::simulated {
+namespace {
+
+struct HostJob : Job {
+  explicit HostJob(int ranks, const char* reducers = "cpu") : Job(ranks), reduce("DDP_STAGED_REDUCE", reducers) {
+    staged = true;
+  }
+  const Variable reduce;
+};
+
+// Whether the host takes part: then nothing can be captured.
+bool HostReduces(Rank& rank, ProcessGroup& group) {
+  const OwnedStream stream = rank.MakeStream();
+  const Array a = Filled(rank, group, DType::kFloat32, 100);
+  const DeviceGuard guard(rank.gpus, rank.device());
+  RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
+  Work work = group.AllReduce(a.whole(), a.whole(), {}, {rank.device(), stream.get()});
+  const absl::Status status = work.BlockStream({rank.device(), stream.get()});
+  RANK_CHECK_OK(FakeDevices::EndCapture(stream.get()).status());
+  if (status.ok()) return false;
+  RANK_CHECK_STATUS(status, absl::StatusCode::kInvalidArgument, "CUDA graph", "DDP_STAGED_REDUCE");
+  return true;
+}
+
+TEST_CASE("sums that the processors take have the bits of those that GPUs take") {
+  for (const int ranks : {2, 3, 4}) {
+    HostJob job(ranks);
+    job.Run([](Rank& rank, ProcessGroup& group) {
+      const DType all[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+      for (const DType in : all) {
+        for (const DType out : all) {
+          if ((in == DType::kFloat64) != (out == DType::kFloat64)) continue;
+          CheckBits(rank, group, in, out, 20'001, {.op = ReduceOp::kAvg, .prescale = 1.1, .postscale = 0.7});
+          CheckBits(rank, group, in, out, 777, {.op = ReduceOp::kMax});
+        }
+      }
+      CheckBits(rank, group, DType::kInt32, DType::kInt32, 20'001, {.op = ReduceOp::kAvg});
+      CheckBits(rank, group, DType::kInt8, DType::kInt8, 33, {.op = ReduceOp::kProduct});
+    });
+  }
+}
+
+TEST_CASE("an array of many chunks, several in a row, and other operations between them") {
+  constexpr size_t kCount = 1'200'000;  // in more chunks than there are slots
+  HostJob job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    const Array a = Filled(rank, group, DType::kInt32, kCount), b(rank, group, DType::kInt32, kCount, false);
+    const Array c(rank, group, DType::kInt32, kCount, false), all(rank, group, DType::kInt32, 2 * kCount, false);
+    std::vector<Work> works;
+    works.push_back(group.AllReduce(a.whole(), b.Cut(3), {}, mine));
+    works.push_back(group.AllGather(b.whole(), all.whole(), mine));
+    works.push_back(group.AllReduce(b.whole(), c.whole(), {.op = ReduceOp::kAvg}, mine));
+    for (Work& work : works) RANK_CHECK_OK(work.Wait());
+    const auto sum_of = [](size_t i) { return SumOver(2, i); };
+    Expect(b, kCount, "all_reduce", sum_of);
+    Expect(all, 2 * kCount, "all_gather", [&](size_t i) { return sum_of(i % kCount); });
+    Expect(c, kCount, "average of equal arrays", sum_of);
+  });
+}
+
+TEST_CASE("an infinity is found where the processors take the sum") {
+  HostJob job(2);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    for (const bool plant : {false, true}) {
+      Array a = Filled(rank, group, DType::kFloat32, 1000), b(rank, group, DType::kFloat16, 1000, false);
+      if (plant && rank.rank == 1) a.Set(500, 1e30 * 1e30);
+      Array found(rank, group, DType::kInt32, 1, false);
+      found.Set(0, 0);
+      ReduceOptions options;
+      options.nonfinite = static_cast<uint32_t*>(found.whole().data);
+      RANK_CHECK_OK(group.AllReduce(a.whole(), b.whole(), options, kNoStream).Wait());
+      RANK_CHECK_EQ(found.Get(0), plant ? 1 : 0);
+    }
+  });
+}
+
+TEST_CASE("who reduces is what the variable says, or what is faster for large arrays") {
+  const auto find = [](HostJob& job) {
+    std::vector<int> found(static_cast<size_t>(job.size));
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      found[static_cast<size_t>(rank.rank)] = HostReduces(rank, group) ? 1 : 0;
+      const Array a = Filled(rank, group, DType::kFloat32, 500'000);
+      RANK_CHECK_OK(group.AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+      Expect(a, 500'000, "all_reduce", [&](size_t i) { return SumOver(rank.size, i); });
+    });
+    for (const int one : found) CHECK(one == found[0]);
+    return found[0];
+  };
+  for (const auto& [reducers, host] : {std::pair("cpu", 1), std::pair("gpu", 0), std::pair("auto", 0)}) {
+    HostJob fixed(3, reducers);  // nothing is measured
+    CHECK(find(fixed) == host);
+  }
+  for (const bool host_is_faster : {false, true}) {
+    HostJob measured(2, "auto");
+    measured.staged_limits = "measure";
+    // Each way in turn, the host's second.
+    measured.gpus.elapsed_us = [host_is_faster] {
+      thread_local int number = 0;
+      return number++ % 2 == 0 || !host_is_faster ? 10.0 : 5.0;
+    };
+    CHECK(find(measured) == (host_is_faster ? 1 : 0));
+  }
+}
+
+TEST_CASE("a rank that is gone is named where the processors reduce, and the GPUs come free") {
+  HostJob job(3);
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
+    const Array a = Filled(rank, *group, DType::kFloat32, 1 << 18);
+    RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+    if (rank.rank == 1) return;
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    std::vector<Work> works;
+    for (int i = 0; i < 3; ++i) works.push_back(group->AllReduce(a.whole(), a.whole(), {}, mine));
+    for (Work& work : works) {
+      const absl::Status status = work.Wait();
+      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1");
+      RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
+    }
+    FakeDevices::Synchronize(stream.get());
+  });
+}
+
+TEST_CASE("a variable that cannot be read, or memory that is missing, is an error of every rank") {
+  HostJob wrong(2, "both");
+  wrong.Expect(absl::StatusCode::kInvalidArgument, {"DDP_STAGED_REDUCE", "both"});
+  HostJob no_memory(2);
+  std::atomic<int> number{0};
+  no_memory.gpus.fail = [&](absl::string_view call, int) {  // after the ring, which the two ranks have in common
+    return call == "RegisterHost" && number++ > 0 ? absl::ResourceExhaustedError("cudaHostRegister: no")
+                                                  : absl::OkStatus();
+  };
+  no_memory.Expect(absl::StatusCode::kResourceExhausted, {"cudaHostRegister: no"});
+}
+
+}  // namespace
+}  // namespace ddp::testing::simulated

@@ -3,10 +3,13 @@
 #ifndef TESTS_SUPPORT_GPU_RESULTS_H_
 #define TESTS_SUPPORT_GPU_RESULTS_H_
 
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/nccl_job.h"
@@ -56,6 +59,39 @@ inline void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size
   RANK_CHECK_OK(group.AllReduce(from, to, options).Wait());
   RANK_CHECK(std::memcmp(b.whole().data, host_out.data(), host_out.size()) == 0, std::string(Name(in)), " to ",
              std::string(Name(out)), ", ", count, " elements");
+}
+
+// An operation of rank 0 that no peer joins ends with its group.
+inline void CheckEndsWithItsGroup(Job& job) {
+  Work work;
+  std::shared_ptr<void> memory;
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    if (rank.rank == 1) {
+      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
+    const Buffer b{memory.get(), 10, DType::kFloat32, rank.device()};
+    work = group.AllReduce(b, b, {}, kNoStream);
+  });
+  RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kAborted, "destroyed");
+}
+
+// What follows on the stream finds 1 in `skip` if the group has failed.
+inline void Commit(Rank& rank, ProcessGroup& group, const Array& skip, const OwnedStream& stream) {
+  const DeviceGuard guard(rank.gpus, rank.device());
+  RANK_CHECK_OK(
+      rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr, stream.get()));
+}
+
+// A sum and its Commit.
+inline std::shared_ptr<FakeGraph> CaptureSum(Rank& rank, ProcessGroup& group, Buffers a, const Array& skip,
+                                             const OwnedStream& stream) {
+  const Stream on{rank.device(), stream.get()};
+  RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
+  RANK_CHECK_OK(group.AllReduce(a, a, {}, on).BlockStream(on));
+  Commit(rank, group, skip, stream);
+  return RANK_VALUE(FakeDevices::EndCapture(stream.get()));
 }
 
 }  // namespace ddp::testing::simulated

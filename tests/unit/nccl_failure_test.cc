@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -268,9 +269,7 @@ TEST_CASE("a step behind a reduction that fails after the call returned is skipp
     const auto step = [&] {
       Work work = group.AllReduce(gradient.Cut(1), gradient.Cut(1), {}, mine);
       RANK_CHECK_OK(work.BlockStream(mine));
-      const DeviceGuard guard(rank.gpus, rank.device());
-      RANK_CHECK_OK(rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr,
-                                     stream.get()));
+      Commit(rank, group, skip, stream);
       FakeDevices::Enqueue(stream.get(), [&] {
         for (size_t i = 0; i < 4 && skip.Get(0) == 0; ++i) weight.Set(i, weight.Get(i) - gradient.Get(i));
       });
@@ -401,16 +400,8 @@ TEST_CASE("a graph that is launched when its group has gone skips its step") {
   job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateLocalDeviceGroup(std::move(control), rank.Options()));
     const OwnedStream stream = rank.MakeStream();
-    const Stream mine{rank.device(), stream.get()};
     Array a(rank, *group, DType::kInt32, 10, true), skip(rank, *group, DType::kInt32, 1, false);
-    RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
-    RANK_CHECK_OK(group->AllReduce(a.Cut(1), a.Cut(1), {}, mine).BlockStream(mine));
-    {
-      const DeviceGuard guard(rank.gpus, rank.device());
-      RANK_CHECK_OK(rank.gpus.Commit(group->failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr,
-                                     stream.get()));
-    }
-    const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
+    const auto graph = CaptureSum(rank, *group, a.Cut(1), skip, stream);
     FakeDevices::Launch(graph, stream.get());
     FakeDevices::Synchronize(stream.get());
     RANK_CHECK_EQ(skip.Get(0), 0);

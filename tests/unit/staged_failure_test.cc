@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libddp/base/failed_ranks.h"
+#include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -32,11 +33,7 @@ TEST_CASE("Abort releases whoever waits, and the device knows it first") {
       if (rank.rank == 0) {  // nobody comes
         Work work = group.AllReduce(a.whole(), a.whole(), {}, mine);
         RANK_CHECK_OK(work.BlockStream(mine));
-        {
-          const DeviceGuard guard(rank.gpus, rank.device());
-          RANK_CHECK_OK(rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data),
-                                         nullptr, stream.get()));
-        }
+        Commit(rank, group, skip, stream);
         RANK_CHECK(!work.Done());
         waiting = true;
         if (aborter == 0) group.Abort(absl::InternalError("enough"));
@@ -56,18 +53,7 @@ TEST_CASE("Abort releases whoever waits, and the device knows it first") {
 TEST_CASE("a group that is destroyed in the middle of an operation ends it") {
   const bool copies = GENERATE(false, true);
   StagedJob job(2, copies ? kCopies : "fixed");
-  Work work;
-  std::shared_ptr<void> memory;
-  job.Run([&](Rank& rank, ProcessGroup& group) {
-    if (rank.rank == 1) {
-      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return;
-    }
-    memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
-    const Buffer b{memory.get(), 10, DType::kFloat32, rank.device()};
-    work = group.AllReduce(b, b, {}, kNoStream);
-  });
-  RANK_CHECK_STATUS(work.Wait(), kAborted, "destroyed");
+  CheckEndsWithItsGroup(job);
 }
 
 TEST_CASE("a rank that is gone is named, and its peers' GPUs come free") {
@@ -127,17 +113,9 @@ TEST_CASE("a graph that is launched when its group has gone leaves, and says so"
   job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
     const OwnedStream stream = rank.MakeStream();
-    const Stream mine{rank.device(), stream.get()};
     Array a(rank, *group, DType::kInt32, 100'000, false), skip(rank, *group, DType::kInt32, 1, false);
     RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
-    RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
-    RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, mine).BlockStream(mine));
-    {
-      const DeviceGuard guard(rank.gpus, rank.device());
-      RANK_CHECK_OK(rank.gpus.Commit(group->failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr,
-                                     stream.get()));
-    }
-    const auto graph = RANK_VALUE(FakeDevices::EndCapture(stream.get()));
+    const auto graph = CaptureSum(rank, *group, a.Cut(1), skip, stream);
     FakeDevices::Launch(graph, stream.get());
     FakeDevices::Synchronize(stream.get());
     RANK_CHECK_EQ(skip.Get(0), 0);

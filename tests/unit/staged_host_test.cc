@@ -13,10 +13,8 @@
 namespace ddp::testing::simulated {
 namespace {
 
-struct HostJob : Job {
-  explicit HostJob(int ranks, const char* reducers = "cpu") : Job(ranks), reduce("DDP_STAGED_REDUCE", reducers) {
-    staged = true;
-  }
+struct HostJob : StagedJob {
+  explicit HostJob(int ranks, const char* reducers = "cpu") : StagedJob(ranks), reduce("DDP_STAGED_REDUCE", reducers) {}
   const Variable reduce;
 };
 
@@ -134,6 +132,11 @@ TEST_CASE("a rank that is gone is named where the processors reduce, and the GPU
     }
     FakeDevices::Synchronize(stream.get());
   });
+}
+
+TEST_CASE("a group whose processors reduce ends with what it is in the middle of") {
+  HostJob job(2);
+  CheckEndsWithItsGroup(job);
 }
 
 TEST_CASE("a variable that cannot be read, or memory that is missing, is an error of every rank") {

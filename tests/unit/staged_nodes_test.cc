@@ -17,10 +17,8 @@
 namespace ddp::testing::simulated {
 namespace {
 
-struct NodesJob : Job {
-  NodesJob(int ranks, int node_size_) : Job(ranks), node_size("DDP_NODE_SIZE", std::to_string(node_size_)) {
-    staged = true;
-  }
+struct NodesJob : StagedJob {
+  NodesJob(int ranks, int node_size_) : StagedJob(ranks), node_size("DDP_NODE_SIZE", std::to_string(node_size_)) {}
   const Variable node_size;
 };
 
@@ -206,18 +204,7 @@ TEST_CASE("a rank of another node that does not come is named after the time-out
 
 TEST_CASE("a group on several nodes that is destroyed in the middle of an operation ends it") {
   NodesJob job(2, 1);
-  Work work;
-  std::shared_ptr<void> memory;
-  job.Run([&](Rank& rank, ProcessGroup& group) {
-    if (rank.rank == 1) {
-      while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return;
-    }
-    memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 40));
-    const Buffer b{memory.get(), 10, DType::kFloat32, rank.device()};
-    work = group.AllReduce(b, b, {}, kNoStream);
-  });
-  RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kAborted, "destroyed");
+  CheckEndsWithItsGroup(job);
 }
 
 TEST_CASE("what one rank lacks for a group of several nodes, all ranks are told") {

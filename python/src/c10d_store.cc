@@ -2,22 +2,20 @@
 #include "c10d_store.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace ddp_torch {
 namespace {
 
-std::chrono::milliseconds Until(absl::Time deadline) {
-  // PyTorch takes 0 for "no time-out".
-  const absl::Duration left = std::clamp(deadline - absl::Now(), absl::Milliseconds(1), absl::Hours(24 * 365));
-  return std::chrono::milliseconds(absl::ToInt64Milliseconds(left));
-}
+// Between two looks at a key. Looks that come to nothing become rarer.
+constexpr absl::Duration kLeastPause = absl::Milliseconds(1), kMostPause = absl::Milliseconds(50);
+constexpr int kPausesBefore = 8;  // as many as have passed
 
 }  // namespace
 
@@ -36,18 +34,21 @@ absl::Status C10dStore::Set(absl::string_view key, absl::string_view value, absl
   return absl::UnavailableError(absl::StrCat("PyTorch's store did not take the key ", key, ": ", e.what()));
 }
 
+// By looks: the store's own wait prints two warnings where it ends in vain, and ends up to a millisecond early.
 absl::StatusOr<std::string> C10dStore::Get(absl::string_view key, absl::Time deadline) try {
   const std::string name(key);
-  try {
-    store_->wait({name}, Until(deadline));
-  } catch (const std::exception& e) {
-    if (absl::Now() < deadline) throw;
-    return absl::DeadlineExceededError(absl::StrCat("no rank has set the key ", key, " in PyTorch's store in time"));
+  const absl::Time begin = absl::Now();
+  while (!store_->check({name})) {
+    const absl::Time now = absl::Now();
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("no rank has set the key ", key, " in PyTorch's store in time"));
+    }
+    absl::SleepFor(std::min(std::clamp((now - begin) / kPausesBefore, kLeastPause, kMostPause), deadline - now));
   }
   const std::vector<uint8_t> value = store_->get(name);
   return std::string(value.begin(), value.end());
 } catch (const std::exception& e) {
-  return absl::UnavailableError(absl::StrCat("PyTorch's store has no key ", key, ": ", e.what()));
+  return absl::UnavailableError(absl::StrCat("PyTorch's store cannot be asked for the key ", key, ": ", e.what()));
 }
 
 absl::StatusOr<int64_t> C10dStore::Add(absl::string_view key, int64_t delta, absl::Time /*deadline*/) try {

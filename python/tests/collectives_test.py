@@ -6,6 +6,7 @@ Usage: python3 collectives_test.py [PART...], where a part is one of those that 
 
 import datetime
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -254,6 +255,16 @@ def groups(rank, n):
     equal(model.module.weight.grad, torch.full((2, 3), (n - 1) / 2), "gradient")
 
 
+def late_ranks(rank, n):
+    for late in range(3):
+        time.sleep(0.1 * ((rank + late) % n))
+        group = dist.new_group()
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        equal(x, torch.full((3,), float(n)), "all_reduce of ranks that came late")
+        dist.destroy_process_group(group)
+
+
 def shared_memory(rank, n):
     x = dist.group.WORLD._get_backend(torch.device("cpu")).allocate_tensor(1 << 16, dtype=torch.float32, device=torch.device("cpu"))
     x.fill_(rank + 1)
@@ -271,13 +282,13 @@ def disagreement(rank, n):
         assert f"[Rank {rank}] ddp:all_reduce" in str(e), e
 
 
-PARTS = (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups, shared_memory,
-         disagreement)
+PARTS = (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups, late_ranks,
+         shared_memory, disagreement)
 
 
-def main(rank, n, path):
+def main(rank, n, store):
     torch.set_num_threads(1)
-    dist.init_process_group("ddp", init_method=f"file://{path}", rank=rank, world_size=n,
+    dist.init_process_group("ddp", init_method=store, rank=rank, world_size=n,
                             timeout=datetime.timedelta(seconds=60))
     for part in PARTS:
         if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
@@ -285,14 +296,21 @@ def main(rank, n, path):
     dist.destroy_process_group()
 
 
-def start(n):
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(n, over_tcp):
     pids = []
     with tempfile.TemporaryDirectory() as folder:
+        store = f"tcp://127.0.0.1:{free_port()}" if over_tcp else f"file://{folder}/store"
         for rank in range(n):
             pid = os.fork()
             if pid == 0:
                 try:
-                    main(rank, n, folder + "/store")
+                    main(rank, n, store)
                     os._exit(0)
                 except BaseException:
                     traceback.print_exc()
@@ -307,6 +325,6 @@ if __name__ == "__main__":
     if set(sys.argv[1:]) - {part.__name__ for part in PARTS}:
         sys.exit(f"no such part; there are {', '.join(part.__name__ for part in PARTS)}")
     for ranks in (2, 3):
-        if any(start(ranks)):
+        if any(start(ranks, over_tcp=ranks == 2)):
             sys.exit(f"failed at {ranks} ranks")
         print(f"passed at {ranks} ranks")

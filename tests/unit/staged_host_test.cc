@@ -139,16 +139,23 @@ TEST_CASE("a group whose processors reduce ends with what it is in the middle of
   CheckEndsWithItsGroup(job);
 }
 
-TEST_CASE("a variable that cannot be read, or memory that is missing, is an error of every rank") {
+TEST_CASE("a variable that cannot be read is an error of every rank, and so is missing memory unless auto chooses") {
   HostJob wrong(2, "both");
   wrong.Expect(absl::StatusCode::kInvalidArgument, {"DDP_STAGED_REDUCE", "both"});
-  HostJob no_memory(2);
-  std::atomic<int> number{0};
-  no_memory.gpus.fail = [&](absl::string_view call, int) {  // after the ring, which the two ranks have in common
-    return call == "RegisterHost" && number++ > 0 ? absl::ResourceExhaustedError("cudaHostRegister: no")
-                                                  : absl::OkStatus();
-  };
-  no_memory.Expect(absl::StatusCode::kResourceExhausted, {"cudaHostRegister: no"});
+  for (const char* const reducers : {"cpu", "auto"}) {
+    HostJob job(2, reducers);
+    job.staged_limits = "measure";
+    std::atomic<int> number{0};
+    job.gpus.fail = [&](absl::string_view call, int) {  // after the ring, which the two ranks have in common
+      return call == "RegisterHost" && number++ > 0 ? absl::ResourceExhaustedError("cudaHostRegister: no")
+                                                    : absl::OkStatus();
+    };
+    if (absl::string_view(reducers) == "cpu") {
+      job.Expect(absl::StatusCode::kResourceExhausted, {"cudaHostRegister: no"});
+    } else {
+      job.Run([](Rank& rank, ProcessGroup& group) { RANK_CHECK(!HostReduces(rank, group)); });
+    }
+  }
 }
 
 }  // namespace

@@ -235,6 +235,10 @@ absl::StatusOr<HostSide> MakeHostSide(InternalGroup& control, const NodeLayout& 
   side.groups = *std::move(groups);
   absl::StatusOr<HostStage> stage =
       ShareHostStage(*side.groups->all, *options.runtime, options.device, !terms->shared_gpu);
+  if (reducers == Reducers::kAuto && absl::IsResourceExhausted(stage.status())) {
+    Log().info("rank {}: the GPUs reduce by themselves: {}", control.rank(), std::string(stage.status().message()));
+    return HostSide{};
+  }
   if (!stage.ok()) return stage.status();
   side.stage = *std::move(stage);
   terms->limits.host = 0;

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "libddp/base/failed_ranks.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -59,6 +61,56 @@ inline void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size
   RANK_CHECK_OK(group.AllReduce(from, to, options).Wait());
   RANK_CHECK(std::memcmp(b.whole().data, host_out.data(), host_out.size()) == 0, std::string(Name(in)), " to ",
              std::string(Name(out)), ", ", count, " elements");
+}
+
+// Of every type and operation.
+inline void CheckBitsOfAll(Rank& rank, ProcessGroup& group) {
+  const DType all[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  for (const DType in : all) {
+    for (const DType out : all) {
+      if ((in == DType::kFloat64) != (out == DType::kFloat64)) continue;
+      CheckBits(rank, group, in, out, 20'001, {.op = ReduceOp::kAvg, .prescale = 1.1, .postscale = 0.7});
+      CheckBits(rank, group, in, out, 777, {.op = ReduceOp::kMax});
+    }
+  }
+  CheckBits(rank, group, DType::kInt32, DType::kInt32, 20'001, {.op = ReduceOp::kAvg});
+  CheckBits(rank, group, DType::kInt8, DType::kInt8, 33, {.op = ReduceOp::kProduct});
+}
+
+// An infinity of the last rank's is found on all.
+inline void CheckInfinityIsFound(Rank& rank, ProcessGroup& group) {
+  for (const DType out : {DType::kFloat32, DType::kFloat16}) {
+    for (const bool plant : {false, true}) {
+      Array a = Filled(rank, group, DType::kFloat32, 1000), b(rank, group, out, 1000, false);
+      if (plant && rank.rank == rank.size - 1) a.Set(500, 1e30 * 1e30);
+      Array found(rank, group, DType::kInt32, 1, false);
+      found.Set(0, 0);
+      ReduceOptions options;
+      options.nonfinite = static_cast<uint32_t*>(found.whole().data);
+      RANK_CHECK_OK(group.AllReduce(a.whole(), b.whole(), options, kNoStream).Wait());
+      RANK_CHECK_EQ(found.Get(0), plant ? 1 : 0);
+    }
+  }
+}
+
+// All that is under way when `victim` leaves ends, and names it.
+inline void CheckGoneRankIsNamed(Job& job, int victim) {
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
+    const Array a = Filled(rank, *group, DType::kFloat32, 1 << 18);
+    RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+    if (rank.rank == victim) return;
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    std::vector<Work> works;
+    for (int i = 0; i < 3; ++i) works.push_back(group->AllReduce(a.whole(), a.whole(), {}, mine));
+    for (Work& work : works) {
+      const absl::Status status = work.Wait();
+      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, absl::StrCat("rank ", victim));
+      RANK_CHECK(FailedRanks(status) == std::vector<int>{victim});
+    }
+    FakeDevices::Synchronize(stream.get());
+  });
 }
 
 // An operation of rank 0 that no peer joins ends with its group.

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/base/failed_ranks.h"
 #include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
 #include "tests/support/variable.h"
@@ -35,18 +34,7 @@ bool HostReduces(Rank& rank, ProcessGroup& group) {
 TEST_CASE("sums that the processors take have the bits of those that GPUs take") {
   for (const int ranks : {2, 3, 4}) {
     HostJob job(ranks);
-    job.Run([](Rank& rank, ProcessGroup& group) {
-      const DType all[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-      for (const DType in : all) {
-        for (const DType out : all) {
-          if ((in == DType::kFloat64) != (out == DType::kFloat64)) continue;
-          CheckBits(rank, group, in, out, 20'001, {.op = ReduceOp::kAvg, .prescale = 1.1, .postscale = 0.7});
-          CheckBits(rank, group, in, out, 777, {.op = ReduceOp::kMax});
-        }
-      }
-      CheckBits(rank, group, DType::kInt32, DType::kInt32, 20'001, {.op = ReduceOp::kAvg});
-      CheckBits(rank, group, DType::kInt8, DType::kInt8, 33, {.op = ReduceOp::kProduct});
-    });
+    job.Run(CheckBitsOfAll);
   }
 }
 
@@ -72,18 +60,7 @@ TEST_CASE("an array of many chunks, several in a row, and other operations betwe
 
 TEST_CASE("an infinity is found where the processors take the sum") {
   HostJob job(2);
-  job.Run([](Rank& rank, ProcessGroup& group) {
-    for (const bool plant : {false, true}) {
-      Array a = Filled(rank, group, DType::kFloat32, 1000), b(rank, group, DType::kFloat16, 1000, false);
-      if (plant && rank.rank == 1) a.Set(500, 1e30 * 1e30);
-      Array found(rank, group, DType::kInt32, 1, false);
-      found.Set(0, 0);
-      ReduceOptions options;
-      options.nonfinite = static_cast<uint32_t*>(found.whole().data);
-      RANK_CHECK_OK(group.AllReduce(a.whole(), b.whole(), options, kNoStream).Wait());
-      RANK_CHECK_EQ(found.Get(0), plant ? 1 : 0);
-    }
-  });
+  job.Run(CheckInfinityIsFound);
 }
 
 TEST_CASE("who reduces is what the variable says, or what is faster for large arrays") {
@@ -116,22 +93,7 @@ TEST_CASE("who reduces is what the variable says, or what is faster for large ar
 
 TEST_CASE("a rank that is gone is named where the processors reduce, and the GPUs come free") {
   HostJob job(3);
-  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
-    const Array a = Filled(rank, *group, DType::kFloat32, 1 << 18);
-    RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
-    if (rank.rank == 1) return;
-    const OwnedStream stream = rank.MakeStream();
-    const Stream mine{rank.device(), stream.get()};
-    std::vector<Work> works;
-    for (int i = 0; i < 3; ++i) works.push_back(group->AllReduce(a.whole(), a.whole(), {}, mine));
-    for (Work& work : works) {
-      const absl::Status status = work.Wait();
-      RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1");
-      RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
-    }
-    FakeDevices::Synchronize(stream.get());
-  });
+  CheckGoneRankIsNamed(job, 1);
 }
 
 TEST_CASE("a group whose processors reduce ends with what it is in the middle of") {

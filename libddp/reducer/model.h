@@ -72,6 +72,7 @@ class Model final : public DistributedDataParallel {
   // How a parameter has been announced.
   static constexpr uint8_t kNow = 1;    // in this backward
   static constexpr uint8_t kSince = 2;  // in this one, or in one since the last reduction
+  static constexpr uint8_t kHeld = 4;   // since the last reduction, and not zeroed since
 
   void ChangeNoSync(int delta) override { no_sync_ += delta; }
   void BeginJoin(JoinOptions options) override;
@@ -170,7 +171,7 @@ class Model final : public DistributedDataParallel {
   std::vector<Role> roles_;   // by parameter
 
   // The step. GradReady touches the atomics from any thread.
-  std::unique_ptr<std::atomic<uint8_t>[]> announced_;  // by parameter: kNow, kSince
+  std::unique_ptr<std::atomic<uint8_t>[]> announced_;  // by parameter: kNow, kSince, kHeld
   std::atomic<bool> in_step_{false};
   std::atomic<bool> reducing_{false};   // of this step: whether it is reduced at all
   std::atomic<bool> observing_{false};  // of this step: whether the order of announcements is written down

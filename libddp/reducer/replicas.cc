@@ -79,7 +79,7 @@ absl::Status Model::FinishNanCheck() {
 void Model::WarnOfLostGradients() const {
   std::vector<size_t> lost;
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (announced_[i].load(std::memory_order_relaxed) != 0) lost.push_back(i);
+    if ((announced_[i].load(std::memory_order_relaxed) & kHeld) != 0) lost.push_back(i);
   }
   if (lost.empty() || !group_->status().ok()) return;
   Log().warn(

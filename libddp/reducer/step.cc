@@ -111,7 +111,7 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
   };
   if (index >= all_.size()) return misused("GradReady(", index, "): there are ", all_.size(), " parameters");
   const Trained& trained = all_[index];
-  if ((announced_[index].fetch_or(kNow | kSince, std::memory_order_relaxed) & kNow) != 0) {
+  if ((announced_[index].fetch_or(kNow | kSince | kHeld, std::memory_order_relaxed) & kNow) != 0) {
     return misused("the gradient of '", trained.parameter.name,
                    "' was announced twice in one step; announce it once, after its last contribution, and call "
                    "FinishBackward after every backward pass");
@@ -410,7 +410,7 @@ absl::Status Model::EndReduction() {
 }
 
 void Model::EndStep() {
-  const uint8_t keep = reducing_ ? 0 : kSince;
+  const uint8_t keep = reducing_ ? 0 : kSince | kHeld;
   for (size_t i = 0; i < all_.size(); ++i) {
     announced_[i].store(announced_[i].load(std::memory_order_relaxed) & keep, std::memory_order_relaxed);
   }
@@ -438,7 +438,10 @@ void Model::ZeroGrad(Stream stream) {
   absl::Status status = followed.status();
   if (status.ok()) status = Zero(all, *followed);
   if (status.ok()) status = streams_.Complete(*followed);
-  if (status.ok()) return;
+  if (status.ok()) {
+    for (size_t i = 0; i < all_.size(); ++i) announced_[i].fetch_and(kNow | kSince, std::memory_order_relaxed);
+    return;
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   misuse_.Update(Named("ZeroGrad", status));
 }

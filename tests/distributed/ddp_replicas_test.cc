@@ -242,6 +242,10 @@ TEST_CASE("a model that goes with accumulated gradients says so") {
       RANK_CHECK_OK(model->FinishBackward());
     }
     RANK_CHECK_OK(Step(rank, *model, 0));
+    const DistributedDataParallel::NoSync local(*model);
+    model->GradReady(0);
+    RANK_CHECK_OK(model->FinishBackward());
+    model->ZeroGrad();
   });
   CHECK(silent.Count({}) == 0);
 }

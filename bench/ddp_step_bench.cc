@@ -28,8 +28,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "bench/arguments.h"
 #include "bench/percentile.h"
 #include "ddp/ddp.h"
 
@@ -299,20 +298,12 @@ absl::Status Run(const Flags& flags) {
 int main(int argc, char** argv) {
   Flags flags = {{"layers", 24},  {"layer_kb", 1024}, {"compute_us", 1000}, {"steps", 50},
                  {"delay_us", 0}, {"link_mbs", 0},    {"models", 5},        {"variant", 0}};
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0) {
-      std::fputs(kUsage, stdout);
-      return 0;
-    }
-    const std::pair<std::string, std::string> flag =
-        absl::StrSplit(absl::StripPrefix(argv[i], "--"), absl::MaxSplits('=', 1));
-    int64_t value = 0;
-    if (flags.count(flag.first) == 0 || !absl::SimpleAtoi(flag.second, &value) || value < 0) {
-      std::fprintf(stderr, "unexpected argument '%s'\n%s", argv[i], kUsage);
-      return 2;
-    }
-    flags[flag.first] = value;
-  }
+  const std::optional<int> ended =
+      bench::ReadFlags(argc, argv, kUsage, [&](absl::string_view name, absl::string_view value) {
+        const auto flag = flags.find(std::string(name));
+        return flag != flags.end() && absl::SimpleAtoi(value, &flag->second) && flag->second >= 0;
+      });
+  if (ended.has_value()) return *ended;
   if (flags["layers"] < 1 || flags["layer_kb"] < 1 || flags["steps"] < 1 || flags["models"] < 1) {
     std::fprintf(stderr, "--layers, --layer_kb, --steps and --models are at least 1\n");
     return 2;

@@ -12,10 +12,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "bench/arguments.h"
 #include "bench/interval.h"
 #include "ddp/context.h"
 #include "examples/nn/cnn.h"
@@ -351,18 +351,13 @@ int main(int argc, char** argv) {
                  {"rounds", "21"},
                  {"steps", "20"},
                  {"json", ""}};
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0) {
-      std::fputs(kUsage, stdout);
-      return 0;
-    }
-    const std::vector<std::string> flag = absl::StrSplit(absl::StripPrefix(argv[i], "--"), absl::MaxSplits('=', 1));
-    if (flag.size() != 2 || flags.count(flag[0]) == 0) {
-      std::fprintf(stderr, "unexpected argument '%s'\n%s", argv[i], kUsage);
-      return 2;
-    }
-    flags[flag[0]] = flag[1];
-  }
+  const std::optional<int> ended =
+      bench::ReadFlags(argc, argv, kUsage, [&](absl::string_view name, absl::string_view value) {
+        const auto flag = flags.find(std::string(name));
+        if (flag != flags.end()) flag->second = std::string(value);
+        return flag != flags.end();
+      });
+  if (ended.has_value()) return *ended;
   const absl::StatusOr<Settings> settings = Read(flags);
   if (!settings.ok()) {
     std::fprintf(stderr, "exposed_bench: %s\n", std::string(settings.status().message()).c_str());

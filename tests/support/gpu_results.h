@@ -3,6 +3,7 @@
 #ifndef TESTS_SUPPORT_GPU_RESULTS_H_
 #define TESTS_SUPPORT_GPU_RESULTS_H_
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -95,10 +96,13 @@ inline void CheckInfinityIsFound(Rank& rank, ProcessGroup& group) {
 
 // All that is under way when `victim` leaves ends, and names it.
 inline void CheckGoneRankIsNamed(Job& job, int victim) {
+  std::atomic<int> through{0};
   job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
     const Array a = Filled(rank, *group, DType::kFloat32, 1 << 18);
     RANK_CHECK_OK(group->AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait());
+    // A failure ends whatever a rank has under way: so all have to be through.
+    for (++through; through < job.size;) std::this_thread::yield();
     if (rank.rank == victim) return;
     const OwnedStream stream = rank.MakeStream();
     const Stream mine{rank.device(), stream.get()};

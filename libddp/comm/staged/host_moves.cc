@@ -78,8 +78,7 @@ HostMoves::HostMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, uint64
     : from_(from),
       moves_(std::move(moves)),
       control_(control),
-      pipeline_(std::move(groups), std::move(stage), engine.runtime(), engine.failed_word(),
-                [&engine] { return engine.MayStillRun(); }) {}
+      pipeline_(std::move(groups), std::move(stage), engine) {}
 
 absl::Status HostMoves::MayBeCaptured() const {
   return absl::InvalidArgumentError(

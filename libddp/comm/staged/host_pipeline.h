@@ -13,6 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_moves.h"
 #include "libddp/comm/staged/host_part.h"
 #include "libddp/comm/staged/node_groups.h"
@@ -49,6 +50,10 @@ class HostPipeline {
   HostPipeline(
       std::shared_ptr<NodeGroups> groups, HostStage stage, DeviceRuntime& runtime, const uint32_t* failed,
       std::function<bool()> may_still_run = [] { return false; });
+  // Of a group, whose engine outlives this.
+  HostPipeline(std::shared_ptr<NodeGroups> groups, HostStage stage, const DeviceEngine& engine)
+      : HostPipeline(std::move(groups), std::move(stage), engine.runtime(), engine.failed_word(),
+                     [&engine] { return engine.MayStillRun(); }) {}
   ~HostPipeline();
   HostPipeline(const HostPipeline&) = delete;
   HostPipeline& operator=(const HostPipeline&) = delete;

@@ -42,8 +42,7 @@ NodeMoves::NodeMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, std::u
       control_(control),
       engine_(engine),
       runtime_(engine.runtime()),
-      pipeline_(std::move(groups), std::move(stage), engine.runtime(), engine.failed_word(),
-                [&engine] { return engine.MayStillRun(); }) {}
+      pipeline_(std::move(groups), std::move(stage), engine) {}
 
 absl::Status NodeMoves::MayBeCaptured() const {
   return absl::InvalidArgumentError(

@@ -250,10 +250,8 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
 absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring,
                            StagedCopies* copies, int blocks, const std::shared_ptr<NodeGroups>& groups,
                            const HostStage& stage, StagedLimits* limits) {
-  StagedLimits others = *limits;
-  others.host = StagedLimits::kNever;
   const DeviceGuard guard(*options.runtime, options.device);
-  Stopwatch stopwatch(control, options, ring, copies, blocks, others);
+  Stopwatch stopwatch(control, options, ring, copies, blocks, *limits);
   absl::Status ready = guard.status();
   if (ready.ok()) ready = stopwatch.Prepare();
   absl::StatusOr<HostStage> trial = HostStage::Create(*options.runtime, stage.slots, stage.slots_of_gpu);
@@ -263,7 +261,7 @@ absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& opti
   absl::StatusOr<Timings> mine;
   {
     HostPipeline pipeline(groups, *trial, *options.runtime, stopwatch.failed_word());
-    mine = MeasureHost(stopwatch, pipeline, options.timeout, control.size(), blocks, others);
+    mine = MeasureHost(stopwatch, pipeline, options.timeout, control.size(), blocks, *limits);
     if (!mine.ok()) groups->Fail(mine.status());
   }
   if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;

@@ -241,8 +241,10 @@ absl::StatusOr<HostSide> MakeHostSide(InternalGroup& control, const NodeLayout& 
   }
   if (!stage.ok()) return stage.status();
   side.stage = *std::move(stage);
-  terms->limits.host = 0;
-  if (reducers == Reducers::kCpu) return side;
+  if (reducers == Reducers::kCpu) {
+    terms->limits.host = 0;
+    return side;
+  }
   const absl::Status measured =
       CalibrateHost(control, options, ring, copies, terms->blocks, side.groups, side.stage, &terms->limits);
   if (!measured.ok()) return measured;

@@ -32,6 +32,7 @@
 #include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
+#include "examples/nn/queues.h"
 #include "examples/train/replica.h"
 #include "nlohmann/json.hpp"
 
@@ -321,7 +322,10 @@ class Bench {
 absl::Status Run(const Settings& settings) {
   ddp::ContextOptions options;
   if (settings.backend != "auto") options.backend = settings.backend;
-  if (settings.cuda) options.device = {ddp::Device::Kind::kCuda, -1};
+  if (settings.cuda) {
+    nn::AskForQueues();
+    options.device = {ddp::Device::Kind::kCuda, -1};
+  }
   const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) return context.status();
   nn::SetThreads(settings.threads);

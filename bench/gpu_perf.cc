@@ -86,7 +86,7 @@ class GpuBench : public Bench {
     TimeSingleCalls(row, [&] { call(true, true); });
     int replays = options_.graphs >= 0 ? options_.graphs : c.bytes() <= kGraphBytes ? 1 : 0;
     if (c.collective == Collective::kBarrier) replays = 0;  // the host does it
-    if (replays > 0) row.graph_us = TimeGraph(calls, replays, grouped).us;
+    if (replays > 0) row.graph_us = TimeGraph(calls, replays, grouped, &failure).us;
     if (!failure.ok()) return failure;
     row.bound_us = static_cast<double>(c.bytes()) * c.BusFactor() / link_rate_ * 1e-3;
     TimePeer(c, calls, replays, row);
@@ -190,11 +190,18 @@ class GpuBench : public Bench {
     row.p99_us = OverRanks(Percentile(times, 0.99), ddp::ReduceOp::kMax);
   }
 
-  Times TimeGraph(int calls, int replays, const std::function<void(int)>& call) {
+  // Not measured where the group's backend refuses to be captured. `failure` (may be null): what calls set.
+  Times TimeGraph(int calls, int replays, const std::function<void(int)>& call, absl::Status* failure = nullptr) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     BENCH_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls; ++i) call(i);
+    for (int i = 0; i < calls && (failure == nullptr || failure->ok()); ++i) call(i);
+    if (failure != nullptr && absl::IsInvalidArgument(*failure)) {
+      BENCH_CUDA(cudaStreamEndCapture(stream_, &graph));
+      BENCH_CUDA(cudaGraphDestroy(graph));
+      *failure = absl::OkStatus();
+      return {};
+    }
     BENCH_CUDA(cudaStreamEndCapture(stream_, &graph));
     BENCH_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     Times times = Time(replays, [&](int) { BENCH_CUDA(cudaGraphLaunch(exec, stream_)); });

@@ -63,7 +63,7 @@ A size is that of the larger of a rank's two buffers. Columns, in microseconds u
   host     the call alone, without waiting, on rank 0
   link     (CPU) latency of a cache line between ranks 0 and 1, in ns
   ordered  (GPU) every call ordered after the caller's stream and before its later work, as PyTorch's all_reduce
-  graph    (GPU) in a CUDA graph with others
+  graph    (GPU) in a CUDA graph with others. N/A: no graph can hold it, because the host takes part
   peer     MPI's or NCCL's call; on GPUs on plain or registered memory, whichever is faster. N/A: it has no such call,
            or its result was wrong. ratio: peer / time
 )";

@@ -259,11 +259,11 @@ part_staged() {
     staged_test "$n" gpu_nccl_test "~[nccl]"
     staged_test "$n" gpu_ddp_test "~[nccl]"
     # As on two hosts: what is captured needs the host.
-    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
-    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test "~[nccl] ~*captured* ~replays*"
+    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test '~[nccl] ~"*graph*"'
+    DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test '~[nccl] ~"*captured*" ~"replays*"'
     # The host's processors add.
-    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_nccl_test "~[nccl] ~*graph*"
-    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_ddp_test "~[nccl] ~*captured* ~replays*"
+    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_nccl_test '~[nccl] ~"*graph*"'
+    DDP_STAGED_REDUCE=cpu staged_test "$n" gpu_ddp_test '~[nccl] ~"*captured*" ~"replays*"'
     # Everything by the copy engines.
     export DDP_STAGED_LIMITS=copies=0,chunk=64K
     staged_test "$n" gpu_nccl_test "~[nccl]"

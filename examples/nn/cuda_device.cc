@@ -134,7 +134,12 @@ class CudaDevice final : public Device {
       convolutions_ = std::make_unique<cudnn::Context>(
           stream_, cudnn::Context::Options{options_.activations, options_.tf32, options_.deterministic});
     }
-    return cuda::MakeImageLayers(*convolutions_, max_batch);
+    int device = 0, processors = 0;
+    if (!options_.shared) {
+      Check(cudaGetDevice(&device), "cudaGetDevice");
+      Check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    }
+    return cuda::MakeImageLayers(*convolutions_, processors, max_batch);
   }
   std::unique_ptr<Optimizer> MakeSgd(size_t count, const SgdOptions& options) override {
     return cuda::MakeSgd(count, options, stream_);

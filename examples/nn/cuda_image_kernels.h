@@ -38,6 +38,23 @@ cudaError_t UnpackGrad(Element element, const void* packed, const WeightShape& s
 cudaError_t AddBias(Element element, void* y, size_t pixels, int channels, const float* bias, bool relu,
                     cudaStream_t stream);
 
+// A convolution of images with very few channels, and with a small kernel: a model's first one. It is done without
+// cuDNN. Stride 1. `x` is native, its channels padded to one vector. Sums are float32.
+struct SmallConvolution {
+  ImageShape in, out;
+  int kernel, padding;
+};
+bool IsSmallConvolution(const SmallConvolution& c);
+// y = convolution + bias, which may be null; with `relu`, max(0, y). The weight is rounded to `element` first.
+cudaError_t SmallConvolutionForward(Element element, const SmallConvolution& c, const void* x, const float* weight,
+                                    const float* bias, bool relu, int rows, void* y, cudaStream_t stream);
+// grad = the weight's gradient (+= with `accumulate`). Its blocks wait for each other; `scratch`: as many numbers as
+// SmallConvolutionFloats.
+size_t SmallConvolutionFloats(const SmallConvolution& c);
+cudaError_t SmallConvolutionWeightGrad(Element element, const SmallConvolution& c, const void* x, const void* dy,
+                                       int rows, bool accumulate, float* grad, int processors, float* scratch,
+                                       cudaStream_t stream);
+
 // Converts images to plain rows, and back.
 cudaError_t Flatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);
 cudaError_t Unflatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);
@@ -144,6 +161,18 @@ cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const 
 cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
                               int channels, const BatchNormApply& apply, const float* sums, const float* count,
                               void* dx, cudaStream_t stream);
+
+// Both passes of a direction in one launch, in which all blocks wait for each other: for a step in training, on a GPU
+// with so many multiprocessors. Only where x fits into its registers. `apply` as above; forward needs no moments in it.
+bool BatchNormFits(Element element, size_t pixels, int channels, int processors);
+cudaError_t BatchNormForwardOnce(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
+                                 const BatchMoments& moments, const RunningMoments& running,
+                                 const BatchNormApply& apply, const Shortcut* shortcut, void* y, int processors,
+                                 const ColumnScratch& scratch, cudaStream_t stream);
+cudaError_t BatchNormBackwardOnce(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
+                                  int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
+                                  float* bias_grad, void* dx, int processors, const ColumnScratch& scratch,
+                                  cudaStream_t stream);
 
 }  // namespace nn::cuda
 

@@ -115,8 +115,8 @@ class GpuDropout final : public Unlearned {
 
 class GpuImageLayers final : public ImageLayers {
  public:
-  GpuImageLayers(cudnn::Context& context, int max_batch)
-      : session_(std::make_shared<Session>(context)), max_batch_(max_batch) {}
+  GpuImageLayers(cudnn::Context& context, int processors, int max_batch)
+      : session_(std::make_shared<Session>(context, processors)), max_batch_(max_batch) {}
 
   std::unique_ptr<Layer> MakeConv2d(const Conv2dOptions& options) override {
     return std::make_unique<GpuConv2d>(session_, options, max_batch_);
@@ -147,8 +147,8 @@ class GpuImageLayers final : public ImageLayers {
 
 }  // namespace
 
-std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int max_batch) {
-  return std::make_unique<GpuImageLayers>(context, max_batch);
+std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int processors, int max_batch) {
+  return std::make_unique<GpuImageLayers>(context, processors, max_batch);
 }
 
 }  // namespace nn::cuda

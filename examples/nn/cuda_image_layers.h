@@ -10,8 +10,9 @@
 
 namespace nn::cuda {
 
-// `context` must outlive the layers.
-std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int max_batch);
+// `context` must outlive the layers. `processors`: on so many of the GPU's, thread blocks that wait for each other run
+// at the same time; 0 if that is not known.
+std::unique_ptr<ImageLayers> MakeImageLayers(cudnn::Context& context, int processors, int max_batch);
 
 }  // namespace nn::cuda
 

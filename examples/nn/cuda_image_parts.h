@@ -27,7 +27,8 @@ inline void Launched(cudaError_t error) { Check(error, "a kernel"); }
 // What the layers of one model share, since they run one after the other.
 class Session {
  public:
-  explicit Session(cudnn::Context& context) : cudnn(context), stream(context.stream), element(context.options.element) {
+  Session(cudnn::Context& context, int most_processors)
+      : cudnn(context), stream(context.stream), element(context.options.element), processors(most_processors) {
     tickets_ = AllocateBytes<unsigned>(kColumnTickets * sizeof(unsigned), stream);
   }
 
@@ -44,10 +45,11 @@ class Session {
   }
 
   // Before the first step, by every layer that needs them: what Scratch and Temporary hand out.
-  void ReserveScratch(int channels) {
-    if (channels <= scratch_channels_) return;
-    scratch_channels_ = channels;
-    sums_ = AllocateFloats(ColumnScratchFloats(channels), stream);
+  void ReserveScratch(int channels) { ReserveSums(ColumnScratchFloats(channels)); }
+  void ReserveSums(size_t floats) {
+    if (floats <= sums_floats_) return;
+    sums_floats_ = floats;
+    sums_ = AllocateFloats(floats, stream);
   }
   ColumnScratch Scratch() const { return {sums_.get(), tickets_.get()}; }
   static constexpr int kTemporaries = 3;
@@ -61,11 +63,12 @@ class Session {
   cudnn::Context& cudnn;
   const cudaStream_t stream;
   const Element element;
+  const int processors;  // of the GPU, as MakeImageLayers has it
 
  private:
   std::shared_ptr<unsigned> tickets_;
   std::shared_ptr<float> sums_;
-  int scratch_channels_ = 0;
+  size_t sums_floats_ = 0;
   std::shared_ptr<void> temporaries_[kTemporaries];
   size_t temporary_elements_[kTemporaries] = {};
 };
@@ -91,12 +94,15 @@ class GpuConv2d final : public WeightedLayer {
         session_(std::move(session)),
         options_(o),
         max_batch_(max_batch),
-        weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)} {
+        weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)},
+        small_(o.in_layout == Layout::kPlain && o.stride == 1 && session_->processors > 0 &&
+               o.in.channels < weight_shape_.padded && IsSmallConvolution(Small())) {
     NN_CHECK(o.in_layout == Layout::kPlain || weight_shape_.padded == o.in.channels);
     NN_CHECK(session_->Padded(o.outputs) == o.outputs);
     packed_weight_ = session_->Allocate(weight_shape_.packed_count());
     session_->ReserveTemporary(kWeightGradTemporary, weight_shape_.packed_count());
     session_->ReserveScratch(o.outputs);
+    if (small_) session_->ReserveSums(SmallConvolutionFloats(Small()));
     if (o.in_layout == Layout::kPlain) {
       packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
     }
@@ -110,11 +116,17 @@ class GpuConv2d final : public WeightedLayer {
 
   void Forward(const float* x, float* y, int rows) override {
     NN_CHECK(weight_ != nullptr);
-    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
     if (packed_x_ != nullptr) {
       Launched(
           PackImages(session_->element, x, rows, options_.in, weight_shape_.padded, packed_x_.get(), session_->stream));
     }
+    if (small_) {
+      Launched(SmallConvolutionForward(session_->element, Small(), packed_x_.get(), weight_,
+                                       options_.bias ? bias_ : nullptr, options_.activation == Activation::kRelu, rows,
+                                       y, session_->stream));
+      return;
+    }
+    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
     Passes& passes = PassesFor(rows);
     const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
     if (!options_.bias) {
@@ -128,13 +140,21 @@ class GpuConv2d final : public WeightedLayer {
 
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override {
-    Passes& passes = PassesFor(rows);
     if (options_.bias) {
       Launched(BiasGrad(session_->element, options_.activation == Activation::kRelu ? y : nullptr, dy,
                         Pixels(rows, options_.out()), options_.outputs, accumulate, bias_grad_, session_->Scratch(),
                         session_->stream));
       grad_ready(1);
     }
+    if (small_) {
+      NN_CHECK(dx == nullptr);  // of a model's input
+      Launched(SmallConvolutionWeightGrad(session_->element, Small(), packed_x_.get(), dy, rows, accumulate,
+                                          weight_grad_, session_->processors, session_->Scratch().sums,
+                                          session_->stream));
+      grad_ready(0);
+      return;
+    }
+    Passes& passes = PassesFor(rows);
     void* const packed_grad = session_->Temporary(kWeightGradTemporary);
     Planned(passes.weight_grad.Run({Input(x), packed_grad, dy}));
     Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
@@ -164,12 +184,14 @@ class GpuConv2d final : public WeightedLayer {
       return std::make_unique<Passes>(session_->cudnn, shape, o.activation == Activation::kRelu);
     });
   }
+  SmallConvolution Small() const { return {options_.in, options_.out(), options_.kernel, options_.padding}; }
   const void* Input(const float* x) const { return packed_x_ != nullptr ? packed_x_.get() : x; }
 
   SessionPtr session_;
   const Conv2dOptions options_;
   const int max_batch_;
   const WeightShape weight_shape_;
+  const bool small_;  // a SmallConvolution
   std::shared_ptr<void> packed_weight_;
   std::shared_ptr<void> packed_x_;  // of a plain input
   PerRows<Passes> passes_;
@@ -209,10 +231,16 @@ class GpuBatchNorm2d final : public WeightedLayer {
   // With a shortcut added before the ReLU, unless that is null.
   void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
     NN_CHECK(weight_ != nullptr);
+    if (training_ && group_ == nullptr) CheckBatchNormCanTrain(rows, shape_);
+    if (training_ && AtOnce(rows)) {
+      Launched(BatchNormForwardOnce(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
+                                    kBatchNormMomentum, moments(), {running_mean(), running_var()}, Apply(relu),
+                                    shortcut, y, session_->processors, session_->Scratch(), session_->stream));
+      return;
+    }
     if (training_ && group_ != nullptr) {
       MomentsTogether(x, rows);
     } else if (training_) {
-      CheckBatchNormCanTrain(rows, shape_);
       Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
                                 kBatchNormMomentum, moments(), {running_mean(), running_var()}, session_->Scratch(),
                                 session_->stream));
@@ -231,6 +259,14 @@ class GpuBatchNorm2d final : public WeightedLayer {
     NN_CHECK(training_);
     const size_t pixels = Pixels(rows, shape_);
     const BatchNormApply apply = Apply(relu_);
+    if (dx != nullptr && AtOnce(rows)) {
+      Launched(BatchNormBackwardOnce(session_->element, x, mask, y, dy, pixels, shape_.channels, apply, accumulate,
+                                     weight_grad_, bias_grad_, dx, session_->processors, session_->Scratch(),
+                                     session_->stream));
+      grad_ready(1);
+      grad_ready(0);
+      return;
+    }
     Launched(BatchNormGrads(session_->element, x, mask, y, dy, pixels, shape_.channels, apply, accumulate, weight_grad_,
                             bias_grad_, sums(), session_->Scratch(), session_->stream));
     grad_ready(1);
@@ -249,6 +285,11 @@ class GpuBatchNorm2d final : public WeightedLayer {
             .weight = weight_,
             .bias = bias_,
             .relu = relu};
+  }
+  // Whether each direction is one launch.
+  bool AtOnce(int rows) const {
+    return group_ == nullptr &&
+           BatchNormFits(session_->element, Pixels(rows, shape_), shape_.channels, session_->processors);
   }
   // Of the batches of all ranks.
   void MomentsTogether(const void* x, int rows) {

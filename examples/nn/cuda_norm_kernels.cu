@@ -3,6 +3,7 @@
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_element.cuh"
 #include "examples/nn/cuda_image_kernels.h"
+#include "examples/nn/cuda_norm.cuh"
 #include "examples/nn/moments.h"
 
 namespace nn::cuda {
@@ -157,17 +158,6 @@ __device__ void ComputeMoments(const T* x, size_t pixels, const Columns& columns
   });
 }
 
-// The share by which running statistics move, and towards what.
-struct Momentum {
-  float share;
-  RunningMoments running;
-
-  __device__ void Move(int channel, float mean, float variance, float count) const {
-    running.mean[channel] += share * (mean - running.mean[channel]);
-    running.variance[channel] += share * (variance * (count / (count - 1)) - running.variance[channel]);
-  }
-};
-
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     MomentsKernel(const T* x, size_t pixels, Columns columns, float eps, Momentum momentum, BatchMoments moments,
@@ -200,28 +190,6 @@ __global__ void MergeKernel(const float* told, int ranks, int channels, float ep
   moments.rstd[channel] = rsqrtf(variance + eps);
   momentum.Move(static_cast<int>(channel), mean, variance, static_cast<float>(all.count));
   if (channel == 0) *count = static_cast<float>(all.count);
-}
-
-// y = scale x + shift, before its ReLU, of a thread's channels. The same numbers in both directions.
-template <int V>
-struct Normalised {
-  float scale[V], shift[V];
-
-  __device__ void Set(const BatchNormApply& apply, size_t channel0) {
-    for (int i = 0; i < V; ++i) {
-      const size_t c = channel0 + i;
-      const float rstd = apply.eps > 0 ? rsqrtf(apply.rstd[c] + apply.eps) : apply.rstd[c];
-      scale[i] = rstd * apply.weight[c];
-      shift[i] = fmaf(-apply.mean[c], scale[i], apply.bias[c]);
-    }
-  }
-  __device__ float operator()(int i, float x) const { return fmaf(x, scale[i], shift[i]); }
-};
-
-// A gradient of y behind its ReLU.
-template <class T>
-__device__ float Masked(float gradient, float y) {
-  return ToFloat(FromFloat<T>(y)) <= 0 ? 0 : gradient;
 }
 
 template <class T, ReluMask kMask>
@@ -277,21 +245,6 @@ __device__ void ForEachVector(size_t pixels, int vectors, const Fn& fn) {
   for (; i < count; i += stride) fn(i);
 }
 
-// Which vector of x lies where vector i of the output does; false where x has no such channel.
-template <class T>
-__device__ bool FromShortcut(const Shortcut& s, size_t i, size_t* at) {
-  const int in_vectors = s.in.channels / kVector<T>, out_vectors = s.out.channels / kVector<T>;
-  const int vector = static_cast<int>(i % out_vectors);
-  if (vector >= in_vectors) return false;
-  size_t pixel = i / out_vectors;
-  const int column = static_cast<int>(pixel % s.out.width);
-  pixel /= s.out.width;
-  const int line = static_cast<int>(pixel % s.out.height);
-  const size_t image = pixel / s.out.height;
-  *at = ((image * s.in.height + line * s.stride) * s.in.width + column * s.stride) * in_vectors + vector;
-  return true;
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply,
                                                           bool has_shortcut, Shortcut shortcut, T* y) {
@@ -319,22 +272,20 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int V = kVector<T>;
   const size_t own = ThreadIndex() % vectors * V;
   const int channels = vectors * V;
-  // dx = weight rstd (dy - mean(dy) - xhat mean(dy xhat)), as scale dy + slope x + constant.
   Normalised<V> normalised;
   normalised.Set(apply, own);
-  float slope[V], constant[V];
+  InputGrad<V> grad;
   for (int i = 0; i < V; ++i) {
-    const float scale = normalised.scale[i];
-    const float count = all_count == nullptr ? static_cast<float>(pixels) : *all_count;
-    slope[i] = -scale * apply.rstd[own + i] * (sums[channels + own + i] / count);
-    constant[i] = -scale * (sums[own + i] / count) - slope[i] * apply.mean[own + i];
+    const size_t c = own + i;
+    grad.Set(i, normalised.scale[i], apply.mean[c], apply.rstd[c], sums[c], sums[channels + c],
+             all_count == nullptr ? static_cast<float>(pixels) : *all_count);
   }
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
     const Vector<T> in = Load(x, at), d = Load(dy, at);
     Vector<T> out;
     for (int i = 0; i < V; ++i) {
       const float g = kMasked ? Masked<T>(d[i], normalised(i, in[i])) : d[i];
-      out.Set(i, fmaf(normalised.scale[i], g, fmaf(slope[i], in[i], constant[i])));
+      out.Set(i, grad(i, normalised.scale[i], g, in[i]));
     }
     Store(dx, at, out);
   });

@@ -124,6 +124,9 @@ struct CudaOptions {
   // true: convolutions use the algorithm that cuDNN expects to be the fastest of those that give the same bits each
   // time. false: they use the one that is fastest in a trial at its first use.
   bool deterministic = false;
+  // Other processes compute on this GPU. Then there are no kernels whose thread blocks wait for each other, which would
+  // have to run at the same time.
+  bool shared = false;
 };
 
 // Opens GPU `index` of those that this process sees. Throws DeviceError if there is no such GPU, no cuBLAS, or if the

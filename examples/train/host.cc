@@ -21,6 +21,11 @@ void Remember(int signal) { g_signal = signal; }
 
 }  // namespace
 
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
 std::string BoundCores() {
   cpu_set_t set;
   CPU_ZERO(&set);

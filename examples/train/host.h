@@ -8,6 +8,9 @@
 
 namespace examples {
 
+// Returns the name of this host.
+std::string HostName();
+
 // Returns the logical processors that this process may run on, as ranges: "0", "0-3,8".
 std::string BoundCores();
 

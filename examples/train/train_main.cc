@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "examples/train/train_main.h"
-#include "examples/nn/onednn.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -15,6 +15,8 @@
 #include "ddp/collectives.h"
 #include "ddp/context.h"
 #include "examples/data/dataset.h"
+#include "examples/nn/onednn.h"
+#include "examples/nn/queues.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
 #include "examples/train/energy.h"
@@ -103,12 +105,17 @@ absl::Status CheckSummaryPath(const std::string& path) {
                                                  ": give a file in a folder that exists and can be written to"));
 }
 
+// Collective.
 absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const TrainFlags& flags) {
+  const std::string mine = absl::StrCat(HostName(), " ", GpuBusId(context.device().index));
+  const absl::StatusOr<std::vector<std::string>> gpus = ddp::GatherStrings(context.world(), mine);
+  if (!gpus.ok()) return gpus.status();
   const nn::CudaOptions options = {.tf32 = flags.tf32,
                                    .activations = flags.amp == "fp16"   ? nn::Element::kFloat16
                                                   : flags.amp == "bf16" ? nn::Element::kBFloat16
                                                                         : nn::Element::kFloat32,
-                                   .deterministic = flags.deterministic};
+                                   .deterministic = flags.deterministic,
+                                   .shared = std::count(gpus->begin(), gpus->end(), mine) > 1};
   try {
     return nn::OpenCuda(context.device().index, options);
   } catch (const nn::DeviceError& e) {
@@ -190,7 +197,10 @@ int TrainMain(int argc, char** argv, const Program& program) {
   if (settings.ok() && settings->flags.fresh_probe) options.fresh_probe = true;
   if (settings.ok() && !settings->flags.trace.empty()) options.trace = settings->flags.trace;
   // Which GPU is told by the rank's number on its host.
-  if (settings.ok() && settings->flags.device == "cuda") options.device = {ddp::Device::Kind::kCuda, -1};
+  if (settings.ok() && settings->flags.device == "cuda") {
+    nn::AskForQueues();
+    options.device = {ddp::Device::Kind::kCuda, -1};
+  }
   const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
   if (!context.ok()) {
     PrintError(program, "", settings.ok() ? context.status() : settings.status());

@@ -223,29 +223,81 @@ TEST_CASE("a model of linear layers has the CPU's losses in 16 bits, and its gra
   }
 }
 
-// A loss of what comes out of one layer between a convolution of single pixels and plain rows, and all gradients.
-std::vector<float> ThroughLayer(Device& device, const ImageShape& shape,
-                                const std::function<NamedLayer(ImageLayers&)>& layer, const ImageShape& out) {
-  constexpr int kRows = 3;
-  const Conv2dOptions pixels = {.in = shape, .outputs = shape.channels, .kernel = 1, .in_layout = Layout::kPlain};
+using MakeLayer = std::function<NamedLayer(ImageLayers&)>;
+
+// A loss of what comes out of the layers, as plain rows, and all gradients.
+std::vector<float> Through(Device& device, const ImageShape& shape, const std::vector<MakeLayer>& each,
+                           const ImageShape& out, int rows) {
   Placed placed(device, [&](Device&) {
-    const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(kRows);
+    const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(rows);
     std::vector<NamedLayer> layers;
-    layers.push_back({"in", make->MakeConv2d(pixels)});
-    layers.push_back(layer(*make));
+    for (const MakeLayer& layer : each) layers.push_back(layer(*make));
     layers.push_back({"flat", make->MakeFlatten(out)});
-    return std::make_unique<Model>(std::move(layers), kRows, device);
+    return std::make_unique<Model>(std::move(layers), rows, device);
   });
   const int classes = out.channels * out.height * out.width;
   std::vector<size_t> order;
-  const std::vector<float> x = Numbers(static_cast<size_t>(kRows * shape.channels * shape.height * shape.width), 5);
-  std::vector<float> results = {
-      static_cast<float>(placed.Pass(x, {1, classes / 2, classes - 1}, false, {}, &order, classes))};
+  const std::vector<float> x = Numbers(static_cast<size_t>(rows * shape.channels * shape.height * shape.width), 5);
+  std::vector<int32_t> labels(static_cast<size_t>(rows));
+  for (size_t r = 0; r < labels.size(); ++r)
+    labels[r] = static_cast<int32_t>((7 * r + 1) % static_cast<size_t>(classes));
+  std::vector<float> results = {static_cast<float>(placed.Pass(x, labels, false, {}, &order, classes))};
   for (size_t p = 0; p < placed.grads.size(); ++p) {
     const std::vector<float> grad = placed.Get(placed.grads[p], placed.model->parameters()[p].count());
     results.insert(results.end(), grad.begin(), grad.end());
   }
   return results;
+}
+
+// Of one layer behind a convolution of single pixels.
+std::vector<float> ThroughLayer(Device& device, const ImageShape& shape, const MakeLayer& layer, const ImageShape& out,
+                                int rows = 3) {
+  const Conv2dOptions pixels = {.in = shape, .outputs = shape.channels, .kernel = 1, .in_layout = Layout::kPlain};
+  const auto first = [&](ImageLayers& make) { return NamedLayer{"in", make.MakeConv2d(pixels)}; };
+  return Through(device, shape, {first, layer}, out, rows);
+}
+
+// What fits into the registers of a GPU is normalised by one launch: 2, 4 or 8 vectors a thread on one that is large.
+TEST_CASE("batch normalisation of few and of many numbers is the CPU's") {
+  for (const auto& [element, precision] : {std::pair(Element::kFloat32, 1e-4), std::pair(Element::kFloat16, 5e-2)}) {
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    for (const ImageShape& shape : {ImageShape{16, 32, 31}, ImageShape{64, 9, 7}}) {
+      const auto norm = [&](ImageLayers& make) {
+        return NamedLayer{"norm", make.MakeBatchNorm2d(shape, Activation::kRelu)};
+      };
+      for (const int rows : {2, 17, 48, 100, 250}) {
+        INFO("activations " << static_cast<int>(element) << ", " << shape.channels << " channels, " << rows << " rows");
+        CHECK(Distance(ThroughLayer(*gpu, shape, norm, shape, rows), ThroughLayer(Cpu(), shape, norm, shape, rows)) <=
+              precision);
+      }
+    }
+  }
+}
+
+TEST_CASE("the first convolution of a model, of few channels, is the CPU's") {
+  for (const auto& [element, precision] :
+       {std::pair(Element::kFloat32, 1e-5), std::pair(Element::kFloat16, 1e-2), std::pair(Element::kBFloat16, 5e-2)}) {
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    for (const auto& [channels, kernel] : {std::pair(1, 3), std::pair(3, 3), std::pair(1, 5)}) {
+      for (const int outputs : {16, 32}) {
+        for (const int padding : {0, 1}) {
+          const bool bias = outputs != 16;
+          const Conv2dOptions options = {.in = {channels, 13, 9},
+                                         .outputs = outputs,
+                                         .kernel = kernel,
+                                         .padding = padding,
+                                         .bias = bias,
+                                         .activation = bias ? Activation::kRelu : Activation::kNone,
+                                         .in_layout = Layout::kPlain};
+          INFO("activations " << static_cast<int>(element) << ", " << channels << " channels, " << kernel << ", "
+                              << outputs << " outputs, padding " << padding);
+          const auto first = [&](ImageLayers& make) { return NamedLayer{"in", make.MakeConv2d(options)}; };
+          CHECK(Distance(Through(*gpu, options.in, {first}, options.out(), 5),
+                         Through(Cpu(), options.in, {first}, options.out(), 5)) <= precision);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("pooling and batch normalisation: every layer by itself is the CPU's") {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums over all blocks of a launch, which meet in the middle of it. The launch is cooperative: all its blocks run at
+// once.
+#ifndef EXAMPLES_NN_CUDA_GRID_SUM_CUH_
+#define EXAMPLES_NN_CUDA_GRID_SUM_CUH_
+
+#include <cooperative_groups.h>
+
+#include "examples/nn/cuda_element.cuh"
+
+namespace nn::cuda {
+
+constexpr int kGridThreads = 512;
+// A power of two, as most shapes are. The multiprocessors of an H100 that are left take NCCL's kernels.
+constexpr int kGridBlocks = 128;
+
+inline unsigned GridBlocks(int processors) {
+  return static_cast<unsigned>(processors < kGridBlocks ? processors : kGridBlocks);
+}
+
+template <class... Parameters, class... Arguments>
+void LaunchTogether(void (*kernel)(Parameters...), int processors, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute cooperative = {};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = GridBlocks(processors);
+  config.blockDim = kGridThreads;
+  config.stream = stream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+}  // namespace nn::cuda
+
+#endif  // EXAMPLES_NN_CUDA_GRID_SUM_CUH_

@@ -49,7 +49,7 @@ TEST_CASE("messages of every dtype, placement, size and split") {
   if (RankCount() == 1) return;
   RunOnRanksBothWays([](Rank& rank) {
     for (const Placement placement : kAllPlacements) {
-      for (const DType dtype : kAllDTypes) {
+      for (const DType dtype : kCallDTypes) {
         for (const size_t count : {size_t{0}, size_t{1}, size_t{1001}, size_t{6001}, size_t{20'001}}) {
           PassOn(rank, dtype, placement, count, 1, false);
           PassOn(rank, dtype, placement, count, 5, false);

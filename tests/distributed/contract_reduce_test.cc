@@ -98,7 +98,7 @@ ReduceOptions With(ReduceOp op, double prescale = 1, double postscale = 1) {
 
 TEST_CASE("every op in every dtype") {
   RunOnRanks([](Rank& rank) {
-    for (const DType dtype : kAllDTypes) {
+    for (const DType dtype : kCallDTypes) {
       for (const ReduceOp op : kAllOps) {
         CheckAllReduce(rank, {.in = dtype, .out = dtype, .options = With(op), .count = 1003});
         CheckAllReduce(rank, {.in = dtype,

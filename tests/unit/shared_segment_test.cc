@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -66,6 +67,8 @@ void InAnotherProcess(Body body) {
   REQUIRE(status == 0);
 }
 
+bool AllAre(const char* data, size_t n, char value) { return std::string_view(data, n) == std::string(n, value); }
+
 TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {
   const SharedSegment::Kind kind = GENERATE(SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);
   for (const size_t bytes : {8 * kPage, size_t{5} << 20}) {
@@ -76,24 +79,22 @@ TEST_CASE("what a process makes its own keeps its contents and is out of the oth
     // From the middle of one page to the middle of another: these two become private as a whole.
     const size_t begin = kPage + 100, end = 4 * kPage + 7;
     REQUIRE(segment->MakePrivate(data + begin, begin, end - begin).ok());
-    for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == 'a');
+    REQUIRE(AllAre(data, bytes, 'a'));
     InAnotherProcess([&] {
       // The child of a fork has its own copy of what is private; through the segment it sees the common pages.
       if (!segment->MapAt(data, 0, bytes).ok()) _exit(1);
-      for (size_t i = 0; i < bytes; ++i) {
-        if (data[i] != 'a') _exit(2);
-      }
+      if (!AllAre(data, bytes, 'a')) _exit(2);
       std::memset(data, 'b', bytes);
     });
-    for (size_t i = 0; i < bytes; ++i) {
-      const bool own = i >= kPage && i < 5 * kPage;
-      INFO("byte " << i << " of " << bytes);
-      REQUIRE(data[i] == (own ? 'a' : 'b'));
-    }
+    const auto pages = [&](char outside, char inside) {
+      return AllAre(data, kPage, outside) && AllAre(data + kPage, 4 * kPage, inside) &&
+             AllAre(data + 5 * kPage, bytes - 5 * kPage, outside);
+    };
+    REQUIRE(pages('b', 'a'));
     // And the other way round.
     std::memset(data, 'c', bytes);
     REQUIRE(segment->MapAt(data, 0, bytes).ok());
-    for (size_t i = 0; i < bytes; ++i) REQUIRE(data[i] == (i >= kPage && i < 5 * kPage ? 'b' : 'c'));
+    REQUIRE(pages('c', 'b'));
   }
 }
 

@@ -6,7 +6,7 @@
 # Labels: unit, distributed, fault, fuzz, install, gpu, slow (scripts/test.sh leaves these out unless it is told a label).
 #
 # Tests share the processors. One ctest slot is half a processor, and a test of K busy ranks takes 2 K slots, at most those
-# of all processors. One that mostly waits takes one. scripts/test.sh gives two slots more than the processors have, so
+# of all processors. One that mostly waits takes one. scripts/test.sh gives four slots more than the processors have, so
 # that tests which wait run beside busy ones, and cost no time of their own.
 include_guard(GLOBAL)
 

@@ -75,7 +75,7 @@ main() {
   cd "$repo"
   rm -f "build/$preset/Testing/Temporary/LastTest.log"
   # Slots, see cmake/DdpTesting.cmake.
-  ctest --preset "$preset" --parallel $((2 * $(nproc) + 2)) "${chosen[@]}" "${ctest_flags[@]}" </dev/null || status=$?
+  ctest --preset "$preset" --parallel $((2 * $(nproc) + 4)) "${chosen[@]}" "${ctest_flags[@]}" </dev/null || status=$?
   print_skipped "build/$preset/Testing/Temporary/LastTest.log"
   return "$status"
 }

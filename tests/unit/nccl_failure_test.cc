@@ -308,13 +308,26 @@ TEST_CASE("a rank that leaves early, and an error of NCCL that this explains, na
   for (const bool noticed : {false, true}) {
     Job job(3);
     std::atomic<int> summed{0};  // ranks that have seen the end of the first sum
-    job.Run([&](Rank& rank, ProcessGroup& group) {
-      Array a(rank, group, DType::kFloat32, 10, false);
-      RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
-      for (++summed; summed < 3 && group.status().ok();) std::this_thread::yield();
-      if (rank.rank == 1) return;
-      if (rank.rank == 0 && noticed) rank.nccl.SetAsyncError(0, nccl::kRemoteError);
-      const absl::Status status = group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();
+    std::atomic<bool> left{false};
+    job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+      std::unique_ptr<ProcessGroup> group =
+          RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options(), /*staged=*/false));
+      const auto sum = [&] {
+        Array a(rank, *group, DType::kFloat32, 10, false);
+        return group->AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait();
+      };
+      RANK_CHECK_OK(sum());
+      for (++summed; summed < 3 && group->status().ok();) std::this_thread::yield();
+      if (rank.rank == 1) {
+        group.reset();
+        left = true;
+        return;
+      }
+      if (rank.rank == 0 && noticed) {
+        while (!left) std::this_thread::yield();
+        rank.nccl.SetAsyncError(0, nccl::kRemoteError);
+      }
+      const absl::Status status = sum();
       RANK_CHECK_STATUS(status, absl::StatusCode::kUnavailable, "rank 1 has left", "Join");
       RANK_CHECK(FailedRanks(status) == std::vector<int>{1});
     });

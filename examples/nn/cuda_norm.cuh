@@ -73,6 +73,21 @@ __device__ bool FromShortcut(const Shortcut& s, size_t i, size_t* at) {
   return true;
 }
 
+// Vector `at` of the output, of this one of the input.
+template <class T>
+__device__ Vector<T> OutputOf(const Normalised<kVector<T>>& normalised, const Vector<T>& in, bool has_shortcut,
+                              const Shortcut& shortcut, bool relu, size_t at) {
+  Vector<T> beside = {}, out;
+  size_t from = at;
+  if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
+  for (int i = 0; i < kVector<T>; ++i) {
+    float v = normalised(i, in[i]);
+    if (has_shortcut) v += beside[i];
+    out.Set(i, relu ? Rectified(v) : v);
+  }
+  return out;
+}
+
 }  // namespace nn::cuda
 
 #endif  // EXAMPLES_NN_CUDA_NORM_CUH_

@@ -252,16 +252,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pix
   Normalised<V> normalised;
   normalised.Set(apply, ThreadIndex() % vectors * V);
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
-    const Vector<T> in = Load(x, at);
-    Vector<T> beside = {}, out;
-    size_t from = at;
-    if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
-    for (int i = 0; i < V; ++i) {
-      float v = normalised(i, in[i]);
-      if (has_shortcut) v += beside[i];
-      out.Set(i, apply.relu ? Rectified(v) : v);
-    }
-    Store(y, at, out);
+    Store(y, at, OutputOf(normalised, Load(x, at), has_shortcut, shortcut, apply.relu, at));
   });
 }
 

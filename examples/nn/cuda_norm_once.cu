@@ -107,15 +107,7 @@ __global__ void __launch_bounds__(kGridThreads)
   for (int k = 0; k < kHeld; ++k) {
     const size_t at = mine.At(k);
     if (at >= mine.end) break;
-    Vector<T> beside = {}, out;
-    size_t from = at;
-    if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
-    for (int i = 0; i < V; ++i) {
-      float v = normalised(i, held[k][i]);
-      if (has_shortcut) v += beside[i];
-      out.Set(i, apply.relu ? Rectified(v) : v);
-    }
-    Store(y, at, out);
+    Store(y, at, OutputOf(normalised, held[k], has_shortcut, shortcut, apply.relu, at));
   }
 }
 

@@ -2,8 +2,8 @@
 // Batch normalisation by one launch for each direction: every thread keeps its numbers in registers until the sums of
 // all blocks are there, so that memory is read once.
 #include "examples/nn/check.h"
-#include "examples/nn/cuda_grid_sum.cuh"
 #include "examples/nn/cuda_norm.cuh"
+#include "examples/nn/cuda_together.cuh"
 
 namespace nn::cuda {
 namespace {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kGridThreads)
   }
 }
 
-// kMask: as in BatchNormGrads. dx may be dy.
+// mask: as in BatchNormGrads. dx may be dy.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kGridThreads)
     BackwardOnceKernel(const T* x, ReluMask mask, const T* y, T* dy, size_t pixels, int columns, BatchNormApply apply,

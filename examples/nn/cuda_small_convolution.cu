@@ -2,8 +2,8 @@
 // Convolutions of images with very few channels. What a GPU does for one is little, so each is a kernel that reads
 // memory once; cuDNN's plans take several times as long.
 #include "examples/nn/check.h"
-#include "examples/nn/cuda_grid_sum.cuh"
 #include "examples/nn/cuda_image_kernels.h"
+#include "examples/nn/cuda_together.cuh"
 
 namespace nn::cuda {
 namespace {

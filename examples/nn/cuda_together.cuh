@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over all blocks of a launch, which meet in the middle of it. The launch is cooperative: all its blocks run at
-// once.
-#ifndef EXAMPLES_NN_CUDA_GRID_SUM_CUH_
-#define EXAMPLES_NN_CUDA_GRID_SUM_CUH_
+// Launches whose blocks wait for each other in the middle, to add up what all of them have. They are cooperative: all
+// blocks run at the same time.
+#ifndef EXAMPLES_NN_CUDA_TOGETHER_CUH_
+#define EXAMPLES_NN_CUDA_TOGETHER_CUH_
 
 #include <cooperative_groups.h>
 
@@ -34,4 +34,4 @@ void LaunchTogether(void (*kernel)(Parameters...), int processors, cudaStream_t 
 
 }  // namespace nn::cuda
 
-#endif  // EXAMPLES_NN_CUDA_GRID_SUM_CUH_
+#endif  // EXAMPLES_NN_CUDA_TOGETHER_CUH_

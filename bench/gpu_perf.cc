@@ -196,13 +196,12 @@ class GpuBench : public Bench {
     cudaGraphExec_t exec = nullptr;
     BENCH_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < calls && (failure == nullptr || failure->ok()); ++i) call(i);
+    BENCH_CUDA(cudaStreamEndCapture(stream_, &graph));
     if (failure != nullptr && absl::IsInvalidArgument(*failure)) {
-      BENCH_CUDA(cudaStreamEndCapture(stream_, &graph));
       BENCH_CUDA(cudaGraphDestroy(graph));
       *failure = absl::OkStatus();
       return {};
     }
-    BENCH_CUDA(cudaStreamEndCapture(stream_, &graph));
     BENCH_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     Times times = Time(replays, [&](int) { BENCH_CUDA(cudaGraphLaunch(exec, stream_)); });
     times.us /= calls;

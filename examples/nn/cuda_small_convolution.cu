@@ -12,25 +12,17 @@ namespace {
 template <int kKernel, int kChannels>
 constexpr int kTaps = kKernel* kKernel* kChannels;
 
-struct Shape {
-  ImageShape in, out;
-  int padding;
-
-  __device__ bool Inside(int line, int column) const {
-    return line >= 0 && line < in.height && column >= 0 && column < in.width;
-  }
-};
-
 // The vector of pixel (line, column) of an image; 0 beyond its edges.
 template <class T>
-__device__ Vector<T> PixelOf(const T* image, const Shape& s, int line, int column) {
-  return s.Inside(line, column) ? Load(image, static_cast<size_t>(line) * s.in.width + column) : Vector<T>();
+__device__ Vector<T> PixelOf(const T* image, const ImageShape& shape, int line, int column) {
+  const bool inside = line >= 0 && line < shape.height && column >= 0 && column < shape.width;
+  return inside ? Load(image, static_cast<size_t>(line) * shape.width + column) : Vector<T>();
 }
 
 // A thread computes a vector of the outputs of a pixel. `weight`: [outputs, channels, kKernel, kKernel].
 template <class T, int kKernel, int kChannels>
-__global__ void __launch_bounds__(kThreads)
-    SmallForwardKernel(const T* x, const float* weight, const float* bias, bool relu, size_t pixels, Shape s, T* y) {
+__global__ void __launch_bounds__(kThreads) SmallForwardKernel(const T* x, const float* weight, const float* bias,
+                                                               bool relu, size_t pixels, SmallConvolution s, T* y) {
   constexpr int V = kVector<T>, kAll = kTaps<kKernel, kChannels>;
   extern __shared__ float shared[];  // [taps][outputs]: the channel is the last part of a tap
   const int outputs = s.out.channels;
@@ -52,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < V; ++k) sum[k] = bias == nullptr ? 0 : bias[first + k];
 #pragma unroll
   for (int area = 0; area < kKernel * kKernel; ++area) {
-    const Vector<T> in = PixelOf(from, s, top + area / kKernel, left + area % kKernel);
+    const Vector<T> in = PixelOf(from, s.in, top + area / kKernel, left + area % kKernel);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       const float* const w = shared + (area * kChannels + c) * outputs + first;
@@ -68,7 +60,8 @@ __global__ void __launch_bounds__(kThreads)
 // A thread adds up, for one output, its row's products with every tap. Then all blocks add up theirs.
 template <class T, int kKernel, int kChannels>
 __global__ void __launch_bounds__(kGridThreads)
-    SmallWeightGradKernel(const T* x, const T* dy, size_t rows, Shape s, bool accumulate, float* grad, float* scratch) {
+    SmallWeightGradKernel(const T* x, const T* dy, size_t rows, SmallConvolution s, bool accumulate, float* grad,
+                          float* scratch) {
   constexpr int V = kVector<T>, kAll = kTaps<kKernel, kChannels>, kWarps = kGridThreads / kWarp;
   __shared__ float parts[kWarps / 2][kAll * kWarp];  // [taps][outputs] of two warps
   const int outputs = s.out.channels;                // 16 or 32
@@ -85,7 +78,7 @@ __global__ void __launch_bounds__(kGridThreads)
     const auto load = [&](float(&column)[kKernel][kChannels], int at) {
 #pragma unroll
       for (int h = 0; h < kKernel; ++h) {
-        const Vector<T> in = PixelOf(from, s, top + h, at);
+        const Vector<T> in = PixelOf(from, s.in, top + h, at);
         for (int c = 0; c < kChannels; ++c) column[h][c] = in[c];
       }
     };
@@ -152,8 +145,6 @@ bool WithShape(int kernel, int channels, const Fn& fn) {
   return false;
 }
 
-Shape ShapeOf(const SmallConvolution& c) { return {c.in, c.out, c.padding}; }
-
 }  // namespace
 
 bool IsSmallConvolution(const SmallConvolution& c) {
@@ -173,7 +164,7 @@ cudaError_t SmallConvolutionForward(Element element, const SmallConvolution& c, 
     WithShape(c.kernel, c.in.channels, [&](auto kernel, auto channels) {
       const size_t weights = sizeof(float) * kTaps<kernel.value, channels.value> * c.out.channels;
       SmallForwardKernel<T, kernel.value, channels.value><<<Blocks(threads, kThreads), kThreads, weights, stream>>>(
-          static_cast<const T*>(x), weight, bias, relu, pixels, ShapeOf(c), static_cast<T*>(y));
+          static_cast<const T*>(x), weight, bias, relu, pixels, c, static_cast<T*>(y));
     });
   });
 }
@@ -186,8 +177,7 @@ cudaError_t SmallConvolutionWeightGrad(Element element, const SmallConvolution& 
     WithShape(c.kernel, c.in.channels, [&](auto kernel, auto channels) {
       LaunchTogether(SmallWeightGradKernel<T, kernel.value, channels.value>, processors, stream,
                      static_cast<const T*>(x), static_cast<const T*>(dy),
-                     static_cast<size_t>(rows) * static_cast<size_t>(c.out.height), ShapeOf(c), accumulate, grad,
-                     scratch);
+                     static_cast<size_t>(rows) * static_cast<size_t>(c.out.height), c, accumulate, grad, scratch);
     });
   });
 }

@@ -55,6 +55,27 @@ cudaError_t SmallConvolutionWeightGrad(Element element, const SmallConvolution& 
                                        int rows, bool accumulate, float* grad, int processors, float* scratch,
                                        cudaStream_t stream);
 
+// A convolution with a kernel of 3x3 and few channels, which tensor cores compute in types that these know: with 16
+// bits, or float32 rounded to TF32. Sums are float32. `weight` and its gradient: float32 [outputs, channels, 3, 3].
+struct NarrowConvolution {
+  ImageShape in, out;
+  int stride, padding;
+};
+// y = convolution + bias, which may be null; with `relu`, max(0, y).
+bool HasNarrowForward(Element element, const NarrowConvolution& c);
+cudaError_t NarrowForward(Element element, const NarrowConvolution& c, const void* x, const float* weight,
+                          const float* bias, bool relu, int rows, void* y, cudaStream_t stream);
+// dx = the gradient of the input.
+bool HasNarrowInputGrad(Element element, const NarrowConvolution& c);
+cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight, int rows,
+                            void* dx, cudaStream_t stream);
+// grad = the weight's gradient (+= with `accumulate`), the same bits in each run. `scratch`: as many numbers as
+// NarrowWeightGradFloats.
+bool HasNarrowWeightGrad(Element element, const NarrowConvolution& c);
+size_t NarrowWeightGradFloats(const NarrowConvolution& c);
+cudaError_t NarrowWeightGrad(Element element, const NarrowConvolution& c, const void* x, const void* dy, int rows,
+                             bool accumulate, float* grad, float* scratch, cudaStream_t stream);
+
 // Converts images to plain rows, and back.
 cudaError_t Flatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);
 cudaError_t Unflatten(Element element, const void* x, int rows, const ImageShape& shape, void* y, cudaStream_t stream);

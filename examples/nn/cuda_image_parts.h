@@ -44,6 +44,9 @@ class Session {
     return (channels + vector - 1) / vector * vector;
   }
 
+  // That take these activations without more being lost than the user allows.
+  bool HasTensorCores() const { return element != Element::kFloat32 || cudnn.options.tf32; }
+
   // Before the first step, by every layer that needs them: what Scratch and Temporary hand out.
   void ReserveScratch(int channels) { ReserveSums(ColumnScratchFloats(channels)); }
   void ReserveSums(size_t floats) {
@@ -96,12 +99,16 @@ class GpuConv2d final : public WeightedLayer {
         max_batch_(max_batch),
         weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)},
         small_(o.in_layout == Layout::kPlain && o.stride == 1 && session_->processors > 0 &&
-               o.in.channels < weight_shape_.padded && IsSmallConvolution(Small())) {
+               o.in.channels < weight_shape_.padded && IsSmallConvolution(Small())),
+        narrow_forward_(HasNarrow(HasNarrowForward)),
+        narrow_input_grad_(HasNarrow(HasNarrowInputGrad)),
+        narrow_weight_grad_(HasNarrow(HasNarrowWeightGrad)) {
     NN_CHECK(o.in_layout == Layout::kPlain || weight_shape_.padded == o.in.channels);
     NN_CHECK(session_->Padded(o.outputs) == o.outputs);
     packed_weight_ = session_->Allocate(weight_shape_.packed_count());
     session_->ReserveTemporary(kWeightGradTemporary, weight_shape_.packed_count());
     session_->ReserveScratch(o.outputs);
+    if (narrow_weight_grad_) session_->ReserveSums(NarrowWeightGradFloats(Narrow()));
     if (small_) session_->ReserveSums(SmallConvolutionFloats(Small()));
     if (o.in_layout == Layout::kPlain) {
       packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
@@ -126,7 +133,14 @@ class GpuConv2d final : public WeightedLayer {
                                        y, session_->stream));
       return;
     }
-    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
+    if (!narrow_forward_ || !narrow_input_grad_) {
+      Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
+    }
+    if (narrow_forward_) {
+      Launched(NarrowForward(session_->element, Narrow(), x, weight_, options_.bias ? bias_ : nullptr,
+                             options_.activation == Activation::kRelu, rows, y, session_->stream));
+      return;
+    }
     Passes& passes = PassesFor(rows);
     const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
     if (!options_.bias) {
@@ -154,12 +168,14 @@ class GpuConv2d final : public WeightedLayer {
       grad_ready(0);
       return;
     }
-    Passes& passes = PassesFor(rows);
-    void* const packed_grad = session_->Temporary(kWeightGradTemporary);
-    Planned(passes.weight_grad.Run({Input(x), packed_grad, dy}));
-    Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
+    WeightGrad(x, dy, rows, accumulate);
     grad_ready(0);
-    if (dx != nullptr) Planned(passes.input_grad.Run({dx, packed_weight_.get(), dy}));
+    if (dx == nullptr) return;
+    if (narrow_input_grad_) {
+      Launched(NarrowInputGrad(session_->element, Narrow(), dy, weight_, rows, dx, session_->stream));
+    } else {
+      Planned(PassesFor(rows).input_grad.Run({dx, packed_weight_.get(), dy}));
+    }
   }
 
  private:
@@ -184,14 +200,31 @@ class GpuConv2d final : public WeightedLayer {
       return std::make_unique<Passes>(session_->cudnn, shape, o.activation == Activation::kRelu);
     });
   }
+  void WeightGrad(const float* x, const float* dy, int rows, bool accumulate) {
+    if (narrow_weight_grad_) {
+      Launched(NarrowWeightGrad(session_->element, Narrow(), x, dy, rows, accumulate, weight_grad_,
+                                session_->Scratch().sums, session_->stream));
+      return;
+    }
+    void* const packed_grad = session_->Temporary(kWeightGradTemporary);
+    Planned(PassesFor(rows).weight_grad.Run({Input(x), packed_grad, dy}));
+    Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
+  }
+
   SmallConvolution Small() const { return {options_.in, options_.out(), options_.kernel, options_.padding}; }
+  bool HasNarrow(bool (*has)(Element, const NarrowConvolution&)) const {
+    return options_.kernel == 3 && options_.in_layout == Layout::kNative && session_->HasTensorCores() &&
+           has(session_->element, Narrow());
+  }
+  NarrowConvolution Narrow() const { return {options_.in, options_.out(), options_.stride, options_.padding}; }
   const void* Input(const float* x) const { return packed_x_ != nullptr ? packed_x_.get() : x; }
 
   SessionPtr session_;
   const Conv2dOptions options_;
   const int max_batch_;
   const WeightShape weight_shape_;
-  const bool small_;  // a SmallConvolution
+  const bool small_;                                                    // a SmallConvolution
+  const bool narrow_forward_, narrow_input_grad_, narrow_weight_grad_;  // passes of a NarrowConvolution
   std::shared_ptr<void> packed_weight_;
   std::shared_ptr<void> packed_x_;  // of a plain input
   PerRows<Passes> passes_;

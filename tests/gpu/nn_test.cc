@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
+#include "tests/gpu/placed.h"
 #include "tests/support/catch.h"
 #include "tests/support/nan_cases.h"
 
@@ -21,14 +20,6 @@ namespace {
 
 using ddp::testing::Approx;
 
-// Random numbers, the same in each run.
-std::vector<float> Numbers(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<float> numbers(count);
-  for (float& x : numbers) x = static_cast<float>(random() * 0x1p-31 - 1);
-  return numbers;
-}
-
 void RequireNear(const std::vector<float>& got, const std::vector<float>& want, float tolerance) {
   REQUIRE(got.size() == want.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -36,57 +27,6 @@ void RequireNear(const std::vector<float>& got, const std::vector<float>& want, 
     REQUIRE(std::fabs(got[i] - want[i]) <= tolerance * std::max(1.0f, std::fabs(want[i])));
   }
 }
-
-// A model on a device with its memory.
-struct Placed {
-  using Make = std::function<std::unique_ptr<Model>(Device&)>;
-
-  Placed(Device& device_, const std::vector<int>& hidden, int max_batch)
-      : Placed(device_, [&](Device& d) { return MakeMlp(30, hidden, 10, max_batch, d); }) {}
-  Placed(Device& device_, const Make& make) : device(device_), model(make(device)) {
-    for (const ParameterSpec& spec : model->parameters()) {
-      values.push_back(device.Allocate(spec.count()));
-      grads.push_back(device.Allocate(spec.count()));
-    }
-    std::vector<float*> v, g;
-    for (const auto& p : values) v.push_back(p.get());
-    for (const auto& p : grads) g.push_back(p.get());
-    model->Bind(v, g);
-    model->Initialize(3);
-  }
-  std::vector<float> Get(const std::shared_ptr<float>& memory, size_t count) {
-    std::vector<float> host(count);
-    device.Download(memory.get(), host.data(), count * sizeof(float));
-    return host;
-  }
-  // The loss of a batch; leaves its gradients, announced in the order told. Without one there is no backward pass.
-  double Pass(const std::vector<float>& x, const std::vector<int32_t>& labels, bool accumulate, const LossOptions& o,
-              std::vector<size_t>* order, int classes = 10) {
-    const int rows = static_cast<int>(labels.size());
-    const auto input = device.Allocate(x.size());
-    const auto targets = device.Allocate(labels.size());
-    device.Upload(x.data(), input.get(), x.size() * sizeof(float));
-    device.Upload(labels.data(), targets.get(), labels.size() * sizeof(int32_t));
-    const auto loss = std::static_pointer_cast<double>(device.AllocateHost(sizeof(double)));
-    const auto hits = std::static_pointer_cast<int64_t>(device.AllocateHost(sizeof(int64_t)));
-    const absl::Span<const float> logits = model->Forward(input.get(), rows);
-    const auto* const where = reinterpret_cast<const int32_t*>(targets.get());
-    device.CountHits(logits.data(), where, rows, classes, hits.get());
-    device.CrossEntropy(logits.data(), where, rows, classes, model->output_grad().data(), o, loss.get());
-    if (order != nullptr) model->Backward([&](size_t i) { order->push_back(i); }, accumulate);
-    device.Wait();
-    hit = *hits;
-    return *loss;
-  }
-  double Loss(const std::vector<float>& x, const std::vector<int32_t>& labels) {
-    return Pass(x, labels, false, {}, nullptr);
-  }
-
-  Device& device;
-  std::unique_ptr<Model> model;
-  std::vector<std::shared_ptr<float>> values, grads;
-  int64_t hit = 0;
-};
 
 TEST_CASE("a model's losses and gradients are the CPU's") {
   for (const bool tf32 : {false, true}) {
@@ -115,16 +55,6 @@ TEST_CASE("a model's losses and gradients are the CPU's") {
       }
     }
   }
-}
-
-// How far numbers are from others, relative to the root of those' mean square.
-double Distance(const std::vector<float>& got, const std::vector<float>& want) {
-  double apart = 0, size = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    apart += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
-    size += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(apart / std::max(size, 1e-30));
 }
 
 struct Precise {
@@ -223,130 +153,6 @@ TEST_CASE("a model of linear layers has the CPU's losses in 16 bits, and its gra
   }
 }
 
-using MakeLayer = std::function<NamedLayer(ImageLayers&)>;
-
-// A loss of what comes out of the layers, as plain rows, and all gradients.
-std::vector<float> Through(Device& device, const ImageShape& shape, const std::vector<MakeLayer>& each,
-                           const ImageShape& out, int rows) {
-  Placed placed(device, [&](Device&) {
-    const std::unique_ptr<ImageLayers> make = device.MakeImageLayers(rows);
-    std::vector<NamedLayer> layers;
-    for (const MakeLayer& layer : each) layers.push_back(layer(*make));
-    layers.push_back({"flat", make->MakeFlatten(out)});
-    return std::make_unique<Model>(std::move(layers), rows, device);
-  });
-  const int classes = out.channels * out.height * out.width;
-  std::vector<size_t> order;
-  const std::vector<float> x = Numbers(static_cast<size_t>(rows * shape.channels * shape.height * shape.width), 5);
-  std::vector<int32_t> labels(static_cast<size_t>(rows));
-  for (size_t r = 0; r < labels.size(); ++r)
-    labels[r] = static_cast<int32_t>((7 * r + 1) % static_cast<size_t>(classes));
-  std::vector<float> results = {static_cast<float>(placed.Pass(x, labels, false, {}, &order, classes))};
-  for (size_t p = 0; p < placed.grads.size(); ++p) {
-    const std::vector<float> grad = placed.Get(placed.grads[p], placed.model->parameters()[p].count());
-    results.insert(results.end(), grad.begin(), grad.end());
-  }
-  return results;
-}
-
-// Of one layer behind a convolution of single pixels.
-std::vector<float> ThroughLayer(Device& device, const ImageShape& shape, const MakeLayer& layer, const ImageShape& out,
-                                int rows = 3) {
-  const Conv2dOptions pixels = {.in = shape, .outputs = shape.channels, .kernel = 1, .in_layout = Layout::kPlain};
-  const auto first = [&](ImageLayers& make) { return NamedLayer{"in", make.MakeConv2d(pixels)}; };
-  return Through(device, shape, {first, layer}, out, rows);
-}
-
-// What fits into the registers of a GPU is normalised by one launch: 2, 4 or 8 vectors a thread on one that is large.
-TEST_CASE("batch normalisation of few and of many numbers is the CPU's") {
-  for (const auto& [element, precision] : {std::pair(Element::kFloat32, 1e-4), std::pair(Element::kFloat16, 5e-2)}) {
-    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
-    for (const ImageShape& shape : {ImageShape{16, 32, 31}, ImageShape{64, 9, 7}}) {
-      const auto norm = [&](ImageLayers& make) {
-        return NamedLayer{"norm", make.MakeBatchNorm2d(shape, Activation::kRelu)};
-      };
-      for (const int rows : {2, 17, 48, 100, 250}) {
-        INFO("activations " << static_cast<int>(element) << ", " << shape.channels << " channels, " << rows << " rows");
-        CHECK(Distance(ThroughLayer(*gpu, shape, norm, shape, rows), ThroughLayer(Cpu(), shape, norm, shape, rows)) <=
-              precision);
-      }
-    }
-  }
-}
-
-TEST_CASE("the first convolution of a model, of few channels, is the CPU's") {
-  for (const auto& [element, precision] :
-       {std::pair(Element::kFloat32, 1e-5), std::pair(Element::kFloat16, 1e-2), std::pair(Element::kBFloat16, 5e-2)}) {
-    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
-    for (const auto& [channels, kernel] : {std::pair(1, 3), std::pair(3, 3), std::pair(1, 5)}) {
-      for (const int outputs : {16, 32}) {
-        for (const int padding : {0, 1}) {
-          const bool bias = outputs != 16;
-          const Conv2dOptions options = {.in = {channels, 13, 9},
-                                         .outputs = outputs,
-                                         .kernel = kernel,
-                                         .padding = padding,
-                                         .bias = bias,
-                                         .activation = bias ? Activation::kRelu : Activation::kNone,
-                                         .in_layout = Layout::kPlain};
-          INFO("activations " << static_cast<int>(element) << ", " << channels << " channels, " << kernel << ", "
-                              << outputs << " outputs, padding " << padding);
-          const auto first = [&](ImageLayers& make) { return NamedLayer{"in", make.MakeConv2d(options)}; };
-          CHECK(Distance(Through(*gpu, options.in, {first}, options.out(), 5),
-                         Through(Cpu(), options.in, {first}, options.out(), 5)) <= precision);
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("pooling and batch normalisation: every layer by itself is the CPU's") {
-  const ImageShape shape = {16, 7, 5};
-  // Rounding makes other pixels the largest of their window.
-  for (const auto& [element, precision] :
-       {std::pair(Element::kFloat32, 1e-5), std::pair(Element::kFloat16, 5e-2), std::pair(Element::kBFloat16, 0.3)}) {
-    INFO("activations " << static_cast<int>(element));
-    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
-    for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage}) {
-      for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-        for (const auto& [height, width] : {std::pair(2, 2), std::pair(7, 5), std::pair(3, 1)}) {
-          const Pool2dOptions options = {kind, shape, height, width, activation};
-          INFO("windows of " << options.height << " x " << options.width);
-          const auto pool = [&](ImageLayers& make) { return NamedLayer{"pool", make.MakePool2d(options)}; };
-          CHECK(Distance(ThroughLayer(*gpu, shape, pool, options.out()),
-                         ThroughLayer(Cpu(), shape, pool, options.out())) <= precision);
-        }
-      }
-    }
-    for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-      const Pool2dOptions overlapping = {
-          .in = shape, .height = 3, .width = 3, .activation = activation, .stride = 2, .padding = 1};
-      const auto pool = [&](ImageLayers& make) { return NamedLayer{"pool", make.MakePool2d(overlapping)}; };
-      CHECK(Distance(ThroughLayer(*gpu, shape, pool, overlapping.out()),
-                     ThroughLayer(Cpu(), shape, pool, overlapping.out())) <= precision);
-    }
-    for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-      const auto norm = [&](ImageLayers& make) { return NamedLayer{"norm", make.MakeBatchNorm2d(shape, activation)}; };
-      CHECK(Distance(ThroughLayer(*gpu, shape, norm, shape), ThroughLayer(Cpu(), shape, norm, shape)) <= precision);
-    }
-  }
-}
-
-TEST_CASE("bottlenecks with an identity, a projection and a stride are the CPU's") {
-  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
-  struct Block {
-    ImageShape in;
-    int width, stride;
-  };
-  for (const Block& block : {Block{{64, 7, 5}, 16, 1}, Block{{16, 7, 5}, 16, 1}, Block{{32, 7, 6}, 16, 2}}) {
-    INFO(block.in.channels << " channels, stride " << block.stride);
-    const BottleneckOptions options = {.in = block.in, .width = block.width, .stride = block.stride};
-    const auto layer = [&](ImageLayers& make) { return NamedLayer{"block", make.MakeBottleneck(options)}; };
-    CHECK(Distance(ThroughLayer(*gpu, block.in, layer, options.out()),
-                   ThroughLayer(Cpu(), block.in, layer, options.out())) <= 1e-3);
-  }
-}
-
 TEST_CASE("ResNet-50 evaluates as on the CPU") {
   const ImageShape images = {3, 40, 33};
   const auto make = [&](Device& device) { return MakeResnet50(images, 10, 4, device); };
@@ -360,35 +166,6 @@ TEST_CASE("ResNet-50 evaluates as on the CPU") {
   CHECK(gpu_order == order);
   for (Placed* placed : {&cpu_model, &gpu_model}) placed->model->SetTraining(false);
   CHECK(gpu_model.Loss(x, labels) == Approx(cpu_model.Loss(x, labels)).epsilon(1e-3));
-}
-
-TEST_CASE("dropout leaves out what it does on the CPU, in evaluation nothing") {
-  constexpr int kSize = 999, kRows = 3;
-  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
-  const std::vector<float> x = Numbers(kRows * kSize, 5);
-  const auto run = [&](Device& device) {
-    const std::unique_ptr<Layer> layer = device.MakeImageLayers(kRows)->MakeDropout(kSize, 0.3, 7);
-    const auto in = device.Allocate(x.size()), out = device.Allocate(x.size());
-    device.Upload(x.data(), in.get(), x.size() * sizeof(float));
-    std::vector<float> results;
-    const auto take = [&](const std::shared_ptr<float>& memory) {
-      std::vector<float> host(x.size());
-      device.Download(memory.get(), host.data(), host.size() * sizeof(float));
-      results.insert(results.end(), host.begin(), host.end());
-    };
-    for (const bool training : {true, true, false}) {
-      layer->SetTraining(training);
-      layer->Forward(in.get(), out.get(), kRows);
-      take(out);
-      if (!training) continue;
-      layer->Backward(in.get(), out.get(), in.get(), out.get(), kRows, false, [](size_t) {});
-      take(out);
-    }
-    return results;
-  };
-  const std::vector<float> there = run(*gpu);
-  CHECK(there == run(Cpu()));
-  CHECK(std::equal(x.begin(), x.end(), there.end() - static_cast<std::ptrdiff_t>(x.size())));
 }
 
 TEST_CASE("the loss of extreme logits is the CPU's") {

@@ -252,6 +252,8 @@ std::vector<LayerCase> LayerCases(Device& device, ImageLayers& make) {
       {"convolution of many channels", false, conv({.in = wide, .outputs = 32, .padding = 1, .bias = false})},
       {"convolution of many channels, ReLU", false,
        conv({.in = wide, .outputs = 32, .padding = 1, .activation = kRelu})},
+      {"convolution of lines of eight pixels, ReLU", false,
+       conv({.in = {16, 2, 8}, .outputs = 16, .padding = 1, .activation = kRelu})},
       {"batch norm", false, norm(Activation::kNone)},
       {"batch norm, ReLU", false, norm(kRelu)},
       {"basic block", false, block(16, 1)},

@@ -20,7 +20,7 @@ constexpr int kSamples = 15;
 constexpr int kMostCalls = 50;  // of a sample
 constexpr int kSingleCalls = 200;
 constexpr size_t kGraphBytes = size_t{256} << 10;  // small sizes are timed in graphs, too
-constexpr size_t kLinkBytes = size_t{256} << 20;
+constexpr size_t kLinkBytes = size_t{256} << 20, kHostLinkBytes = size_t{64} << 20;
 
 struct Times {
   double us = kNotMeasured, host_us = kNotMeasured;
@@ -49,7 +49,7 @@ class GpuBench : public Bench {
       *array = static_cast<char*>(allocation->data());
       allocations_.push_back(*std::move(allocation));
     }
-    link_rate_ = LinkRate();
+    link_rate_ = context_.backend_choice().backend == "hierarchical" ? HostLinkRate() : LinkRate();
     if (!options_.peer) return absl::OkStatus();
     auto raw = RawNccl::Create(group_, bytes, !options_.ordinary);
     if (!raw.ok()) return raw.status();
@@ -241,6 +241,31 @@ class GpuBench : public Bench {
     cudaFree(mine);
     cudaFree(copy);
     return rate;
+  }
+
+  // GB/s between every GPU and the host's memory, up and down at once, while all others do the same, the slowest one's.
+  double HostLinkRate() {
+    if (group_.size() == 1) return kNotMeasured;
+    char *host[2] = {}, *device[2] = {};  // read, written
+    cudaStream_t down = nullptr;
+    BENCH_CUDA(cudaStreamCreateWithFlags(&down, cudaStreamNonBlocking));
+    cudaEvent_t fork = nullptr, join = nullptr;
+    for (cudaEvent_t* const event : {&fork, &join}) BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    for (char*& p : host) BENCH_CUDA(cudaMallocHost(reinterpret_cast<void**>(&p), kHostLinkBytes));
+    for (char*& p : device) BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&p), kHostLinkBytes));
+    const Times times = Time(5, [&](int) {
+      BENCH_CUDA(cudaEventRecord(fork, stream_));
+      BENCH_CUDA(cudaStreamWaitEvent(down, fork));
+      BENCH_CUDA(cudaMemcpyAsync(device[1], host[0], kHostLinkBytes, cudaMemcpyHostToDevice, stream_));
+      BENCH_CUDA(cudaMemcpyAsync(host[1], device[0], kHostLinkBytes, cudaMemcpyDeviceToHost, down));
+      BENCH_CUDA(cudaEventRecord(join, down));
+      BENCH_CUDA(cudaStreamWaitEvent(stream_, join));
+    });
+    for (char* p : host) cudaFreeHost(p);
+    for (char* p : device) cudaFree(p);
+    for (cudaEvent_t event : {fork, join}) cudaEventDestroy(event);
+    cudaStreamDestroy(down);
+    return static_cast<double>(kHostLinkBytes) / times.us * 1e-3;
   }
 
   ddp::Context& context_;

@@ -10,9 +10,15 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "ddp/context.h"
 #include "ddp/store.h"
+#include "libddp/base/failed_ranks.h"
+#include "libddp/base/spin.h"
+#include "libddp/comm/gpu/device_engine.h"
+#include "libddp/comm/gpu/device_peers.h"
+#include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/host/operation.h"
 #include "tests/support/catch.h"
 
@@ -29,7 +35,7 @@ BoardEntry AllReduceOf(uint64_t count) {
 // The boards of two ranks, which are threads.
 struct Boards {
   std::vector<std::unique_ptr<Context>> contexts{2};
-  std::vector<std::unique_ptr<PeerBoard>> boards{2};
+  std::vector<std::shared_ptr<PeerBoard>> boards{2};
 
   Boards() {
     const std::shared_ptr<Store> store = CreateMemoryStore();
@@ -65,6 +71,32 @@ TEST_CASE("an operation is compared with itself, also when its rank is a whole r
   CHECK(absl::StrContains(*text, "operation 1: rank 0 calls "));
   CHECK(absl::StrContains(*text, " 2 elements"));
   CHECK(absl::StrContains(*text, " 1000 elements"));
+}
+
+// Over NCCL the connection to a peer breaks before the peer is seen to be gone.
+TEST_CASE("a transport's error waits for its cause as long as there may be one") {
+  Boards two;
+  DeviceEngineOptions options;
+  options.size = 2;
+  options.board = two.boards[0];
+  const DevicePeers peers(options);
+  const absl::Status broken = absl::UnavailableError("connection reset");
+  const auto cause = [&](const absl::Status& error, int64_t passed_ns) {
+    return peers.Cause(error, 0, NowNs() - passed_ns);
+  };
+  CHECK_FALSE(cause(broken, 0).has_value());
+  CHECK_FALSE(cause(broken, kDeathGraceNs / 2).has_value());
+  CHECK(cause(broken, kDeathGraceNs) == broken);
+  for (const absl::Status& told : {absl::InternalError("a bug"), absl::InvalidArgumentError("a call")}) {
+    CHECK(cause(told, 0) == told);
+  }
+  two.boards[1].reset();
+  const absl::Status explained = peers.Explain(broken, 0);
+  CHECK(explained.code() == absl::StatusCode::kUnavailable);
+  CHECK(absl::StrContains(explained.message(), "rank 1 has left the group"));
+  CHECK(absl::StrContains(explained.message(), "(connection reset)"));
+  CHECK(FailedRanks(explained) == std::vector<int>{1});
+  CHECK(cause(absl::InternalError("a bug"), 0)->message() != "a bug");
 }
 
 }  // namespace

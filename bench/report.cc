@@ -182,7 +182,8 @@ absl::Status Report::Finish(const std::string& environment) {
                               {"mode", options_.fresh ? "fresh" : "hot"},
                               {"environment", nlohmann::json::parse(environment)},
                               {"rows", std::move(list)}};
-  const bool written = std::fputs((all.dump(1) + "\n").c_str(), json_.get()) >= 0;
+  const bool written =
+      std::fputs((all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n").c_str(), json_.get()) >= 0;
   if (std::fclose(json_.release()) != 0 || !written) {
     return absl::ErrnoToStatus(errno, absl::StrCat("--json=", options_.json, " cannot be written"));
   }

@@ -147,9 +147,12 @@ def add_prediction(p):
     p.add_argument("--link-latency-us", type=positive(float), help="... with this latency (default: 5)")
 
 
+NO_LINK = "--link-latency-us says how fast a link begins, but not how fast it is: give --link-gb-s too"
+
+
 def prediction_of(arguments):
     if arguments.link_latency_us and not arguments.link_gb_s:
-        raise UserError("--link-latency-us says how fast a link begins, but not how fast it is: give --link-gb-s too")
+        raise UserError(NO_LINK)
     return {
         "node_size": arguments.node_size,
         "link_gb_s": arguments.link_gb_s,
@@ -304,10 +307,14 @@ def draw_again(argv):
     arguments = p.parse_args(argv)
     charts.require()
     result = result_file.read(arguments.result)
+    given = {name: getattr(arguments, name) for name in ("node_size", "link_gb_s", "link_latency_us")}
+    given = {name: value for name, value in given.items() if value}
     if result["settings"]["predict"]:
-        given = {name: value for name, value in prediction_of(arguments).items() if value}
-        result["settings"]["predict"].update(given)
-    elif arguments.node_size or arguments.link_gb_s:
+        saved = result["settings"]["predict"]
+        if given.get("link_latency_us") and not given.get("link_gb_s", saved["link_gb_s"]):
+            raise UserError(NO_LINK)
+        saved.update(given)
+    elif given:
         raise UserError(f"{arguments.result} holds no all-reduces to predict from: measure with --predict")
     print(
         report.write(
@@ -355,6 +362,6 @@ def main(argv):
         if argv and argv[0] in commands:
             return commands[argv[0]](argv[1:])
         return measure(argv)
-    except UserError as error:
+    except (UserError, OSError) as error:  # a full disk, a folder that cannot be written to
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2

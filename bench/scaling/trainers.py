@@ -39,7 +39,10 @@ class Launcher:
     """mpirun, with the arguments that the user gave to it."""
 
     def __init__(self, command):
-        self.words = shlex.split(command) or ["mpirun"]
+        try:
+            self.words = shlex.split(command) or ["mpirun"]
+        except ValueError as error:
+            raise UserError(f"--mpirun={command}: {error}") from error
         if shutil.which(self.words[0]) is None:
             raise UserError(
                 f"{self.words[0]} is not a program: install an MPI (Debian: openmpi-bin), or give the path of "

@@ -61,7 +61,7 @@ int Processors();
 constexpr size_t kTileBytes = 56 << 10;
 Tiles TilesOf(const NarrowConvolution& c, int rows, size_t x_bytes, size_t y_bytes, size_t other);
 
-// Lets `kernel` use so much shared memory. It needs no more than TilesOf counted on.
+// Lets `kernel` use so much dynamic shared memory, where that is more than the 48 KiB that every kernel may use.
 cudaError_t AllowShared(const void* kernel, size_t bytes);
 
 // Copies lines and columns from (top, left) of an image, kChannels of `channels`, to a tile with `stride` numbers

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "examples/train/train_main.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -97,7 +98,9 @@ absl::StatusOr<std::string> WorldText(ddp::Context& context, const TrainFlags& f
 }
 
 absl::Status CheckSummaryPath(const std::string& path) {
-  if (path.empty() || access(path.c_str(), W_OK) == 0) return absl::OkStatus();
+  struct stat file;
+  const bool is_folder = stat(path.c_str(), &file) == 0 && S_ISDIR(file.st_mode);
+  if (path.empty() || (access(path.c_str(), W_OK) == 0 && !is_folder)) return absl::OkStatus();
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   if (access(path.c_str(), F_OK) != 0 && access(folder.c_str(), W_OK) == 0) return absl::OkStatus();

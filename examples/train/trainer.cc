@@ -347,6 +347,10 @@ absl::Status Trainer::UpdateScaled() {
 void Trainer::Advance() {
   ++progress_.step;
   progress_.epoch_samples += static_cast<int64_t>(loader_->global_batch());
+  EndEpochIfOver();
+}
+
+void Trainer::EndEpochIfOver() {
   if (progress_.epoch_samples < static_cast<int64_t>(loader_->batches() * loader_->global_batch())) return;
   ++progress_.epoch;
   progress_.epoch_samples = 0;

@@ -121,6 +121,7 @@ class Trainer {
   absl::Status Update();
   absl::Status UpdateScaled();
   void Advance();
+  void EndEpochIfOver();
   absl::Status AfterStep();
   absl::Status Stop(int signal);
   absl::Status Evaluate();

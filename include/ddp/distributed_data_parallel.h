@@ -234,9 +234,10 @@ class DDP_EXPORT DistributedDataParallel {
     }
   }
 
-  // The gradients and the values that the library owns, as one range per dtype. Both have the same layout: reverse
-  // order of parameters, each at a multiple of 256 bytes, with zeros between. Parameters that were added later are in
-  // further ranges. The gradients of removed and frozen parameters are zeros.
+  // The gradients and the values that the library owns, as one range per dtype: reverse order of parameters, each at a
+  // multiple of 256 bytes, with zeros between. Parameters that were added later are in further ranges. The gradients of
+  // removed and frozen parameters are zeros. Both have the same layout if all parameters are of floating-point types
+  // and the library owns the value and the gradient of each.
   virtual absl::Span<const Buffer> grad_spans() const = 0;
   virtual absl::Span<const Buffer> value_spans() const = 0;  // the values; see grad_spans
 

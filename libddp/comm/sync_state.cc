@@ -13,12 +13,12 @@ absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t step, Buffers sta
   if (!steps.ok()) return steps.status();
   const auto lowest = std::min_element(steps->begin(), steps->end());
   const int root = static_cast<int>(lowest - steps->begin());
-  // A broadcast is of one dtype.
+  // A broadcast is of one dtype, and of memory of one kind.
   std::vector<Buffer> left(state.begin(), state.end());
   while (!left.empty()) {
-    const DType dtype = left.front().dtype;
-    const auto others =
-        std::stable_partition(left.begin(), left.end(), [&](const Buffer& b) { return b.dtype == dtype; });
+    const Buffer first = left.front();
+    const auto others = std::stable_partition(
+        left.begin(), left.end(), [&](const Buffer& b) { return b.dtype == first.dtype && b.device == first.device; });
     const auto same = absl::MakeConstSpan(left.data(), static_cast<size_t>(others - left.begin()));
     if (absl::Status s = group.Broadcast(same, root, kNoStream).Wait(); !s.ok()) return s;
     left.erase(left.begin(), others);

@@ -57,6 +57,7 @@ void Model::BeginJoin(JoinOptions options) {
   join_ = std::move(options);
   join_over_ = false;
   last_active_ = 0;
+  last_was_reduced_ = true;  // however the ranks' last passes were
 }
 
 void Model::LeaveJoin() {
@@ -76,9 +77,11 @@ absl::Status Model::FinishJoin() {
   absl::Status status = ShadowOthers(lock);
   if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
   if (status.ok() && join_->scaler != nullptr) status = join_->scaler->Broadcast(*group_, last_active_);
+  // After the failure of the group it goes on once Rebind has found another.
+  join_over_ |= status.ok() || agreed_failure_;
+  if (status.ok()) last_was_reduced_ = true;
   agreed_failure_ = false;
   meeting_.reset();
-  join_over_ = true;
   return status;
 }
 

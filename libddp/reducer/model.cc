@@ -313,6 +313,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   if (absl::Status s = ddp::BroadcastValues(group, absl::MakeSpan(&steps, 1), 0); !s.ok()) return s;
   statistics_.SetSteps(steps - graph_steps_.replays());
   last_was_reduced_ = true;
+  last_active_ = 0;  // a rank of the earlier group
   if (absl::Status s = PlanAfresh(); !s.ok()) return s;
   Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());
   return absl::OkStatus();

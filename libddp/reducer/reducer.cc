@@ -77,6 +77,23 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
   return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
 }
 
+// What of a bucket's array belongs to no gradient.
+static std::vector<Buffer> GapsOf(const GradBucket& view) {
+  std::vector<std::pair<size_t, size_t>> taken = {{view.buffer.count, 0}};  // offset and count
+  for (const GradBucket::Gradient& g : view.gradients) taken.emplace_back(g.offset, g.count);
+  std::sort(taken.begin(), taken.end());
+  std::vector<Buffer> gaps;
+  size_t end = 0;
+  for (const auto& [offset, count] : taken) {
+    if (offset > end) {
+      char* const data = static_cast<char*>(view.buffer.data) + end * SizeOf(view.buffer.dtype);
+      gaps.push_back({data, offset - end, view.buffer.dtype, view.buffer.device});
+    }
+    end = std::max(end, offset + count);
+  }
+  return gaps;
+}
+
 // Hooks see one array for each bucket: the ranges themselves if there is only one, else a copy.
 absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
   size_t copies = 0;
@@ -103,6 +120,7 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
         before += range.count;
       }
     }
+    bucket->gaps = GapsOf(view);
     views.push_back(view);
   }
   const auto where = [this] { return absl::StrCat("hook ", hook_->name()); };
@@ -352,6 +370,8 @@ void Reducer::Complete(BucketState& bucket, Stream stream) {
   if (hook_ == nullptr || !status_.ok()) return;
   bucket.view.stream = stream;
   status_ = Call(bucket, [&] { return hook_->Finish(bucket.view); });
+  // A hook may leave something there, which would be summed, and count in norms, in every later step.
+  if (status_.ok() && !bucket.gaps.empty()) status_ = Zero(bucket.gaps, stream);
   if (status_.ok() && nonfinite_ != nullptr) status_ = CheckFinite(bucket.view.buffer, nonfinite_, stream);
   if (status_.ok() && bucket.packed) status_ = CopyScaled(bucket.view.buffer, bucket.ranges, 1, stream);
   bucket.times.done_ns = NowNs() - begin_ns_;

@@ -105,6 +105,7 @@ class Reducer {
     std::vector<std::vector<Buffer>> pieces;  // without a hook: one operation each
     GradBucket view;                          // with a hook
     bool packed = false;                      // view.buffer is a copy of the ranges
+    std::vector<Buffer> gaps;                 // of view.buffer, between gradients
     bool copied = false;                      // gradients come from and go to memory of the program's
     std::atomic<int> pending{0};              // gradients not announced yet
     bool ready = false;

@@ -46,7 +46,10 @@ std::string CheckParameter(const ProcessGroup& group, const Parameter& p, Device
     return absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count);
   }
   int64_t product = 1;
-  for (int64_t n : p.shape) product *= n;
+  for (int64_t n : p.shape) {
+    if (n < 0) return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has a negative number");
+    product *= n;
+  }
   if (!p.shape.empty() && product != static_cast<int64_t>(p.value.count)) {
     return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has ", product, " elements, the value ",
                         p.value.count);

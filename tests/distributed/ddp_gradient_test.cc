@@ -435,5 +435,35 @@ TEST_CASE("BeginForward copies rank 0's buffers each time it is called, also wit
   });
 }
 
+// For optimizers of flat ranges.
+TEST_CASE("gradients and values have the same layout, also if a parameter is frozen from the start") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<Parameter> parameters = MakeParameters({64, 65, 66});
+    parameters[2].frozen = true;
+    const Model model = Make(rank, parameters, {});
+    const auto offset = [](absl::Span<const Buffer> spans, const Buffer& b) {
+      return static_cast<const char*>(b.data) - static_cast<const char*>(spans[0].data);
+    };
+    for (const bool thawed : {false, true}) {
+      if (thawed) {
+        parameters[2].frozen = false;
+        RANK_CHECK_OK(model->SetParameters(parameters));
+      }
+      RANK_CHECK_EQ(model->grad_spans().size(), size_t{1});
+      RANK_CHECK_EQ(model->grad_spans()[0].count, model->value_spans()[0].count);
+      for (size_t p = 0; p < model->size(); ++p) {
+        const Buffer& grad = model->parameter(p).grad;
+        RANK_CHECK_EQ(offset(model->grad_spans(), grad), offset(model->value_spans(), model->value(p)));
+      }
+      for (size_t p = thawed ? 3 : 2; p-- > 0;) {
+        Fill(model->grad(p), static_cast<double>(p + 1));
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_EQ(static_cast<const float*>(model->parameter(2).grad.data)[65], thawed ? 3.0F : 0.0F);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -346,6 +347,56 @@ TEST_CASE("a sum in float32 that overflows as it becomes a float16 gradient is t
         RANK_CHECK_EQ(std::isinf(GetElement(DType::kFloat16, grad.data, 998)), overflows);
         RANK_CHECK_EQ(nonfinite, overflows ? 1u : 0u);
       }
+    }
+  });
+}
+
+// Writes to what lies between the gradients, too.
+class SignHook final : public CommHook {
+ public:
+  std::string name() const override { return "sign"; }
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+    for (size_t i = 0; i < bucket.buffer.count; ++i) {
+      const double g = GetElement(bucket.buffer.dtype, bucket.buffer.data, i);
+      SetElement(bucket.buffer.dtype, bucket.buffer.data, i, g < 0 ? -1 : 1);
+    }
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
+  }
+};
+
+TEST_CASE("what a hook leaves between gradients does not count") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.hook = std::make_shared<SignHook>();
+    const Model model = Make(rank, MakeParameters({1, 3, 0, 5}), options);
+    for (size_t p = model->size(); p-- > 0;) {
+      Fill(model->grad(p), 5);
+      model->GradReady(p);
+    }
+    RANK_CHECK_OK(model->FinishBackward());
+    RANK_CHECK_EQ(RANK_VALUE(model->GradNorm()), 3.0);
+    for (const Buffer& span : model->grad_spans()) {
+      double sum = 0;
+      for (size_t i = 0; i < span.count; ++i) sum += GetElement(span.dtype, span.data, i);
+      RANK_CHECK_EQ(sum, 9.0);
+    }
+  });
+}
+
+TEST_CASE("an infinity that travels in 8-bit blocks is gone with its step, also if gradients are written over") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.hook = CreateBlockCompressionHook(BlockFormat::kInt8);
+    const Model model = Make(rank, MakeParameters({3, 100}), options);
+    for (int step = 0; step < 3; ++step) {
+      for (size_t p = model->size(); p-- > 0;) {
+        Fill(model->grad(p), step == 1 && rank.rank() == 0 ? std::numeric_limits<float>::infinity() : 1);
+        model->GradReady(p);
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      const double norm = RANK_VALUE(model->GradNorm());
+      RANK_CHECK(step == 1 ? !std::isfinite(norm) : std::abs(norm - std::sqrt(103.0)) < 1e-6, "step ", step, ": ",
+                 norm);
     }
   });
 }

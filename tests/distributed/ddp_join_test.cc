@@ -293,5 +293,53 @@ TEST_CASE("different options of a Join, or different steps in one, are told") {
   });
 }
 
+TEST_CASE("an accumulation that a Join cut off does not reach into the next one") {
+  RunOnRanks([](Rank& rank) {
+    float statistics[4] = {};
+    DdpOptions options;
+    options.buffers = {{"statistics", {statistics, 4, DType::kFloat32, {}}, false}};
+    const Model model = Make(rank, MakeParameters({4}), options);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      Join join(*model);
+      for (int micro = 0; micro < (rank.rank() == 0 ? 3 : 2); ++micro) {
+        std::optional<DistributedDataParallel::NoSync> local;
+        if (micro % 2 == 0) local.emplace(*model);
+        RANK_CHECK_OK(model->BeginForward());
+        Fill(model->grad(0), 1);
+        model->GradReady(0);
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+      RANK_CHECK_OK(join.Finish());
+    }
+  });
+}
+
+TEST_CASE("a rank that is through goes on after Rebind, too") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const auto first = RANK_VALUE(rank.group().Split(0, rank.rank())),
+               second = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    Model model = RANK_VALUE(DistributedDataParallel::Create(*first, MakeParameters({4}), {}));
+    {
+      Join join(*model);
+      const auto step = [&] {
+        Fill(model->grad(0), 1);
+        model->GradReady(0);
+        return model->FinishBackward();
+      };
+      RANK_CHECK_OK(step());
+      const bool goes_on = rank.rank() == 0;
+      if (goes_on) first->Abort(absl::AbortedError("the link is down"));
+      RANK_CHECK_STATUS(goes_on ? step() : join.Finish(), StatusCode::kAborted, "the link is down");
+      RANK_CHECK_OK(model->Rebind(*second));
+      if (goes_on) RANK_CHECK_OK(step());
+      RANK_CHECK_OK(join.Finish());
+      RANK_CHECK_STATUS(join.Finish(), StatusCode::kFailedPrecondition, "over");
+      rank.Meet();
+    }
+    model.reset();
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

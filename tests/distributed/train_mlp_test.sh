@@ -205,6 +205,10 @@ case $case_name in
     fails "1.weight [64, 64] where 1.weight [32, 64] is expected" 2 --hidden=32 --batch=32 --resume=checkpoint
     fails "--optimizer=sgd, this run has --optimizer=adam" 2 "${flags[@]}" --optimizer=adam --resume=checkpoint
     cp checkpoint short && truncate -s -1000 short
+    # 1408 of 1437 images are 88 batches of 16, and all that there are of 64.
+    succeeds 1 --hidden=16 --batch=16 --drop-last --epochs=3 --steps=88 --save=last
+    succeeds 2 --hidden=16 --batch=32 --drop-last --epochs=2 --resume=last --summary_json=resumed
+    holds "$(number steps resumed) == 88 + 22"
     fails "truncated or damaged" 2 "${flags[@]}" --resume=short
     fails "not a checkpoint" 2 "${flags[@]}" --resume="$train_mlp"
     fails "No such file" 2 "${flags[@]}" --resume=missing

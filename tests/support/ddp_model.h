@@ -56,6 +56,10 @@ inline double Average(int size, size_t p, size_t i, int step) {
   return sum / size;
 }
 
+inline void Fill(const Buffer& buffer, double value) {
+  for (size_t i = 0; i < buffer.count; ++i) SetElement(buffer.dtype, buffer.data, i, value);
+}
+
 inline void WriteGradient(Rank& rank, DistributedDataParallel& model, size_t p, int step, bool add = false) {
   const Buffer g = model.grad(p);
   for (size_t i = 0; i < g.count; ++i) {

@@ -29,6 +29,7 @@ constexpr int64_t kLastRepliesNs = 1'000'000'000;
 }  // namespace
 
 absl::Status Message::Wait(absl::Time deadline) {
+  if (Done()) return status();  // its group may be gone
   return channels_->Wait(
       *this, [this] { return Describe(); }, deadline);
 }

@@ -15,6 +15,7 @@ constexpr uint64_t kScratchId = (uint64_t{1} << (64 - Address::kOffsetBits)) - 1
 }  // namespace
 
 absl::Status NodeWork::Wait(absl::Time deadline) {
+  if (Done()) return status();  // its group may be gone
   return pipeline_->Wait(
       *this, [this] { return Describe(); }, deadline);
 }

@@ -274,7 +274,7 @@ TEST_CASE("a frozen parameter has no gradient to announce") {
     std::vector<Parameter> parameters = MakeParameters({100, 200, 300});
     parameters[1].frozen = true;
     const Model model = Make(rank, parameters);
-    RANK_CHECK(model->grad(1).data == nullptr);
+    for (size_t i = 0; i < 200; ++i) RANK_CHECK_EQ(GetElement(DType::kFloat32, model->grad(1).data, i), 0.0);
     RANK_CHECK(model->value(1).data != nullptr);
     Announce(rank, *model, {2, 0}, 0);
     RANK_CHECK_OK(model->FinishBackward());

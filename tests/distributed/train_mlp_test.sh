@@ -322,6 +322,7 @@ case $case_name in
     fails "unknown flag --epoch;" 2 --epoch=3
     fails "in the folder /nowhere: give --data" 2 --data=/nowhere
     fails "cannot write --summary_json=/nowhere/s" 2 --summary_json=/nowhere/s
+    fails "cannot write --summary_json=." 2 --summary_json=.
     fails "cannot create /nowhere/c.tmp" 2 --save=/nowhere/c
     fails "cannot write the timeline to /nowhere/t" 1 --trace=/nowhere/t
     fails "the training loss is not finite in step" 2 --lr=1000000 --hidden=256,256

@@ -131,6 +131,10 @@ Tiles TilesOf(Element element, const NarrowConvolution& c, int rows) {
   return TilesOf(c, rows, SizeOf(element) * kChannels + 16, 0, sizeof(float) * kChannels * kWeightRow);
 }
 
+bool IsNarrow(const NarrowConvolution& c) {
+  return c.in.channels == kChannels && c.out.channels == kChannels && c.out.width % kSegment == 0;
+}
+
 // The convolution whose output is the gradient of the input.
 NarrowConvolution Backwards(const NarrowConvolution& c) {
   NarrowConvolution back;
@@ -144,6 +148,7 @@ NarrowConvolution Backwards(const NarrowConvolution& c) {
 cudaError_t Convolve(Element element, const NarrowConvolution& c, const void* x, const float* weight, bool flipped,
                      const float* bias, bool relu, int rows, void* y, cudaStream_t stream) {
   const Tiles t = TilesOf(element, c, rows);
+  NN_CHECK(IsNarrow(c) && t.lines > 0);
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     constexpr auto kernel = NarrowForwardKernel<T>;
@@ -157,13 +162,11 @@ cudaError_t Convolve(Element element, const NarrowConvolution& c, const void* x,
 }  // namespace
 
 bool HasNarrowForward(Element element, const NarrowConvolution& c) {
-  return c.in.channels == kChannels && c.out.channels == kChannels && c.out.width % kSegment == 0 &&
-         TilesOf(element, c, 1).lines > 0;
+  return IsNarrow(c) && TilesOf(element, c, 1).lines > 0;
 }
 
 cudaError_t NarrowForward(Element element, const NarrowConvolution& c, const void* x, const float* weight,
                           const float* bias, bool relu, int rows, void* y, cudaStream_t stream) {
-  NN_CHECK(HasNarrowForward(element, c));
   return Convolve(element, c, x, weight, false, bias, relu, rows, y, stream);
 }
 
@@ -173,7 +176,7 @@ bool HasNarrowInputGrad(Element element, const NarrowConvolution& c) {
 
 cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight, int rows,
                             void* dx, cudaStream_t stream) {
-  NN_CHECK(HasNarrowInputGrad(element, c));
+  NN_CHECK(c.stride == 1 && c.padding < kNarrowSide);
   return Convolve(element, Backwards(c), dy, weight, true, nullptr, false, rows, dx, stream);
 }
 

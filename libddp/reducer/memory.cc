@@ -109,8 +109,9 @@ absl::Status ModelMemory::PlaceGradients(ProcessGroup& group, std::vector<Traine
     const bool beside_value = p.frozen && t.value_owned && IsFloatingPoint(p.value.dtype);
     wanted.push_back((fresh || beside_value) && p.grad.data == nullptr && !copy_gradients_);
     t.given_by_step |= fresh && p.grad.data == nullptr && copy_gradients_;
-    if (p.grad.data == nullptr && !t.owned && t.slot.data == nullptr)
+    if (p.grad.data == nullptr && !t.owned && t.slot.data == nullptr) {
       p.grad = {nullptr, p.value.count, p.value.dtype, p.value.device};
+    }
     grads.push_back(p.grad);
   }
   const Layout layout = LayOut(grads, wanted, order);

@@ -32,6 +32,23 @@ auto WithoutExceptions(const Where& where, Fn&& fn) -> decltype(fn()) {
   }
 }
 
+// What of a bucket's array belongs to no gradient.
+std::vector<Buffer> GapsOf(const GradBucket& view) {
+  std::vector<std::pair<size_t, size_t>> taken = {{view.buffer.count, 0}};  // offset and count
+  for (const GradBucket::Gradient& g : view.gradients) taken.emplace_back(g.offset, g.count);
+  std::sort(taken.begin(), taken.end());
+  std::vector<Buffer> gaps;
+  size_t end = 0;
+  for (const auto& [offset, count] : taken) {
+    if (offset > end) {
+      char* const data = static_cast<char*>(view.buffer.data) + end * SizeOf(view.buffer.dtype);
+      gaps.push_back({data, offset - end, view.buffer.dtype, view.buffer.device});
+    }
+    end = std::max(end, offset + count);
+  }
+  return gaps;
+}
+
 }  // namespace
 
 // --- the plan -------------------------------------------------------------------------------------------------------
@@ -75,23 +92,6 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
   names_ = std::move(names);
   End();  // makes the buckets ready for a step
   return hook_ == nullptr ? absl::OkStatus() : PrepareHook(all);
-}
-
-// What of a bucket's array belongs to no gradient.
-static std::vector<Buffer> GapsOf(const GradBucket& view) {
-  std::vector<std::pair<size_t, size_t>> taken = {{view.buffer.count, 0}};  // offset and count
-  for (const GradBucket::Gradient& g : view.gradients) taken.emplace_back(g.offset, g.count);
-  std::sort(taken.begin(), taken.end());
-  std::vector<Buffer> gaps;
-  size_t end = 0;
-  for (const auto& [offset, count] : taken) {
-    if (offset > end) {
-      char* const data = static_cast<char*>(view.buffer.data) + end * SizeOf(view.buffer.dtype);
-      gaps.push_back({data, offset - end, view.buffer.dtype, view.buffer.device});
-    }
-    end = std::max(end, offset + count);
-  }
-  return gaps;
 }
 
 // Hooks see one array for each bucket: the ranges themselves if there is only one, else a copy.

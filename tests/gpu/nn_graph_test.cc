@@ -2,29 +2,19 @@
 // Steps of the example layers as CUDA graphs, on a real GPU.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
+#include "tests/gpu/placed.h"
 #include "tests/support/catch.h"
 
 namespace nn {
 namespace {
 
 constexpr int kRows = 16, kClasses = 10, kSteps = 12;
-
-std::vector<float> Numbers(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<float> numbers(count);
-  for (float& x : numbers) x = static_cast<float>(random() * 0x1p-31 - 1);
-  return numbers;
-}
-
-using MakeModel = std::function<std::unique_ptr<Model>(Device&)>;
 
 struct Training {
   bool graphs = false, adam = false;
@@ -33,7 +23,7 @@ struct Training {
   std::vector<float> values = {};
 
   // Batches in two slots in turn, each with a graph of its own, and a learning rate that changes in every step.
-  void Run(const MakeModel& make) {
+  void Run(const Placed::Make& make) {
     const std::unique_ptr<Device> gpu = OpenCuda(0, options);
     const std::unique_ptr<Model> model = make(*gpu);
     std::vector<size_t> offsets;
@@ -100,7 +90,7 @@ struct Training {
 }  // namespace
 
 TEST_CASE("steps as graphs are what steps are, to the last bit") {
-  const MakeModel models[] = {
+  const Placed::Make models[] = {
       [](Device& d) {
         return MakeMlp(300, std::vector<int>{64, 48}, kClasses, kRows, d);
       },
@@ -111,7 +101,7 @@ TEST_CASE("steps as graphs are what steps are, to the last bit") {
         return MakeResnet20({3, 32, 32}, kClasses, kRows, d);
       },
   };
-  for (const MakeModel& model : models) {
+  for (const Placed::Make& model : models) {
     for (const Element element : {Element::kFloat32, Element::kFloat16}) {
       for (const bool adam : {false, true}) {
         INFO("model " << &model - models << ", " << (element == Element::kFloat32 ? "float32" : "float16")

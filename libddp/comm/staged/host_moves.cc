@@ -13,7 +13,7 @@ namespace ddp {
 namespace {
 
 // Of a chunk. Several, so that one comes down while another is reduced; but each costs some microseconds.
-constexpr size_t kLeastBytes = size_t{256} << 10;
+constexpr size_t kLeastChunkBytes = size_t{256} << 10;
 constexpr size_t kChunks = 4;
 
 // Shared memory, which the GPU knows for as long.
@@ -51,7 +51,7 @@ absl::Status AllReduceOnHost(HostPipeline& pipeline, absl::Duration timeout, Buf
   const DType from = in[0].dtype, to = out[0].dtype;
   const size_t count = Elements(in), size = std::max(SizeOf(from), SizeOf(to));
   const size_t step =
-      std::clamp(RoundUp(count * size / kChunks, kLeastBytes), kLeastBytes, HostStage::kSlotBytes) / size;
+      std::clamp(RoundUp(count * size / kChunks, kLeastChunkBytes), kLeastChunkBytes, HostStage::kSlotBytes) / size;
   ReduceOptions on_host = options;
   on_host.nonfinite = nullptr;  // a GPU's
   DeviceRuntime& runtime = pipeline.runtime();

@@ -63,7 +63,8 @@ struct GradBucket {
 //   };
 //
 // A hook belongs to one model. GradReady and FinishBackward call its methods, from one thread at a time. The methods
-// must not call the model. An error or an exception ends the step on every rank, with this cause.
+// must not call the model. An error or an exception ends the step on every rank, with this cause. A hook that uses a
+// group of its own also aborts that group: otherwise the other ranks wait in it, until its time-out.
 class DDP_EXPORT CommHook {
  public:
   virtual ~CommHook() = default;

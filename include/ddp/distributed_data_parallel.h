@@ -110,12 +110,13 @@ struct DdpOptions {
   // before it announces them. They are copied for the reduction, and back.
   bool copy_gradients = false;
 
-  // Copy rank 0's parameters to all ranks at Create.
+  // Copy rank 0's parameters and buffers to all ranks at Create, and the parameters that SetParameters adds.
   bool broadcast_parameters = true;
 
-  // Buffers to copy from rank 0 to all ranks in Create and, if broadcast_buffers, in every BeginForward.
+  // Buffers to copy from rank 0 to all ranks in Create (if broadcast_parameters) and in every BeginForward (if
+  // broadcast_buffers).
   std::vector<ModelBuffer> buffers = {};
-  bool broadcast_buffers = true;  // false: in Create only
+  bool broadcast_buffers = true;
 
   // Compares the values of all ranks, frozen ones included, and the buffers that are `replicated`: in the first reduced
   // step and in every check_replicas-th step after it. If they differ, the next FinishBackward returns
@@ -308,9 +309,9 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Collective, between steps. Replaces the list of parameters, for example to freeze or add some. Names identify
   // parameters. Parameters that the model already has keep their memory and addresses; pointers passed for them are
-  // ignored. New ones get memory and rank 0's values. Those that are not in the list are removed. Indices refer to the
-  // new list. Within an accumulation, gradients do not change, and announced gradients stay announced, except those of
-  // frozen parameters. Errors as in Create; the model then does not change.
+  // ignored. New ones get memory and, if broadcast_parameters, rank 0's values. Those that are not in the list are
+  // removed. Indices refer to the new list. Within an accumulation, gradients do not change, and announced gradients
+  // stay announced, except those of frozen parameters. Errors as in Create; the model then does not change.
   virtual absl::Status SetParameters(std::vector<Parameter> parameters) = 0;
 
   // Turns reduction off: a backward pass that begins while a NoSync lives is not reduced. Its gradients stay local, and
@@ -337,7 +338,9 @@ class DDP_EXPORT DistributedDataParallel {
   //   while (NextBatch()) { ...one step... }
   //   absl::Status s = join.Finish();
   //
-  // A Join that is destroyed without Finish aborts the group, so that no peer waits for this rank.
+  // After Finish, and after an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights that are
+  // all 0), the Join is over: destroy it before the next step. A step in it is refused (FailedPrecondition).
+  // A Join that is destroyed before aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:
     // Collective. Begins the loop.

@@ -278,7 +278,7 @@ class DDP_EXPORT ProcessGroup {
 
   // Like AllReduce, but only `root` gets the result, in `out`. The other ranks may pass an empty `out`. If they pass
   // one, only its dtype is used; if not, the dtype of `in` is used instead. Of the words for what is not finite, only
-  // the root's counts.
+  // the root's can change.
   //
   // On CPU memory these operations are made of others: Reduce of an AllReduce; Gather, Scatter and AllToAll with counts
   // of messages, which are not ordered with other operations. Wait for what writes their input.

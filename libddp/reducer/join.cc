@@ -60,6 +60,14 @@ void Model::BeginJoin(JoinOptions options) {
   last_was_reduced_ = true;  // however the ranks' last passes were
 }
 
+// After Finish, and after an error that all ranks have had: then those that have no more inputs have left.
+absl::Status Model::JoinLasts(absl::string_view call) const {
+  if (!join_.has_value() || !join_over_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", group_->rank(), ": ", std::string(call),
+      " in a Join that is over, by Finish or by an error of all ranks; destroy the Join before the next step"));
+}
+
 void Model::LeaveJoin() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!join_over_ && group_->status().ok()) {
@@ -72,7 +80,7 @@ void Model::LeaveJoin() {
 // one that went on longest.
 absl::Status Model::FinishJoin() {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (join_over_) return absl::FailedPreconditionError("this Join is over");
+  if (absl::Status s = JoinLasts("Finish"); !s.ok()) return s;
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
   absl::Status status = ShadowOthers(lock);
   if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);

@@ -270,15 +270,16 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
 
   if (absl::Status s = reducer_.Drain(); !s.ok()) return s;  // it may be working in memory that goes
-  const absl::StatusOr<Stream> stream = streams_.Follow({});
-  absl::Status zeroed = Named("SetParameters", stream.status());
-  for (size_t i = 0; i < all_.size() && zeroed.ok(); ++i) {
-    if (all_[i].owned && !trains_on[i]) zeroed = Zero(all_[i].parameter.grad, *stream);
+  std::vector<Buffer> leaving;                               // no rank reduces them any more, but spans have them
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i].owned && !trains_on[i]) leaving.push_back(all_[i].parameter.grad);
   }
+  if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
+  const absl::StatusOr<Stream> stream = streams_.Follow({});
+  absl::Status zeroed = stream.ok() ? Zero(leaving, *stream) : stream.status();
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
   if (IsGpu(device_)) zeroed = Agree(*group_, zeroed);
   if (!zeroed.ok()) return Named("SetParameters", zeroed);
-  if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;
   values.reserve(added.size());

@@ -147,6 +147,7 @@ class Model final : public DistributedDataParallel {
   absl::Status FinishNanCheck();
 
   // Unequal ranks.
+  absl::Status JoinLasts(absl::string_view call) const;
   bool Meets() const { return options_.weighted || join_.has_value(); }
   absl::Status StartMeeting(StepNote::Kind kind);
   absl::Status FinishMeeting();

@@ -58,12 +58,14 @@ absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
 }
 
 // A contribution of zeros. The reduction may lie over the gradient itself, so what it was is kept for the case that
-// nobody used it.
+// nobody used it. In a static graph that others know already, somebody does.
 absl::Status Model::LeaveOut(size_t index, Stream stream) {
   const Trained& trained = all_[index];
   left_out_.push_back(index);
   kept_.emplace_back();
-  if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
+  if (!Detecting()) {
+    if (absl::Status s = UseStandIn(index); !s.ok()) return s;
+  } else if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
     absl::StatusOr<StreamArray> copy = StreamArray::Make(trained.slot.count, trained.slot.dtype, stream);
     if (!copy.ok()) return copy.status();
     if (absl::Status s = CopyScaled(trained.slot, copy->span(), 1, stream); !s.ok()) return s;

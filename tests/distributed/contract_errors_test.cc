@@ -96,6 +96,8 @@ TEST_CASE("memory of in and out that overlaps is refused, but for equal elements
     const auto wrong = [&](const Work& work, const char* call) {
       RANK_CHECK_STATUS(work, StatusCode::kInvalidArgument, absl::StrCat("rank ", rank.rank()), call, "overlap");
     };
+    wrong(group.Broadcast({m.Range(0, 10), m.Range(9, 10)}, 0), "broadcast");
+    if (size > 1) wrong(group.Recv({m.Range(9, 10), m.Range(0, 10)}, me == 0 ? 1 : 0, 3), "recv");
     // Elements of different sizes, over one range or several
     wrong(group.AllReduce({narrow(0, 10)}, {m.Range(0, 10)}), "all_reduce");
     wrong(group.AllReduce({narrow(0, 10), narrow(20, 10)}, {m.Range(0, 10), m.Range(20, 10)}), "all_reduce");

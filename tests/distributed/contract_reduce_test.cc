@@ -338,6 +338,25 @@ TEST_CASE("a sum that overflows as it is stored raises the flag on all ranks") {
   });
 }
 
+TEST_CASE("a reduction whose result a rank does not get says nothing of it there") {
+  RunOnRanks([](Rank& rank) {
+    const int last = rank.size() - 1;
+    const std::vector<size_t> counts(static_cast<size_t>(rank.size()), 3);
+    const size_t all = 3 * counts.size();
+    Memory in(rank, Placement::kAllocated, DType::kFloat32, all), out(rank, Placement::kAllocated, DType::kFloat32, 3);
+    in.Fill(1);
+    in.Set(all - 1, std::numeric_limits<double>::infinity());
+    uint32_t of_scatter = 7, of_reduce = 7;
+    ReduceOptions options;
+    options.nonfinite = &of_scatter;
+    RANK_CHECK_OK(rank.group().ReduceScatter(in.whole(), out.whole(), counts, options).Wait());
+    options.nonfinite = &of_reduce;
+    RANK_CHECK_OK(rank.group().Reduce(in.whole(), in.whole(), last, options).Wait());
+    RANK_CHECK_EQ(of_scatter, rank.rank() == last ? 1u : 7u);
+    RANK_CHECK_EQ(of_reduce, rank.rank() == last ? 1u : 7u);
+  });
+}
+
 TEST_CASE("minimum and maximum hand on a NaN") {
   RunOnRanks([](Rank& rank) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {

@@ -266,6 +266,12 @@ TEST_CASE("a bad list of parameters is refused on every rank, and the model goes
       RANK_CHECK_STATUS(model->SetParameters(next), StatusCode::kFailedPrecondition, "layer1.weight");
     }
     CheckStep(rank, *model, {1, 0}, 0);
+    // Memory that is not to be had; the gradient of what was to be frozen is as it was.
+    next = MakeParameters({100, 200, size_t{1} << 50});
+    next[1].frozen = true;
+    RANK_CHECK_STATUS(model->SetParameters(next), StatusCode::kResourceExhausted);
+    CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, 0); });
+    CheckStep(rank, *model, {1, 0}, 1);
   });
 }
 

@@ -233,6 +233,35 @@ TEST_CASE("throw_on_early ends every rank's loop when the first one is through, 
   });
 }
 
+TEST_CASE("an error that all ranks have had ends a Join, and a step in it is refused") {
+  RunOnRanks([](Rank& rank) {
+    float mean = 0;
+    DdpOptions options;
+    options.check_nan = true;
+    options.buffers = {{"mean", {&mean, 1, DType::kFloat32, {}}, false}};
+    const Model model = Make(rank, MakeParameters({4}), options);
+    {
+      Join join(*model);
+      const auto step = [&](float gradient) {
+        Fill(model->grad(0), gradient);
+        model->GradReady(0);
+        return model->FinishBackward();
+      };
+      RANK_CHECK_OK(step(1));
+      const bool through = rank.size() > 1 && rank.rank() == rank.size() - 1;
+      RANK_CHECK_STATUS(through ? join.Finish() : step(rank.rank() == 0 ? NAN : 1), StatusCode::kDataLoss,
+                        "rank 0 has an infinity or a NaN");
+      for (const absl::Status& refused : {step(1), model->BeginForward(), join.Finish()}) {
+        RANK_CHECK_STATUS(refused, StatusCode::kFailedPrecondition, absl::StrCat("rank ", rank.rank()),
+                          "in a Join that is over");
+      }
+    }
+    RANK_CHECK_OK(rank.group().status());
+    RANK_CHECK_OK(model->BeginForward());
+    CheckStep(rank, *model, {0}, 0);
+  });
+}
+
 TEST_CASE("an error in a shadowed step ends every rank's training") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

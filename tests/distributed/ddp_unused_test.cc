@@ -306,6 +306,38 @@ TEST_CASE("a rank that is through with a Join gets the others' results in memory
   });
 }
 
+// In the first Join only rank 0 takes steps. In the second the other ranks learn that they do not use layer0.
+TEST_CASE("a rank that learns late that it does not use a parameter of a static graph gets the others' result") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool given : {false, true}) {
+      DdpOptions options;
+      options.static_graph = true;
+      options.copy_gradients = true;
+      std::vector<float> own[2] = {std::vector<float>(40), std::vector<float>(40)};
+      std::vector<Parameter> parameters = MakeParameters({40, 40});
+      for (size_t p = 0; p < 2 && !given; ++p) parameters[p].grad = {own[p].data(), 40, DType::kFloat32, {}};
+      const Model model = Make(rank, parameters, options);
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        DistributedDataParallel::Join join(*model);
+        for (int step = 0; step < (epoch == 1 || rank.rank() == 0 ? 3 : 0); ++step) {
+          std::fill(own[0].begin(), own[0].end(), -77.0f);
+          for (const size_t p : {size_t{1}, size_t{0}}) {
+            if (p == 0 && rank.rank() != 0) continue;
+            if (given) RANK_CHECK_OK(model->SetGrad(p, {own[p].data(), 40, DType::kFloat32, {}}));
+            WriteGradient(rank, *model, p, step);
+            model->GradReady(p);
+          }
+          RANK_CHECK_OK(model->FinishBackward());
+          if (epoch == 0) continue;
+          CheckGradient(rank, *model, 0, [&](size_t p, size_t i) { return Gradient(0, p, i, step) / rank.size(); });
+          CheckGradient(rank, *model, 1, [&](size_t p, size_t i) { return Average(rank.size(), p, i, step); });
+        }
+        RANK_CHECK_OK(join.Finish());
+      }
+    }
+  });
+}
+
 TEST_CASE("a gradient announced without SetGrad in its step is named") {
   RunOnRanks([](Rank& rank) {
     DdpOptions options;

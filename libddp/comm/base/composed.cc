@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/base/composed.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "libddp/base/round.h"
 #include "libddp/comm/base/joined_work.h"
 #include "libddp/comm/base/range_list.h"
 
@@ -65,12 +67,14 @@ int TagOf(const CheckedCall& call) {
 
 }  // namespace
 
-// The results of the other ranks go to memory that nobody reads.
+// The results of the other ranks, and whether they are finite, go to memory that nobody reads.
 Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans) {
   if (group.rank() == int{call.key.root}) return group.AllReduce(call.in, call.out, *call.reduce);
-  const std::shared_ptr<char[]> unused(new char[call.count * SizeOf(call.key.out)]);
-  const Buffer scratch{unused.get(), call.count, call.key.out, {}};
-  return JoinWorks({group.AllReduce(call.in, scratch, *call.reduce)}, unused, std::move(orphans));
+  const std::shared_ptr<uint64_t[]> unused(new uint64_t[1 + CeilDiv(call.count * SizeOf(call.key.out), 8)]);
+  const Buffer scratch{&unused[1], call.count, call.key.out, {}};
+  ReduceOptions options = *call.reduce;
+  if (options.nonfinite != nullptr) options.nonfinite = reinterpret_cast<uint32_t*>(unused.get());
+  return JoinWorks({group.AllReduce(call.in, scratch, options)}, unused, std::move(orphans));
 }
 
 Work ReducePartByPart(ProcessGroup& group, const CheckedCall& call) {

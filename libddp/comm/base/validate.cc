@@ -29,6 +29,29 @@ Interval IntervalOf(const Buffer& b, size_t place) {
   return {begin, begin + b.count * SizeOf(b.dtype), place};
 }
 
+absl::InlinedVector<Interval, 8> ByAddress(Buffers buffers) {
+  absl::InlinedVector<Interval, 8> intervals;
+  size_t place = 0;
+  for (const Buffer& b : buffers) {
+    if (b.count == 0) continue;
+    intervals.push_back(IntervalOf(b, place));
+    place += intervals.back().end - intervals.back().begin;
+  }
+  const auto by_begin = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(intervals.begin(), intervals.end(), by_begin)) {
+    std::sort(intervals.begin(), intervals.end(), by_begin);
+  }
+  return intervals;
+}
+
+// Null if all is well.
+const char* CheckApart(absl::Span<const Interval> outs) {
+  for (size_t i = 1; i < outs.size(); ++i) {
+    if (outs[i].begin < outs[i - 1].end) return "two out buffers overlap; each result needs memory of its own";
+  }
+  return nullptr;
+}
+
 // What is wrong with the memory of `in` and `out`: nothing if each byte of out that also belongs to in is the byte that
 // lies `shift` further in in's logical array. Null if all is well.
 const char* CheckOverlap(Buffers in, Buffers out, ptrdiff_t shift) {
@@ -43,20 +66,10 @@ const char* CheckOverlap(Buffers in, Buffers out, ptrdiff_t shift) {
   if (in.size() == 1 && out.size() == 1) {
     return misplaced(IntervalOf(in[0], 0), IntervalOf(out[0], 0)) ? kMisplaced : nullptr;
   }
-  absl::InlinedVector<Interval, 8> outs;
-  size_t place = 0;
-  for (const Buffer& b : out) {
-    if (b.count == 0) continue;
-    outs.push_back(IntervalOf(b, place));
-    place += outs.back().end - outs.back().begin;
-  }
-  const auto by_begin = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(outs.begin(), outs.end(), by_begin)) std::sort(outs.begin(), outs.end(), by_begin);
-  for (size_t i = 1; i < outs.size(); ++i) {
-    if (outs[i].begin < outs[i - 1].end) return "two out buffers overlap; each result needs memory of its own";
-  }
+  const absl::InlinedVector<Interval, 8> outs = ByAddress(out);
+  if (const char* const wrong = CheckApart(outs); wrong != nullptr) return wrong;
   // Of one out byte only one byte of in can be at its place, so the loops end after as many steps as there are buffers.
-  place = 0;
+  size_t place = 0;
   for (const Buffer& b : in) {
     const Interval a = IntervalOf(b, place);
     place += a.end - a.begin;
@@ -110,6 +123,10 @@ absl::Status CallCheck::Arguments(const Call& call, Extent* in, Extent* out) con
     if (status.ok()) status = Root(call.peer);
   } else {
     status = InOut(call, in, out);
+  }
+  const bool fills = call.kind == Call::Kind::kRecv || call.kind == Call::Kind::kBroadcast;
+  if (status.ok() && fills && call.out.size() > 1) {
+    if (const char* const wrong = CheckApart(ByAddress(call.out)); wrong != nullptr) status = Error(wrong);
   }
   if (status.ok() && !(status = CheckStream(device_, call.after)).ok()) status = Error(status.message());
   return status;

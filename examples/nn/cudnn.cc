@@ -15,6 +15,7 @@ const Api& Load() {
     library.Find(found.Destroy, "cudnnDestroy");
     library.Find(found.SetStream, "cudnnSetStream");
     library.Find(found.GetErrorString, "cudnnGetErrorString");
+    library.Find(found.GetVersion, "cudnnGetVersion");
     library.Find(found.CreateDescriptor, "cudnnBackendCreateDescriptor");
     library.Find(found.DestroyDescriptor, "cudnnBackendDestroyDescriptor");
     library.Find(found.SetAttribute, "cudnnBackendSetAttribute");

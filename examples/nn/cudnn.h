@@ -12,6 +12,7 @@ struct Api {
   decltype(&cudnnDestroy) Destroy;
   decltype(&cudnnSetStream) SetStream;
   decltype(&cudnnGetErrorString) GetErrorString;
+  decltype(&cudnnGetVersion) GetVersion;
   decltype(&cudnnBackendCreateDescriptor) CreateDescriptor;
   decltype(&cudnnBackendDestroyDescriptor) DestroyDescriptor;
   decltype(&cudnnBackendSetAttribute) SetAttribute;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -295,6 +296,40 @@ std::unique_ptr<Plan> MakePlan(const Context& context, const Descriptor& config)
   return std::make_unique<Plan>(std::move(plan));
 }
 
+struct Candidate {
+  size_t number;  // the same in each run: cuDNN's ranking depends on its version, the GPU and the operations
+  std::unique_ptr<Plan> plan;
+};
+
+// The best `most` plans that there are, of cuDNN's ranking from `first` on.
+std::vector<Candidate> Candidates(const Context& context, const Graph& graph, size_t most, size_t first = 0) {
+  std::vector<Candidate> candidates;
+  size_t number = 0;
+  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    if (!candidates.empty()) break;
+    for (const Descriptor& config : graph.EngineConfigs(mode)) {
+      const size_t here = number++;
+      if (candidates.size() == most || here < first || !IsAllowed(context, config)) continue;
+      if (std::unique_ptr<Plan> plan = MakePlan(context, config)) candidates.push_back({here, std::move(plan)});
+    }
+  }
+  return candidates;
+}
+
+std::string GpuText(const Api& api, const Context::Options& options) {
+  int device = 0;
+  cudaDeviceProp gpu = {};
+  cuda::Check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda::Check(cudaGetDeviceProperties(&gpu, device), "cudaGetDeviceProperties");
+  return absl::StrCat(gpu.name, ", cuDNN ", api.GetVersion(), ", ",
+                      NameOf(options.element, options.tf32 ? "tf32" : "float32", "float16", "bfloat16"), ":");
+}
+
+std::string TextOf(Pass pass, const ConvolutionShape& s) {
+  return absl::StrCat(" pass ", static_cast<int>(pass), ", x ", s.rows, " ", s.channels, " ", s.in_height, " ",
+                      s.in_width, ", w ", s.outputs, " ", s.kernel, ", stride ", s.stride, ", padding ", s.padding);
+}
+
 // Times what a GPU does.
 class Stopwatch {
  public:
@@ -335,7 +370,8 @@ std::optional<float> TimeOf(const Context& context, const Plan& plan, const Desc
 
 }  // namespace
 
-Context::Context(cudaStream_t stream_, const Options& options_) : api(Load()), options(options_), stream(stream_) {
+Context::Context(cudaStream_t stream_, const Options& options_)
+    : api(Load()), options(options_), stream(stream_), remembered_(options_.plan_file), gpu_(GpuText(api, options_)) {
   Check(api.Create(&handle), "cudnnCreate");
   Check(api.SetStream(handle, stream), "cudnnSetStream");
   cuda::Check(cudaMalloc(&workspace, kWorkspaceBytes), "cudaMalloc");
@@ -352,26 +388,26 @@ const Plan* Context::PlanFor(Pass pass, const ConvolutionShape& shape, const Ten
   std::unique_ptr<Plan>& chosen = entry->second;
   if (!is_new) return chosen.get();
   const Graph graph(*this, pass, shape);
-  std::vector<std::unique_ptr<Plan>> candidates;
-  const size_t most = options.deterministic ? 1 : kMostCandidates;
-  for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    if (!candidates.empty()) break;
-    for (const Descriptor& config : graph.EngineConfigs(mode)) {
-      if (candidates.size() == most) break;
-      if (!IsAllowed(*this, config)) continue;
-      if (std::unique_ptr<Plan> plan = MakePlan(*this, config)) candidates.push_back(std::move(plan));
-    }
-  }
   if (options.deterministic) {
-    if (!candidates.empty()) chosen = std::move(candidates.front());
+    std::vector<Candidate> first = Candidates(*this, graph, 1);
+    if (!first.empty()) chosen = std::move(first[0].plan);
     return chosen.get();
   }
+  const std::string key = absl::StrCat(gpu_, TextOf(pass, shape));
+  if (const std::optional<size_t> number = remembered_.Find(key)) {
+    std::vector<Candidate> known = Candidates(*this, graph, 1, *number);
+    if (!known.empty() && known[0].number == *number) chosen = std::move(known[0].plan);
+    if (chosen != nullptr) return chosen.get();
+  }
+  std::vector<Candidate> candidates = Candidates(*this, graph, kMostCandidates);
   std::vector<Descriptor> packs;
-  for (const std::unique_ptr<Plan>& plan : candidates) packs.push_back(plan->Bind(*this, tensors));
+  for (const Candidate& candidate : candidates) packs.push_back(candidate.plan->Bind(*this, tensors));
   Stopwatch watch(stream);
   const std::optional<size_t> fastest =
-      FastestOf(candidates.size(), [&](size_t i) { return TimeOf(*this, *candidates[i], packs[i], watch); });
-  if (fastest.has_value()) chosen = std::move(candidates[*fastest]);
+      FastestOf(candidates.size(), [&](size_t i) { return TimeOf(*this, *candidates[i].plan, packs[i], watch); });
+  if (!fastest.has_value()) return nullptr;
+  chosen = std::move(candidates[*fastest].plan);
+  remembered_.Put(key, candidates[*fastest].number);
   return chosen.get();
 }
 

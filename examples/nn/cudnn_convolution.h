@@ -8,9 +8,11 @@
 #include <compare>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "examples/nn/cudnn.h"
 #include "examples/nn/element.h"
+#include "examples/nn/plan_cache.h"
 
 namespace nn::cudnn {
 
@@ -53,13 +55,15 @@ class Context {
   struct Options {
     Element element;
     bool tf32, deterministic;
+    std::string plan_file;  // of a PlanCache
   };
   Context(cudaStream_t stream, const Options& options);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Returns the fastest plan on these tensors, to which trials write. Null if cuDNN has no plan.
+  // Returns the plan that is the fastest on these tensors, to which trials write, or was so in an earlier run on such a
+  // GPU. Null if cuDNN has no plan.
   const Plan* PlanFor(Pass pass, const ConvolutionShape& shape, const Tensors& tensors);
 
   const Api& api;
@@ -69,6 +73,8 @@ class Context {
   void* workspace = nullptr;
 
  private:
+  PlanCache remembered_;
+  const std::string gpu_;  // all that a choice depends on beside pass and shape
   std::map<std::pair<Pass, ConvolutionShape>, std::unique_ptr<Plan>> plans_;
 };
 

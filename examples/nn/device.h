@@ -124,6 +124,8 @@ struct CudaOptions {
   // true: convolutions use the algorithm that cuDNN expects to be the fastest of those that give the same bits each
   // time. false: they use the one that is fastest in a trial at its first use.
   bool deterministic = false;
+  // Where the results of such trials are remembered for the next run (see plan_cache.h). Empty: nowhere.
+  std::string plan_file = {};
   // Other processes compute on this GPU. Then there are no kernels whose thread blocks wait for each other, which would
   // have to run at the same time.
   bool shared = false;

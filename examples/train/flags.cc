@@ -65,6 +65,9 @@ ABSL_FLAG(
     "with --device=cuda: capture a step, from the forward pass to the optimizer, into a CUDA graph, and replay it. "
     "The results are the same; small models train faster. Where it cannot be, the trainer says why and goes on "
     "without");
+ABSL_FLAG(std::string, plan_cache, "auto",
+          "with --device=cuda: the file that remembers which of cuDNN's ways was the fastest for each convolution, so "
+          "that the next start need not try them; auto: a file in the user's cache; off: try them at each start");
 ABSL_FLAG(std::string, backend, "auto", "auto (on GPUs: what works), nccl (GPUs), hierarchical, local (one rank)");
 ABSL_FLAG(bool, fresh_probe, false, "auto on GPUs checks NCCL again, whatever an earlier start has found");
 ABSL_FLAG(std::optional<double>, bucket_mb, std::nullopt,
@@ -114,7 +117,7 @@ constexpr absl::string_view kCommonFlags[] = {
     "lr_scale",    "schedule",     "lr_warmup",    "lr_step",         "lr_gamma",
     "momentum",    "weight_decay", "clip_norm",    "label_smoothing", "amp",
     "grad_scaler", "seed",         "threads",      "loader_threads",  "device",
-    "tf32",        "cuda_graph",   "backend",      "fresh_probe",     "bucket_mb",
+    "tf32",        "cuda_graph",   "plan_cache",   "backend",         "fresh_probe",     "bucket_mb",
     "no_ddp",      "reduce",       "compress",     "deterministic",   "recover",
     "save",        "save_every",   "resume",       "init_weights",    "export_weights",
     "warmup",      "trace",        "summary_json", "monitor",         "environment"};
@@ -277,6 +280,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags() {
   flags.device = absl::GetFlag(FLAGS_device);
   flags.tf32 = absl::GetFlag(FLAGS_tf32);
   flags.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
+  flags.plan_cache = absl::GetFlag(FLAGS_plan_cache);
   flags.backend = absl::GetFlag(FLAGS_backend);
   flags.fresh_probe = absl::GetFlag(FLAGS_fresh_probe);
   flags.no_ddp = absl::GetFlag(FLAGS_no_ddp);

@@ -45,6 +45,7 @@ struct TrainFlags {
   std::string device = "cpu";
   bool tf32 = false;
   bool cuda_graph = false;
+  std::string plan_cache = "auto";  // off, or a file
   std::string backend = "auto";
   bool fresh_probe = false;
   std::optional<double> bucket_mb;  // unset: the library's default; 0: the library measures it

@@ -17,6 +17,7 @@
 #include "ddp/context.h"
 #include "examples/data/dataset.h"
 #include "examples/nn/onednn.h"
+#include "examples/nn/plan_cache.h"
 #include "examples/nn/queues.h"
 #include "examples/train/agreement.h"
 #include "examples/train/console.h"
@@ -108,6 +109,10 @@ absl::Status CheckSummaryPath(const std::string& path) {
                                                  ": give a file in a folder that exists and can be written to"));
 }
 
+std::string PlanFile(const std::string& flag) {
+  return flag == "auto" ? nn::FileInCache("cudnn-plans") : flag == "off" ? "" : flag;
+}
+
 // Collective.
 absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const TrainFlags& flags) {
   const std::string mine = absl::StrCat(HostName(), " ", GpuBusId(context.device().index));
@@ -118,6 +123,7 @@ absl::StatusOr<std::unique_ptr<nn::Device>> OpenGpu(ddp::Context& context, const
                                                   : flags.amp == "bf16" ? nn::Element::kBFloat16
                                                                         : nn::Element::kFloat32,
                                    .deterministic = flags.deterministic,
+                                   .plan_file = PlanFile(flags.plan_cache),
                                    .shared = std::count(gpus->begin(), gpus->end(), mine) > 1};
   try {
     return nn::OpenCuda(context.device().index, options);

@@ -116,7 +116,7 @@ struct DdpOptions {
   // Buffers to copy from rank 0 to all ranks in Create (if broadcast_parameters) and in every BeginForward (if
   // broadcast_buffers).
   std::vector<ModelBuffer> buffers = {};
-  bool broadcast_buffers = true;
+  bool broadcast_buffers = true;  // false: BeginForward does nothing
 
   // Compares the values of all ranks, frozen ones included, and the buffers that are `replicated`: in the first reduced
   // step and in every check_replicas-th step after it. If they differ, the next FinishBackward returns
@@ -338,9 +338,9 @@ class DDP_EXPORT DistributedDataParallel {
   //   while (NextBatch()) { ...one step... }
   //   absl::Status s = join.Finish();
   //
-  // After Finish, and after an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights that are
-  // all 0), the Join is over: destroy it before the next step. A step in it is refused (FailedPrecondition).
-  // A Join that is destroyed before aborts the group, so that no peer waits for this rank.
+  // After an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights that are all 0), the Join is
+  // over: destroy it before the next step. A step in it is refused (FailedPrecondition).
+  // A Join that is destroyed before Finish, or such an error, aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:
     // Collective. Begins the loop.

@@ -60,17 +60,17 @@ void Model::BeginJoin(JoinOptions options) {
   last_was_reduced_ = true;  // however the ranks' last passes were
 }
 
-// After Finish, and after an error that all ranks have had: then those that have no more inputs have left.
+// Once all ranks have had an error, those that have no more inputs have left.
 absl::Status Model::JoinLasts(absl::string_view call) const {
   if (!join_.has_value() || !join_over_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", group_->rank(), ": ", std::string(call),
-      " in a Join that is over, by Finish or by an error of all ranks; destroy the Join before the next step"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", group_->rank(), ": ", std::string(call),
+                   ": this Join is over, since all ranks have had an error; destroy it before the next step"));
 }
 
 void Model::LeaveJoin() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!join_over_ && group_->status().ok()) {
+  if (join_.has_value() && !join_over_ && group_->status().ok()) {
     group_->Abort(absl::AbortedError(absl::StrCat("rank ", group_->rank(), " left a Join without Finish")));
   }
   join_.reset();
@@ -80,14 +80,18 @@ void Model::LeaveJoin() {
 // one that went on longest.
 absl::Status Model::FinishJoin() {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (absl::Status s = JoinLasts("Finish"); !s.ok()) return s;
+  if (!join_.has_value()) return absl::FailedPreconditionError("Join::Finish again: this Join is over");
+  if (absl::Status s = JoinLasts("Join::Finish"); !s.ok()) return s;
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
   absl::Status status = ShadowOthers(lock);
   if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
   if (status.ok() && join_->scaler != nullptr) status = join_->scaler->Broadcast(*group_, last_active_);
   // After the failure of the group it goes on once Rebind has found another.
-  join_over_ |= status.ok() || agreed_failure_;
-  if (status.ok()) last_was_reduced_ = true;
+  join_over_ |= agreed_failure_;
+  if (status.ok()) {
+    join_.reset();  // steps are as without it
+    last_was_reduced_ = true;
+  }
   agreed_failure_ = false;
   meeting_.reset();
   return status;

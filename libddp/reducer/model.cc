@@ -269,17 +269,21 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   if (absl::Status s = VerifyModel(*group_, parameters, options_, mine); !s.ok()) return s;
   if (absl::Status s = FinishReplicaCheck(); !s.ok()) return s;
 
+  const absl::StatusOr<Stream> stream = streams_.Follow({});
+  const auto agreed = [this](const absl::Status& status) {
+    const absl::Status named = Named("SetParameters", status);
+    return IsGpu(device_) ? Agree(*group_, named) : named;
+  };
+  if (absl::Status s = agreed(stream.status()); !s.ok()) return s;
   if (absl::Status s = reducer_.Drain(); !s.ok()) return s;  // it may be working in memory that goes
   std::vector<Buffer> leaving;                               // no rank reduces them any more, but spans have them
   for (size_t i = 0; i < all_.size(); ++i) {
     if (all_[i].owned && !trains_on[i]) leaving.push_back(all_[i].parameter.grad);
   }
   if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
-  const absl::StatusOr<Stream> stream = streams_.Follow({});
-  absl::Status zeroed = stream.ok() ? Zero(leaving, *stream) : stream.status();
+  absl::Status zeroed = Zero(leaving, *stream);
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
-  if (IsGpu(device_)) zeroed = Agree(*group_, zeroed);
-  if (!zeroed.ok()) return Named("SetParameters", zeroed);
+  if (absl::Status s = agreed(zeroed); !s.ok()) return s;
   if (!options_.broadcast_parameters) return absl::OkStatus();
   std::vector<Buffer> values;
   values.reserve(added.size());

@@ -57,7 +57,7 @@ void Model::BeginReduction(Stream stream) {
   order_size_ = 0;
   copied_out_ = 0;
   // All ranks find the same, and nothing of the step has been called.
-  absl::Status begin = JoinLasts("a step");
+  absl::Status begin = JoinLasts("GradReady");
   if (begin.ok() && capturing_) begin = Capturable();
   if (!begin.ok()) {
     agreed_failure_ = misuse_.ok();

@@ -253,7 +253,7 @@ TEST_CASE("an error that all ranks have had ends a Join, and a step in it is ref
                         "rank 0 has an infinity or a NaN");
       for (const absl::Status& refused : {step(1), model->BeginForward(), join.Finish()}) {
         RANK_CHECK_STATUS(refused, StatusCode::kFailedPrecondition, absl::StrCat("rank ", rank.rank()),
-                          "in a Join that is over");
+                          "this Join is over");
       }
     }
     RANK_CHECK_OK(rank.group().status());

@@ -338,8 +338,8 @@ class DDP_EXPORT DistributedDataParallel {
   //   while (NextBatch()) { ...one step... }
   //   absl::Status s = join.Finish();
   //
-  // After an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights that are all 0), the Join is
-  // over: destroy it before the next step. A step in it is refused (FailedPrecondition).
+  // After an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights of 0), the Join is over:
+  // destroy it before the next step. A step in it is refused (FailedPrecondition).
   // A Join that is destroyed before Finish, or such an error, aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:

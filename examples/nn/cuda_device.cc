@@ -132,8 +132,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<ImageLayers> MakeImageLayers(int max_batch) override {
     if (convolutions_ == nullptr) {
       convolutions_ = std::make_unique<cudnn::Context>(
-          stream_, cudnn::Context::Options{options_.activations, options_.tf32, options_.deterministic,
-                                           options_.plan_file});
+          stream_,
+          cudnn::Context::Options{options_.activations, options_.tf32, options_.deterministic, options_.plan_file});
     }
     int device = 0, processors = 0;
     if (!options_.shared) {

@@ -13,8 +13,8 @@
 
 namespace nn {
 
-// A file with a line for each choice. Processes may use one file at the same time: each only appends whole lines, and of
-// several choices for one key the first counts. A file that cannot be read or written remembers nothing.
+// A file with a line for each choice. Processes may use one file at the same time: each only appends whole lines, and
+// of several choices for one key the first counts. A file that cannot be read or written remembers nothing.
 // Thread-safety: one thread at a time.
 class PlanCache {
  public:

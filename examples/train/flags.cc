@@ -112,15 +112,16 @@ namespace {
 
 // In the order of --help.
 constexpr absl::string_view kCommonFlags[] = {
-    "data",        "synthetic",    "augment",      "epochs",          "steps",
-    "batch",       "accumulate",   "drop_last",    "optimizer",       "lr",
-    "lr_scale",    "schedule",     "lr_warmup",    "lr_step",         "lr_gamma",
-    "momentum",    "weight_decay", "clip_norm",    "label_smoothing", "amp",
-    "grad_scaler", "seed",         "threads",      "loader_threads",  "device",
-    "tf32",        "cuda_graph",   "plan_cache",   "backend",         "fresh_probe",     "bucket_mb",
-    "no_ddp",      "reduce",       "compress",     "deterministic",   "recover",
-    "save",        "save_every",   "resume",       "init_weights",    "export_weights",
-    "warmup",      "trace",        "summary_json", "monitor",         "environment"};
+    "data",           "synthetic",    "augment",    "epochs",          "steps",
+    "batch",          "accumulate",   "drop_last",  "optimizer",       "lr",
+    "lr_scale",       "schedule",     "lr_warmup",  "lr_step",         "lr_gamma",
+    "momentum",       "weight_decay", "clip_norm",  "label_smoothing", "amp",
+    "grad_scaler",    "seed",         "threads",    "loader_threads",  "device",
+    "tf32",           "cuda_graph",   "plan_cache", "backend",         "fresh_probe",
+    "bucket_mb",      "no_ddp",       "reduce",     "compress",        "deterministic",
+    "recover",        "save",         "save_every", "resume",          "init_weights",
+    "export_weights", "warmup",       "trace",      "summary_json",    "monitor",
+    "environment"};
 
 constexpr absl::string_view kSeeHelp = "; --help lists the flags";
 

@@ -8,10 +8,13 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace examples {
 namespace {
@@ -26,15 +29,41 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+enum class Claim : uint8_t { kMine, kTaken, kGone };
+
+// Locks an open lock file for as long as it is open. A file system without locks has to do without. kGone: before we
+// had the lock, its former owner removed the file.
+Claim ClaimLock(int fd, const std::string& lock) {
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Claim::kTaken;
+  struct stat opened, named;
+  if (fstat(fd, &opened) != 0 || stat(lock.c_str(), &named) != 0) return Claim::kGone;
+  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino ? Claim::kMine : Claim::kGone;
+}
+
+std::string LockOf(const std::string& path) { return absl::StrCat(path, ".lock"); }
+
+// O_NONBLOCK: a pipe by this name may not stop us.
+int OpenOwn(const std::string& path, int flags) {
+  return open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
+}
+
 class AtomicFileImpl final : public AtomicFile {
  public:
-  AtomicFileImpl(int fd, std::string path, std::string temporary)
-      : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
+  AtomicFileImpl(int lock, std::string path)
+      : lock_(lock), path_(std::move(path)), temporary_(absl::StrCat(path_, ".tmp")) {}
 
-  // Removed while the lock is held: afterwards the name may be another process's.
+  // Removed while the lock is held: afterwards the names may be another process's.
   ~AtomicFileImpl() override {
-    if (!renamed_) unlink(temporary_.c_str());
-    close(fd_);
+    Close();
+    unlink(temporary_.c_str());
+    unlink(LockOf(path_).c_str());
+    close(lock_);
+  }
+
+  absl::Status Begin() override {
+    Close();
+    fd_ = OpenOwn(temporary_, O_TRUNC);
+    return fd_ < 0 ? Failed("create", temporary_) : absl::OkStatus();
   }
 
   absl::Status Write(const void* data, size_t size) override {
@@ -51,8 +80,8 @@ class AtomicFileImpl final : public AtomicFile {
 
   absl::Status Commit() override {
     if (fsync(fd_) != 0) return Failed("sync", temporary_);
+    Close();
     if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("rename the finished file to", path_);
-    renamed_ = true;
     // The new name is on the disk only when the folder is.
     const std::string folder = FolderOf(path_);
     const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -62,26 +91,18 @@ class AtomicFileImpl final : public AtomicFile {
     return absl::OkStatus();
   }
 
+  const std::string& path() const override { return path_; }
+
  private:
-  int fd_;
-  std::string path_;
-  std::string temporary_;
-  bool renamed_ = false;
+  void Close() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+
+  const int lock_;
+  const std::string path_;
+  const std::string temporary_;
+  int fd_ = -1;
 };
-
-enum class Claim { kMine, kTaken, kGone };
-
-// Locks an open temporary file for as long as it is open. The lock of a process ends with it, so that what is not
-// locked belongs to nobody. A file system without locks has to do without. kGone: before we had the lock, its former
-// owner renamed or removed it.
-Claim ClaimTemporary(int fd, const std::string& temporary) {
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Claim::kTaken;
-  struct stat opened, named;
-  if (fstat(fd, &opened) != 0 || stat(temporary.c_str(), &named) != 0) return Claim::kGone;
-  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino ? Claim::kMine : Claim::kGone;
-}
-
-std::string TemporaryOf(const std::string& path) { return absl::StrCat(path, ".tmp"); }
 
 }  // namespace
 
@@ -105,37 +126,43 @@ absl::StatusOr<std::vector<uint8_t>> ReadFile(const std::string& path) {
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
+std::string FollowLinks(std::string path) {
+  constexpr int kMost = 40;  // as many as Linux follows
+  std::error_code none;
+  for (int i = 0; i < kMost && std::filesystem::is_symlink(path, none); ++i) {
+    path = (std::filesystem::path(path).parent_path() / std::filesystem::read_symlink(path, none)).string();
+  }
+  return path;
+}
+
+absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path, absl::Duration patience) {
   // Renaming over a device or a folder would replace or miss it.
   struct stat info;
   if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("cannot write ", path, ": it exists and is not a regular file"));
   }
-  std::string temporary = TemporaryOf(path);
+  std::string target = FollowLinks(path);
+  const std::string lock = LockOf(target);
+  const absl::Time deadline = absl::Now() + patience;
   while (true) {
-    // O_NONBLOCK: a pipe by this name may not stop us.
-    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (fd < 0) return Failed("create", temporary);
-    const Claim claim = ClaimTemporary(fd, temporary);
-    if (claim == Claim::kMine) {
-      auto file = std::make_unique<AtomicFileImpl>(fd, path, temporary);
-      if (ftruncate(fd, 0) != 0) return Failed("empty", temporary);
-      return file;
-    }
+    const int fd = OpenOwn(lock, 0);
+    if (fd < 0) return Failed("create", lock);
+    const Claim claim = ClaimLock(fd, lock);
+    if (claim == Claim::kMine) return std::make_unique<AtomicFileImpl>(fd, std::move(target));
     close(fd);
-    if (claim == Claim::kTaken) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot write ", path, ": another process is writing it; give each run a file of its own"));
+    if (claim == Claim::kGone) continue;
+    if (absl::Now() >= deadline) {
+      return absl::FailedPreconditionError(absl::StrCat("cannot write ", path,
+                                                        ": another process writes it, and holds ", lock,
+                                                        "; wait for its end, or give each run a file of its own"));
     }
+    absl::SleepFor(absl::Milliseconds(20));
   }
 }
 
 void RemoveUnfinished(const std::string& path) {
-  const std::string temporary = TemporaryOf(path);
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return;
-  if (ClaimTemporary(fd, temporary) == Claim::kMine) unlink(temporary.c_str());
-  close(fd);
+  const std::string target = FollowLinks(path);
+  if (access(LockOf(target).c_str(), F_OK) == 0) AtomicFile::Create(target).IgnoreError();
 }
 
 }  // namespace examples

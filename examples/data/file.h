@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace examples {
 
@@ -18,27 +19,37 @@ namespace examples {
 // regular file).
 absl::StatusOr<std::vector<uint8_t>> ReadFile(const std::string& path);
 
-// A file that appears under its name only when it is complete and on the disk. It is written as `path`.tmp and synced;
-// Commit renames it and syncs the folder. Until then the old file does not change, even if this process dies. The
-// destructor removes a file that was not committed. If a process is killed, only `path`.tmp remains; the next process
-// that writes `path` overwrites it.
+// The file that `path` names, if symbolic links are followed as far as they lead. It need not exist.
+std::string FollowLinks(std::string path);
+
+// A file that this process replaces as a whole, once or several times, and that no other may write meanwhile. Its
+// contents are written as `path`.tmp and synced; Commit renames that and syncs the folder. Until then the old file does
+// not change, even if this process dies. From Create on, `path`.lock is locked. A lock ends with its process, so that
+// what a killed process has left, both files, is nobody's: the next AtomicFile takes it over. The destructor removes
+// both. If `path` is a symbolic link, all this happens beside the file that it leads to.
 //
 //   auto file = AtomicFile::Create(path);
+//   if (absl::Status s = (*file)->Begin(); !s.ok()) return s;
 //   if (absl::Status s = (*file)->Write(data, size); !s.ok()) return s;
 //   return (*file)->Commit();
 class AtomicFile {
  public:
   // Errors name the path: NotFound (the folder), PermissionDenied, InvalidArgument (`path` exists and is not a regular
-  // file), FailedPrecondition (another process, or another AtomicFile, is writing it).
-  static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
+  // file), FailedPrecondition (another process, or another AtomicFile, has it, and does not let go within `patience`).
+  static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path,
+                                                            absl::Duration patience = absl::ZeroDuration());
 
   virtual ~AtomicFile() = default;
 
+  // Begins with an empty file. What has not been committed is dropped.
+  virtual absl::Status Begin() = 0;
   virtual absl::Status Write(const void* data, size_t size) = 0;
   virtual absl::Status Commit() = 0;
+
+  virtual const std::string& path() const = 0;  // with links followed
 };
 
-// Removes `path`.tmp if a killed process has left it, but not if a process is writing it.
+// Removes what a killed process that wrote `path` has left, but not if a process is writing it.
 void RemoveUnfinished(const std::string& path);
 
 }  // namespace examples

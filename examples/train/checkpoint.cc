@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -133,14 +132,13 @@ absl::StatusOr<Progress> ReadHeader(const json& header, const std::string& optim
 
 }  // namespace
 
-absl::Status SaveCheckpoint(const std::string& path, const std::string& optimizer, const Progress& progress,
+absl::Status SaveCheckpoint(AtomicFile& file, const std::string& optimizer, const Progress& progress,
                             absl::Span<const Tensor> tensors, const std::string& environment) {
-  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
-  if (!file.ok()) return file.status();
+  if (absl::Status s = file.Begin(); !s.ok()) return s;
   Sha256 sha;
   const auto write = [&](const void* data, size_t size) {
     sha.Update(data, size);
-    return (*file)->Write(data, size);
+    return file.Write(data, size);
   };
 
   const std::string header = EncodeHeader(optimizer, progress, tensors, environment);
@@ -152,8 +150,8 @@ absl::Status SaveCheckpoint(const std::string& path, const std::string& optimize
     if (absl::Status s = write(tensor.data.data(), tensor.data.size() * sizeof(float)); !s.ok()) return s;
   }
   const Sha256::Digest digest = sha.Finish();
-  if (absl::Status s = (*file)->Write(digest.data(), digest.size()); !s.ok()) return s;
-  return (*file)->Commit();
+  if (absl::Status s = file.Write(digest.data(), digest.size()); !s.ok()) return s;
+  return file.Commit();
 }
 
 absl::StatusOr<Progress> DecodeCheckpoint(absl::Span<const uint8_t> file, const std::string& optimizer,

@@ -24,6 +24,8 @@
 
 namespace examples {
 
+class AtomicFile;
+
 // The progress of a training, and the numbers that it continues with. It contains only numbers, so that ranks can
 // broadcast it. Seed, epoch and epoch_samples determine the order of samples; no other random numbers are drawn.
 struct Progress {
@@ -54,9 +56,8 @@ struct Tensor {
   absl::Span<float> data;
 };
 
-// Replaces `path` as a whole, or does not change it (see AtomicFile). Only one rank calls it. `environment` is a JSON
-// object, or empty.
-absl::Status SaveCheckpoint(const std::string& path, const std::string& optimizer, const Progress& progress,
+// Replaces `file` as a whole, or does not change it. `environment` is a JSON object, or empty.
+absl::Status SaveCheckpoint(AtomicFile& file, const std::string& optimizer, const Progress& progress,
                             absl::Span<const Tensor> tensors, const std::string& environment = "");
 
 // Fills `tensors`. Names, shapes, their order and the optimizer must be those of the file. On failure no tensor has

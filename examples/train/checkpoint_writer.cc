@@ -25,9 +25,9 @@ void CheckpointWriter::Copy(absl::Span<const Tensor> tensors) {
 
 void CheckpointWriter::Write() {
   try {
-    status_ = SaveCheckpoint(path_, optimizer_, progress_, copies_, environment_);
+    status_ = SaveCheckpoint(*file_, optimizer_, progress_, copies_, environment_);
   } catch (const std::exception& e) {
-    status_ = absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", e.what()));
+    status_ = absl::ResourceExhaustedError(absl::StrCat("cannot write ", file_->path(), ": ", e.what()));
   }
   if (!status_.ok()) failed_.store(true, std::memory_order_relaxed);
 }

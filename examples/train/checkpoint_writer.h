@@ -4,6 +4,7 @@
 #define EXAMPLES_TRAIN_CHECKPOINT_WRITER_H_
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "examples/data/file.h"
 #include "examples/train/checkpoint.h"
 
 namespace examples {
@@ -18,7 +20,7 @@ namespace examples {
 // Training waits only while the tensors are copied in memory. It waits for the disk only if the next checkpoint is due
 // before this one has been written. The memory of the copy is reused.
 //
-//   CheckpointWriter writer(path, "sgd");
+//   CheckpointWriter writer(*AtomicFile::Create(path), "sgd");
 //   writer.Start(progress, tensors);         // after step 100; the tensors may change afterwards
 //   if (writer.failed()) ...                 // from time to time
 //   absl::Status status = writer.Finish();   // the last checkpoint is on the disk
@@ -27,8 +29,8 @@ namespace examples {
 class CheckpointWriter {
  public:
   // `environment`: see SaveCheckpoint.
-  CheckpointWriter(std::string path, std::string optimizer, std::string environment = "")
-      : path_(std::move(path)), optimizer_(std::move(optimizer)), environment_(std::move(environment)) {}
+  CheckpointWriter(std::unique_ptr<AtomicFile> file, std::string optimizer, std::string environment = "")
+      : file_(std::move(file)), optimizer_(std::move(optimizer)), environment_(std::move(environment)) {}
   ~CheckpointWriter() { Finish().IgnoreError(); }
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -47,7 +49,7 @@ class CheckpointWriter {
   void Copy(absl::Span<const Tensor> tensors);
   void Write();
 
-  const std::string path_;
+  const std::unique_ptr<AtomicFile> file_;
   const std::string optimizer_;
   const std::string environment_;
   std::thread thread_;

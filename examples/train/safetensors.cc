@@ -114,9 +114,8 @@ absl::StatusOr<std::vector<const Entry*>> Match(absl::Span<const Entry> entries,
 
 }  // namespace
 
-absl::Status SaveSafetensors(const std::string& path, absl::Span<const Tensor> tensors, int64_t batches) {
-  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
-  if (!file.ok()) return file.status();
+absl::Status SaveSafetensors(AtomicFile& file, absl::Span<const Tensor> tensors, int64_t batches) {
+  if (absl::Status s = file.Begin(); !s.ok()) return s;
   json header = {{"__metadata__", {{"format", "pt"}}}};
   uint64_t end = 0;
   const auto add = [&](const std::string& name, const char* dtype, const std::vector<int64_t>& shape, uint64_t bytes) {
@@ -135,15 +134,15 @@ absl::Status SaveSafetensors(const std::string& path, absl::Span<const Tensor> t
   std::string text = header.dump();
   text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');
   const uint64_t length = text.size();
-  if (absl::Status s = (*file)->Write(&length, sizeof(length)); !s.ok()) return s;
-  if (absl::Status s = (*file)->Write(text.data(), text.size()); !s.ok()) return s;
+  if (absl::Status s = file.Write(&length, sizeof(length)); !s.ok()) return s;
+  if (absl::Status s = file.Write(text.data(), text.size()); !s.ok()) return s;
   for (size_t i = 0; i < counters; ++i) {
-    if (absl::Status s = (*file)->Write(&batches, sizeof(batches)); !s.ok()) return s;
+    if (absl::Status s = file.Write(&batches, sizeof(batches)); !s.ok()) return s;
   }
   for (const Tensor& tensor : tensors) {
-    if (absl::Status s = (*file)->Write(tensor.data.data(), tensor.data.size() * sizeof(float)); !s.ok()) return s;
+    if (absl::Status s = file.Write(tensor.data.data(), tensor.data.size() * sizeof(float)); !s.ok()) return s;
   }
-  return (*file)->Commit();
+  return file.Commit();
 }
 
 absl::Status DecodeSafetensors(absl::Span<const uint8_t> file, absl::Span<const Tensor> tensors) {

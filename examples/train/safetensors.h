@@ -20,9 +20,9 @@
 
 namespace examples {
 
-// Replaces `path` as a whole, or does not change it (see AtomicFile). For each "X.running_var" it also writes PyTorch's
+// Replaces `file` as a whole, or does not change it. For each "X.running_var" it also writes PyTorch's
 // "X.num_batches_tracked", with the value `batches`.
-absl::Status SaveSafetensors(const std::string& path, absl::Span<const Tensor> tensors, int64_t batches);
+absl::Status SaveSafetensors(AtomicFile& file, absl::Span<const Tensor> tensors, int64_t batches);
 
 // Fills `tensors`. The file must contain each of them as float32 with the same shape, and no others except
 // "num_batches_tracked". On failure no tensor has changed; the error names the file or tensor, what is wrong and the

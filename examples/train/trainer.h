@@ -12,11 +12,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "ddp/autocast.h"
 #include "ddp/context.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
+#include "examples/data/file.h"
 #include "examples/nn/model.h"
 #include "examples/nn/optimizer.h"
 #include "examples/nn/sync_group.h"
@@ -78,14 +80,13 @@ class Trainer {
   absl::StatusOr<int64_t> ShareState();
   void StepBack();
   absl::Status ShareNotices();
-  void StartWriter();
+  absl::Status ClaimFiles(absl::Duration patience);
   void ChooseGraphs();
   absl::Status StartScaler();
   void PlanSteps();
   absl::Status Resume();
   absl::Status Load();
   absl::Status CheckResumed() const;
-  absl::Status CheckSaveable() const;
   absl::Status BroadcastState();
   std::vector<Tensor> Weights();
   std::vector<Tensor> Tensors();
@@ -162,6 +163,7 @@ class Trainer {
   std::optional<StepNotice> notice_;          // none if the ranks train independently
   int32_t news_ = 0;                          // the number shared in the last step
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
+  std::unique_ptr<AtomicFile> exported_;      // on rank 0, with flags.export_weights
 
   // The memory of one evaluation batch, laid out as in Batch; and on a GPU, the memory for uploaded batches, and the
   // steps on each of them, after the first kEagerSteps in a group: those choose and load kernels, connect ranks, and

@@ -49,7 +49,8 @@ absl::Status Trainer::GoOn() {
     PlanSteps();
   }
   if (absl::Status status = ShareNotices(); !status.ok()) return status;
-  StartWriter();
+  // A rank that has died may still be ending, and hold what it had claimed.
+  if (absl::Status status = AgreeOn(*group_, ClaimFiles(absl::Seconds(10))); !status.ok()) return status;
   ChooseGraphs();
   due_ = progress_.step > first_step_ && (progress_.epoch_samples == 0 || Finished());
   if (group_->rank() == 0) console_.Show();

@@ -50,6 +50,15 @@ ReplicaOptions OptionsFor(const TrainFlags& flags) {
   return options;
 }
 
+absl::Status Claim(absl::string_view flag, const std::string& path, absl::Duration patience,
+                   std::unique_ptr<AtomicFile>& file) {
+  absl::StatusOr<std::unique_ptr<AtomicFile>> claimed = AtomicFile::Create(path, patience);
+  if (claimed.ok()) file = *std::move(claimed);
+  if (claimed.ok() || absl::IsFailedPrecondition(claimed.status())) return claimed.status();
+  return absl::Status(claimed.status().code(),
+                      absl::StrCat(claimed.status().message(), "; give ", flag, " a file that can be written"));
+}
+
 }  // namespace
 
 absl::Status Trainer::Start() {
@@ -82,7 +91,6 @@ absl::Status Trainer::Start() {
   EndEpochIfOver();  // with --drop_last a larger batch may leave nothing of it
   if (absl::Status status = StartScaler(); !status.ok()) return status;
   if (flags_.lr.has_value()) progress_.lr = *flags_.lr;
-  StartWriter();
   if (absl::Status status = ShareNotices(); !status.ok()) return status;
   PlanSteps();
   first_step_ = progress_.step;
@@ -97,11 +105,6 @@ absl::Status Trainer::Synchronize() {
   sync_ = std::make_unique<nn::SyncGroup>(*std::move(group), device_);
   model_.Synchronize(sync_.get());
   return absl::OkStatus();
-}
-
-void Trainer::StartWriter() {
-  if (group_->rank() != 0 || writer_ != nullptr || flags_.save.empty()) return;
-  writer_ = std::make_unique<CheckpointWriter>(flags_.save, flags_.optimizer, summary_.environment);
 }
 
 absl::Status Trainer::ShareNotices() {
@@ -154,20 +157,20 @@ absl::Status Trainer::Load() {
     if (absl::Status status = LoadSafetensors(flags_.init_weights, weights); !status.ok()) return status;
     Mirror(/*to_host=*/false);
   }
-  return CheckSaveable();
+  return ClaimFiles(absl::ZeroDuration());
 }
 
-// A folder that cannot be written to is better found now than after an epoch.
-absl::Status Trainer::CheckSaveable() const {
-  for (const auto& [flag, path] :
-       {std::pair("--save", &flags_.save), std::pair("--export_weights", &flags_.export_weights)}) {
-    if (path->empty()) continue;
-    const absl::Status status = AtomicFile::Create(*path).status();
-    if (status.ok()) continue;
-    if (absl::IsFailedPrecondition(status)) return status;
-    return absl::Status(status.code(), absl::StrCat(status.message(), "; give ", flag, " a file that can be written"));
+// On rank 0, for the rest of the run: a second training that writes the same file, and a folder that cannot be written
+// to, are better found now than after an epoch.
+absl::Status Trainer::ClaimFiles(absl::Duration patience) {
+  if (group_->rank() != 0) return absl::OkStatus();
+  if (writer_ == nullptr && !flags_.save.empty()) {
+    std::unique_ptr<AtomicFile> file;
+    if (absl::Status status = Claim("--save", flags_.save, patience, file); !status.ok()) return status;
+    writer_ = std::make_unique<CheckpointWriter>(std::move(file), flags_.optimizer, summary_.environment);
   }
-  return absl::OkStatus();
+  if (exported_ != nullptr || flags_.export_weights.empty()) return absl::OkStatus();
+  return Claim("--export_weights", flags_.export_weights, patience, exported_);
 }
 
 absl::Status Trainer::CheckResumed() const {
@@ -255,7 +258,7 @@ absl::Status Trainer::ExportWeights() {
   if (group_->rank() == 0) {
     const std::vector<Tensor> weights = Weights();
     Mirror(/*to_host=*/true);
-    status = SaveSafetensors(flags_.export_weights, weights, progress_.step * flags_.accumulate);
+    status = SaveSafetensors(*exported_, weights, progress_.step * flags_.accumulate);
   }
   return AgreeOn(*group_, status);
 }

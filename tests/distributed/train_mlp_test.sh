@@ -225,6 +225,14 @@ case $case_name in
       for signal in USR1 TERM; do
         rm -f checkpoint
         start $ranks --hidden=64 --deterministic --steps=1000000 --save=checkpoint
+        # Meanwhile it has the file for itself, also by another name.
+        ln -s checkpoint link
+        for name in checkpoint link; do
+          "$train_mlp" --hidden=64 --steps=1 --save=$name >second.out 2>second.err && fail "two trainings save to one file"
+          grep -q "^train_mlp: cannot write $name: another process writes it, and holds checkpoint.lock; wait for its end, or give" second.err ||
+            fail "does not say who writes $name: $(cat second.err)"
+        done
+        rm link second.*
         kill -$signal "${rank_pids[-1]}"
         wait $job
         [[ $? == 75 ]] || fail "exit code"
@@ -323,7 +331,7 @@ case $case_name in
     fails "in the folder /nowhere: give --data" 2 --data=/nowhere
     fails "cannot write --summary_json=/nowhere/s" 2 --summary_json=/nowhere/s
     fails "cannot write --summary_json=." 2 --summary_json=.
-    fails "cannot create /nowhere/c.tmp" 2 --save=/nowhere/c
+    fails "cannot create /nowhere/c.lock" 2 --save=/nowhere/c
     fails "cannot write the timeline to /nowhere/t" 1 --trace=/nowhere/t
     fails "the training loss is not finite in step" 2 --lr=1000000 --hidden=256,256
     mkdir mnist
@@ -410,7 +418,7 @@ case $case_name in
     fails "cannot begin with --init_weights=short: it is truncated or damaged" 2 --init-weights=short
     fails "it is no safetensors file" 1 --init-weights=lenet.ckpt
     fails "--init_weights does not go with --resume" 1 --init-weights=lenet.weights --resume=lenet.ckpt
-    fails "cannot create /nowhere/w.tmp" 2 --export-weights=/nowhere/w
+    fails "cannot create /nowhere/w.lock" 2 --export-weights=/nowhere/w
     fails "--recover does not go with --sync_bn" 1 --model=resnet20 --sync-bn --recover
     fails "the training loss is not finite in step" 2 --lr=1000000
     fails "--sync_bn: --model=lenet has no batch normalisation" 2 --sync-bn

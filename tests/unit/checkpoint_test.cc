@@ -12,8 +12,10 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,7 +44,8 @@ class Fixture {
     return {{"1.weight", {3, 4}, absl::MakeSpan(weight_)}, {"1.bias", {3}, absl::MakeSpan(bias_)}};
   }
   absl::Status Save(const std::string& optimizer = "sgd") {
-    return SaveCheckpoint(path_, optimizer, progress_, Tensors());
+    const absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path_);
+    return file.ok() ? SaveCheckpoint(**file, optimizer, progress_, Tensors()) : file.status();
   }
   std::vector<uint8_t> Bytes() const {
     const absl::StatusOr<std::vector<uint8_t>> bytes = ReadFile(path_);
@@ -116,7 +119,7 @@ void ReplaceInHeader(Fixture& f, const std::string& what, const std::string& wit
 
 TEST_CASE("a checkpoint says in which environment it was written, and loads all the same") {
   Fixture f;
-  CheckpointWriter writer(f.path_, "sgd", R"({"system": "Linux 6.1", "cpu": {"cores": 2}})");
+  CheckpointWriter writer(*AtomicFile::Create(f.path_), "sgd", R"({"system": "Linux 6.1", "cpu": {"cores": 2}})");
   writer.Start(f.progress_, f.Tensors());
   REQUIRE(writer.Finish().ok());
   const std::vector<uint8_t> bytes = f.Bytes();
@@ -254,8 +257,9 @@ TEST_CASE("a save that fails leaves the old checkpoint and no temporary file") {
   SECTION("given up half-way") {
     absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(f.path_);
     REQUIRE(file.ok());
+    REQUIRE((*file)->Begin().ok());
     REQUIRE((*file)->Write("abc", 3).ok());
-    CHECK(f.FilesInFolder() == 2);
+    CHECK(f.FilesInFolder() == 3);
     file->reset();
     CHECK(f.Bytes() == good);
     CHECK(f.FilesInFolder() == 1);
@@ -282,31 +286,66 @@ TEST_CASE("what a killed process was writing is taken over, what somebody writes
   Fixture f;
   REQUIRE(f.Save().ok());
   const std::vector<uint8_t> good = f.Bytes();
-  const std::string temporary = f.path_ + ".tmp";
-  std::ofstream(temporary) << std::string(10000, 'x');
+  const auto be_killed = [&] {
+    for (const char* name : {".tmp", ".lock"}) std::ofstream(f.path_ + name) << std::string(10000, 'x');
+  };
+  be_killed();
   RemoveUnfinished(f.path_);
   CHECK(f.FilesInFolder() == 1);
   RemoveUnfinished(f.path_);
 
-  std::ofstream(temporary) << std::string(10000, 'x');
+  be_killed();
   REQUIRE(f.Save().ok());
   CHECK(f.Bytes() == good);
   CHECK(f.FilesInFolder() == 1);
 
   absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(f.path_);
   REQUIRE(file.ok());
-  REQUIRE((*file)->Write("abc", 3).ok());
-  const absl::Status second = f.Save();
-  CHECK(absl::IsFailedPrecondition(second));
-  CHECK(absl::StrContains(second.message(), "another process is writing it"));
-  RemoveUnfinished(f.path_);
-  CHECK(f.FilesInFolder() == 2);
-  REQUIRE((*file)->Commit().ok());
-  // Its name is free again, though it is still open.
-  CHECK(f.Save().ok());
+  // From the beginning to the end, not only while it is being written.
+  for (int writes = 0; writes <= 2; ++writes) {
+    const absl::Status second = f.Save();
+    CHECK(absl::IsFailedPrecondition(second));
+    CHECK(absl::StrContains(second.message(), "a.ckpt: another process writes it, and holds "));
+    REQUIRE((*file)->Begin().ok());
+    REQUIRE((*file)->Write("abc", 3).ok());
+    RemoveUnfinished(f.path_);
+    CHECK(f.FilesInFolder() == 3);
+    REQUIRE((*file)->Commit().ok());
+  }
+  CHECK(f.Bytes().size() == 3);
   file->reset();
+  REQUIRE(f.Save().ok());
   CHECK(f.Bytes() == good);
   CHECK(f.FilesInFolder() == 1);
+}
+
+TEST_CASE("a claim that ends in time is waited for") {
+  Fixture f;
+  std::unique_ptr<AtomicFile> file = *AtomicFile::Create(f.path_);
+  std::thread end([&] {
+    absl::SleepFor(absl::Milliseconds(50));
+    file.reset();
+  });
+  CHECK(AtomicFile::Create(f.path_, absl::InfiniteDuration()).ok());
+  end.join();
+}
+
+TEST_CASE("a symbolic link is written through, and stays a link") {
+  Fixture f;
+  fs::create_directory(f.folder_.File("far"));
+  fs::create_symlink("far/middle", f.path_);
+  fs::create_symlink(f.folder_.File("far/end"), f.folder_.File("far/middle"));
+  for (int saves = 0; saves < 2; ++saves) {  // without the target, and with it
+    REQUIRE(f.Save().ok());
+    CHECK(fs::is_symlink(f.path_));
+    CHECK(fs::is_symlink(f.folder_.File("far/middle")));
+    CHECK(fs::is_regular_file(fs::symlink_status(f.folder_.File("far/end"))));
+    CHECK(f.FilesInFolder() == 2);
+  }
+  CHECK(LoadCheckpoint(f.path_, "sgd", f.Tensors()).ok());
+  // Who writes the target writes the link.
+  const std::unique_ptr<AtomicFile> file = *AtomicFile::Create(f.folder_.File("far/end"));
+  CHECK(absl::IsFailedPrecondition(f.Save()));
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not survive fork
@@ -345,7 +384,7 @@ TEST_CASE("a process killed after any number of bytes leaves the checkpoint befo
     });
     REQUIRE(signal == SIGXFSZ);
     REQUIRE(f.Bytes() == good);
-    REQUIRE(f.FilesInFolder() == 2);  // never more than one that is not finished
+    REQUIRE(f.FilesInFolder() == 3);  // never more than one that is not finished, and the lock
   }
   REQUIRE(f.Save().ok());
   CHECK(f.Bytes() != good);
@@ -376,7 +415,7 @@ TEST_CASE("a process killed at any moment leaves one whole checkpoint") {
     if (loaded->step > 24) {
       REQUIRE(f.weight_ == std::vector<float>(f.weight_.size(), static_cast<float>(loaded->step)));
     }
-    REQUIRE(f.FilesInFolder() <= 2);
+    REQUIRE(f.FilesInFolder() <= 3);
     last = loaded->step;
   }
   CHECK(last > 24);
@@ -388,7 +427,7 @@ TEST_CASE("a process killed at any moment leaves one whole checkpoint") {
 
 TEST_CASE("a checkpoint is written while its tensors change") {
   Fixture f;
-  CheckpointWriter writer(f.path_, "sgd");
+  CheckpointWriter writer(*AtomicFile::Create(f.path_), "sgd");
   for (int64_t step = 1; step <= 20; ++step) {
     f.progress_.step = step;
     std::fill(f.weight_.begin(), f.weight_.end(), static_cast<float>(step));
@@ -407,13 +446,12 @@ TEST_CASE("a checkpoint that could not be written in the background is told of, 
   Fixture f;
   REQUIRE(f.Save().ok());
   const std::vector<uint8_t> good = f.Bytes();
-  CheckpointWriter writer(f.path_, "sgd");
-  absl::StatusOr<std::unique_ptr<AtomicFile>> other = AtomicFile::Create(f.path_);
-  REQUIRE(other.ok());
+  CheckpointWriter writer(*AtomicFile::Create(f.path_), "sgd");
+  REQUIRE(fs::create_directory(f.path_ + ".tmp"));
   writer.Start(f.progress_, f.Tensors());
-  CHECK(absl::StrContains(writer.Finish().message(), "another process is writing it"));
+  CHECK(absl::StrContains(writer.Finish().message(), "a.ckpt.tmp"));
   CHECK(writer.failed());
-  other->reset();
+  fs::remove(f.path_ + ".tmp");
   f.progress_.step = 25;
   writer.Start(f.progress_, f.Tensors());
   CHECK_FALSE(writer.Finish().ok());
@@ -425,7 +463,7 @@ TEST_CASE("a checkpoint is written to regular files only") {
   CHECK(absl::IsInvalidArgument(AtomicFile::Create("/dev/null").status()));
   CHECK(absl::IsInvalidArgument(AtomicFile::Create(f.folder_.path()).status()));
   REQUIRE(mkfifo((f.path_ + ".tmp").c_str(), 0600) == 0);
-  CHECK_FALSE(AtomicFile::Create(f.path_).ok());  // and does not wait for a reader
+  CHECK_FALSE((*AtomicFile::Create(f.path_))->Begin().ok());  // and does not wait for a reader
   CHECK(absl::IsNotFound(AtomicFile::Create(f.folder_.File("no/such")).status()));
 }
 

@@ -57,7 +57,7 @@ TEST_CASE("What is saved is loaded again, bit for bit, and other programs find w
   Weights saved(1.5f), loaded(100);
   saved.weight[2] = NAN;
   saved.weight[3] = -0.0f;
-  REQUIRE(SaveSafetensors(temporary.file, saved.tensors(), 42).ok());
+  REQUIRE(SaveSafetensors(**AtomicFile::Create(temporary.file), saved.tensors(), 42).ok());
   REQUIRE(LoadSafetensors(temporary.file, loaded.tensors()).ok());
   CHECK(std::memcmp(saved.weight.data(), loaded.weight.data(), 6 * sizeof(float)) == 0);
   CHECK(saved.variance == loaded.variance);

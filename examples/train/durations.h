@@ -19,6 +19,12 @@ class Durations {
   // The first `warmup` durations are discarded as soon as there are later ones.
   explicit Durations(int64_t warmup) : warmup_(warmup) { kept_.reserve(kMost); }
 
+  // Forgets all, and begins with the warm-up.
+  void Restart() {
+    added_ = 0;
+    Clear();
+  }
+
   void Add(int64_t ns) {
     if (added_++ == warmup_) Clear();
     sum_ns_ += ns;

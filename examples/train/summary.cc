@@ -91,9 +91,13 @@ void Measure(const Durations& steps, const Durations& exposed, Summary& summary)
   summary.exposed_comm_ms = exposed.median_ns() / 1e6;
 }
 
+std::string LossText(const Summary& summary) {
+  return summary.final_loss.has_value() ? absl::StrFormat("loss %.4f", *summary.final_loss) : "loss not measured";
+}
+
 std::string ToText(const Summary& summary) {
-  std::string text = absl::StrFormat("test accuracy %.2f %%, loss %.4f after %d steps\n", 100 * summary.test_accuracy,
-                                     summary.final_loss, summary.steps);
+  std::string text = absl::StrFormat("test accuracy %.2f %%, %s after %d steps\n", 100 * summary.test_accuracy,
+                                     LossText(summary), summary.steps);
   if (summary.measured_steps > 0) {
     absl::StrAppendFormat(&text, "%.0f samples/s; a step takes %.3f ms (median of %d, %.3f to %.3f%s)\n",
                           summary.samples_per_second, summary.step_ms_median, summary.measured_steps,
@@ -110,7 +114,7 @@ std::string ToText(const Summary& summary) {
 absl::Status WriteJson(const Summary& summary, const std::string& path) {
   Json object = {
       {"test_accuracy", summary.test_accuracy},
-      {"final_loss", summary.final_loss},
+      {"final_loss", summary.final_loss.has_value() ? Json(*summary.final_loss) : Json()},
       {"samples_per_second", summary.samples_per_second},
       {"step_ms", {{"median", summary.step_ms_median}, {"min", summary.step_ms_min}, {"max", summary.step_ms_max}}},
       {"exposed_comm_ms", summary.exposed_comm_ms},

@@ -34,12 +34,13 @@ struct Summary {
   std::string environment;  // of rank 0, as JSON, or empty; see environment.h
 
   // The model.
-  double test_accuracy = 0;  // 0 to 1
-  double final_loss = 0;     // mean training loss of the last epoch
+  double test_accuracy = 0;          // 0 to 1
+  std::optional<double> final_loss;  // mean training loss of the last epoch; none without one
   std::string parameters_sha256;
   std::vector<double> first_losses;  // losses of the first steps of this run, means over the ranks; up to 20
 
-  // Times of the steps after the warm-up, on rank 0. A step lasts from the end of one optimizer step to the end of the
+  // Times of the steps after the warm-up, on rank 0; only those since the last recovery, if it was without ranks that
+  // had trained before. A step lasts from the end of one optimizer step to the end of the
   // next.
   int64_t measured_steps = 0;
   bool warmup_counted = false;  // warm-up steps are included, because there were no others
@@ -59,6 +60,9 @@ struct Summary {
 
 // Computes the times from those of the steps of this run.
 void Measure(const Durations& steps, const Durations& exposed, Summary& summary);
+
+// "loss 0.0123", or that there is none.
+std::string LossText(const Summary& summary);
 
 // Returns a summary of several lines to print.
 std::string ToText(const Summary& summary);

@@ -132,8 +132,8 @@ absl::Status Trainer::RunEpochs() {
     const bool trained = progress_.step > first_step_;
     if (trained) {
       if (absl::Status status = Save(); !status.ok()) return status;
-      console_.Print(absl::StrFormat("epoch %d, step %d of %d: loss %.4f, test accuracy %.2f %%\n", EpochsBegun(),
-                                     progress_.step, last_step_, summary_.final_loss, 100 * summary_.test_accuracy));
+      console_.Print(absl::StrFormat("epoch %d, step %d of %d: %s, test accuracy %.2f %%\n", EpochsBegun(),
+                                     progress_.step, last_step_, LossText(summary_), 100 * summary_.test_accuracy));
     }
     due_ = false;
   }
@@ -157,7 +157,7 @@ absl::Status Trainer::RunEpoch() {
   timer_->Mark(started_);
   if (energy_ != nullptr) energy_->Begin();
   while (progress_.epoch == epoch && progress_.step < last_step_) {
-    if (energy_ != nullptr && started_ > 0 && started_ == flags_.warmup) energy_->Clear();
+    if (energy_ != nullptr && started_ == measured_from_) energy_->Clear();
     // What was uploaded from the batch that is given back now has to have arrived.
     if (started_ > 0) device_.Await(Slot());
     const absl::StatusOr<Batch> batch = loader_->Next();

@@ -77,6 +77,7 @@ class Trainer {
   bool MayRecover() const;
   absl::Status GoOn();
   void ForgetStepsUnderWay();
+  void MeasureAnew();
   absl::StatusOr<int64_t> ShareState();
   void StepBack();
   absl::Status ShareNotices();
@@ -198,7 +199,9 @@ class Trainer {
   // epoch.
   double loss_sum_ = 0;
   int64_t loss_steps_ = 0;
-  // This rank's times of the steps of this run.
+  // This rank's times of the steps of this run, or of those since a recovery has changed the number of ranks; without
+  // the warm-up, which ends before step measured_from_, counted like started_.
+  int64_t measured_from_ = flags_.warmup;
   Durations step_times_{flags_.warmup}, exposed_times_{flags_.warmup};
   int64_t exposed_on_gpu_ns_ = 0;
 

@@ -47,6 +47,7 @@ absl::Status Trainer::GoOn() {
   if (const size_t now = loader_->global_batch(); now != global_batch) {
     progress_.epoch_samples -= progress_.epoch_samples % static_cast<int64_t>(now);
     PlanSteps();
+    MeasureAnew();
   }
   if (absl::Status status = ShareNotices(); !status.ok()) return status;
   // A rank that has died may still be ending, and hold what it had claimed.
@@ -60,6 +61,14 @@ absl::Status Trainer::GoOn() {
                                                   : "",
                               "\n"));
   return absl::OkStatus();
+}
+
+// Figures of the ranks that are left: rates of different numbers of ranks have no mean.
+void Trainer::MeasureAnew() {
+  step_times_.Restart();
+  exposed_times_.Restart();
+  measured_from_ = started_ + flags_.warmup;
+  if (energy_ != nullptr) energy_->Clear();
 }
 
 // Their losses are not counted: the steps are repeated.

@@ -2,6 +2,7 @@
 // What a Trainer finds out about its training: losses and accuracy after each epoch, and a summary at the end.
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/collectives.h"
@@ -43,9 +44,9 @@ absl::Status Trainer::Evaluate() {
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};
   if (absl::Status status = group_->AllReduce(buffer, buffer).Wait(); !status.ok()) return status;
-  summary_.final_loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
+  summary_.final_loss = sums[1] > 0 ? std::optional(sums[0] / sums[1]) : std::nullopt;
   summary_.test_accuracy = sums[2] / sums[3];
-  if (!std::isfinite(summary_.final_loss)) return LostLoss();
+  if (!std::isfinite(sums[0])) return LostLoss();
   if (!flags_.deterministic || !Reduces()) return absl::OkStatus();
   return RequireSame(
       *group_, absl::StrCat("parameters of SHA-256 ", replica_->ParametersSha256(), " after step ", progress_.step),

@@ -190,7 +190,9 @@ case $case_name in
     succeeds 1 "${flags[@]}" --batch=64 --epochs=3 --resume=checkpoint --summary_json=resumed
     holds "$(number steps resumed) == 69 && $(number test_accuracy resumed) > 0.9"
     # Nothing left to do: the checkpoint's model is evaluated.
-    succeeds 2 "${flags[@]}" --steps=31 --resume=checkpoint
+    succeeds 2 "${flags[@]}" --steps=31 --resume=checkpoint --summary_json=resumed
+    [[ $(number final_loss resumed) == null ]] || fail "a loss without a step"
+    grep -q "^test accuracy [89].* %, loss not measured after 31 steps$" out || fail "does not say that it has no loss"
     [[ -e checkpoint && ! -e checkpoint.tmp ]] || fail "files: $(ls -A)"
 
     # The learning rate is a part of it; another one is taken only if it is given.

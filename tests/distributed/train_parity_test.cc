@@ -79,8 +79,8 @@ void CheckClose(const Trained& many, const Trained& one, double tolerance) {
   }
   RANK_CHECK(largest > 0.1);
   RANK_CHECK(worst <= tolerance, "parameters differ by ", worst);
-  RANK_CHECK(std::abs(many.summary.final_loss - one.summary.final_loss) < 10 * tolerance, many.summary.final_loss,
-             " is not ", one.summary.final_loss);
+  RANK_CHECK(std::abs(*many.summary.final_loss - *one.summary.final_loss) < 10 * tolerance, *many.summary.final_loss,
+             " is not ", *one.summary.final_loss);
   // A test image at the border may fall to either side.
   RANK_CHECK(std::abs(many.summary.test_accuracy - one.summary.test_accuracy) < 2.5 / 360);
 }
@@ -337,7 +337,7 @@ TEST_CASE("a resumed training continues bit for bit") {
       const Trained last = Train(rank.group(), part);
       RANK_CHECK_EQ(last.summary.parameters_sha256, whole.summary.parameters_sha256);
       // The loss is the epoch's, also of steps before the checkpoint.
-      RANK_CHECK(std::abs(last.summary.final_loss - whole.summary.final_loss) < 1e-12);
+      RANK_CHECK(std::abs(*last.summary.final_loss - *whole.summary.final_loss) < 1e-12);
 
       // Once more, by one rank alone: the checkpoint does not depend on the number of ranks.
       second.batch = kGlobalBatch;
@@ -357,8 +357,8 @@ TEST_CASE("in bfloat16 ranks train together as far as in float32, with the same 
     const Trained whole = Train(rank.group(), flags);
     RANK_CHECK(whole.summary.parameters_sha256 != exact.summary.parameters_sha256);
     const auto check_as_good = [&](const Trained& trained) {
-      RANK_CHECK(std::abs(trained.summary.final_loss - exact.summary.final_loss) < 0.01, trained.summary.final_loss,
-                 " is not ", exact.summary.final_loss);
+      RANK_CHECK(std::abs(*trained.summary.final_loss - *exact.summary.final_loss) < 0.01, *trained.summary.final_loss,
+                 " is not ", *exact.summary.final_loss);
       RANK_CHECK(std::abs(trained.summary.test_accuracy - exact.summary.test_accuracy) < 2.5 / 360);
     };
     check_as_good(whole);

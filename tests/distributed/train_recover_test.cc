@@ -101,6 +101,37 @@ TEST_CASE("a training whose group fails goes on in a new one, to the same parame
   }
 }
 
+// Among threads, which have a store to meet in.
+TEST_CASE("the figures after a recovery are of the ranks that are left", "[timeout]") {
+  if (!ddp::testing::RanksAreThreads() || ddp::testing::RankCount() == 1) return;
+  ddp::ContextOptions options;
+  options.timeout = absl::Seconds(5);
+  RunOnRanks(
+      [](Rank& rank) {
+        TrainFlags flags = Flags(rank, "sgd");
+        flags.warmup = 2;
+        const bool leaves = rank.rank() == rank.size() - 1;
+        const ddp::ProcessGroup* const world = &rank.context().world();
+        int before = 0, after = 0;
+        const absl::StatusOr<Summary> summary = Train(rank, flags, [&](absl::string_view here) {
+          if (here != "loss") return;
+          ++(&rank.context().world() == world ? before : after);
+          if (!leaves || before < 20) return;
+          BreakWorld(rank, "the test breaks the world");
+          rank.Meet();  // once the others are through
+        });
+        if (!leaves) rank.Meet();
+        RANK_CHECK_EQ(summary.ok(), !leaves);
+        if (!leaves) {
+          RANK_CHECK_EQ(summary->world_size, rank.size() - 1);
+          RANK_CHECK_EQ(summary->measured_steps, after - flags.warmup);
+          RANK_CHECK_EQ(summary->measured_samples(), (after - flags.warmup) * flags.batch * (rank.size() - 1));
+        }
+        rank.Meet();
+      },
+      options);
+}
+
 TEST_CASE("a step that fails again after a recovery ends the training") {
   RunOnRanks([](Rank& rank) {
     int step = 0;

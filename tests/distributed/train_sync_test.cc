@@ -70,7 +70,8 @@ TEST_CASE("K ranks train ResNet-20 as one does on the whole batch if they normal
     const Summary together = Train(rank.group(), flags);
     const double near = LossesApart(together, one);
     RANK_CHECK(near < 2e-4, near);
-    RANK_CHECK(std::abs(together.final_loss - one.final_loss) < 2e-3, together.final_loss, " is not ", one.final_loss);
+    RANK_CHECK(std::abs(*together.final_loss - *one.final_loss) < 2e-3, *together.final_loss, " is not ",
+               *one.final_loss);
     RANK_CHECK(rank.size() == 1 ? near == 0 : apart > 20 * near, apart, " without, ", near, " with");
     // Micro-batches are normalised one by one, on all ranks together.
     flags.accumulate = 2;

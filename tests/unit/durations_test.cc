@@ -25,6 +25,11 @@ TEST_CASE("The first durations are left out, unless there are no others") {
   CHECK(durations.least_ns() == 5);
   CHECK(durations.most_ns() == 60);
   CHECK(durations.median_ns() == 7);
+  durations.Restart();
+  CHECK(durations.count() == 0);
+  CHECK(durations.median_ns() == 0);
+  for (const int64_t ns : {100, 200, 9}) durations.Add(ns);
+  CHECK(durations.sum_ns() == 9);
 }
 
 TEST_CASE("A long run needs no more memory, and keeps its median to what the spacing allows") {

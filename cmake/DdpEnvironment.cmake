@@ -22,3 +22,7 @@ target_compile_definitions(
           DDP_CUDA_TOOLKIT="${_cuda_toolkit}")
 target_link_libraries(ddp_environment PUBLIC absl::statusor absl::strings
                                       PRIVATE ddp_build_flags absl::time nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})
+
+# ddp_standard_streams: linked into every program, which then notices that its output is lost.
+add_library(ddp_standard_streams OBJECT ${PROJECT_SOURCE_DIR}/tools/standard_streams.cc)
+target_link_libraries(ddp_standard_streams PRIVATE ddp_build_flags)

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "ddp/collectives.h"
 #include "ddp/context.h"
 #include "examples/data/dataset.h"
+#include "examples/data/file.h"
 #include "examples/nn/onednn.h"
 #include "examples/nn/plan_cache.h"
 #include "examples/nn/queues.h"
@@ -37,6 +40,33 @@ struct Settings {
   ModelChoice model;
 };
 
+// A file as all its spellings and links name it, whether it exists or not.
+std::string SameName(const std::string& path) {
+  std::error_code none;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(FollowLinks(path), none), none).string();
+}
+
+absl::Status CheckOutputs(const TrainFlags& flags) {
+  const std::pair<absl::string_view, const std::string&> files[] = {{"--save=", flags.save},
+                                                                    {"--export_weights=", flags.export_weights},
+                                                                    {"--summary_json=", flags.summary_json},
+                                                                    {"--trace=", flags.trace}};
+  for (const auto& one : files) {
+    for (const auto* other = files; other != &one; ++other) {
+      if (one.second.empty() || other->second.empty() || SameName(one.second) != SameName(other->second)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(other->first, other->second, " and ", one.first, one.second,
+                                                     " name the same file; give each a file of its own"));
+    }
+  }
+  std::error_code none;
+  if (!std::filesystem::exists(flags.trace, none) || std::filesystem::is_regular_file(flags.trace, none)) {
+    return absl::OkStatus();
+  }
+  // Every rank writes a part beside it.
+  return absl::InvalidArgumentError(
+      absl::StrCat("--trace=", flags.trace, " exists and is not a regular file; give a file in a folder"));
+}
+
 absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Program& program) {
   Settings settings;
   const absl::StatusOr<bool> help = ParseArguments(argv, program.own_flags);
@@ -46,6 +76,7 @@ absl::StatusOr<Settings> ReadSettings(absl::Span<char* const> argv, const Progra
   absl::StatusOr<TrainFlags> flags = ReadTrainFlags();
   if (!flags.ok()) return flags.status();
   settings.flags = *std::move(flags);
+  if (absl::Status status = CheckOutputs(settings.flags); !status.ok()) return status;
   absl::StatusOr<ModelChoice> model = program.read_own_flags();
   if (!model.ok()) return model.status();
   settings.model = *std::move(model);

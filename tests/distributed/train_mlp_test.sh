@@ -335,6 +335,18 @@ case $case_name in
     fails "cannot write --summary_json=." 2 --summary_json=.
     fails "cannot create /nowhere/c.lock" 2 --save=/nowhere/c
     fails "cannot write the timeline to /nowhere/t" 1 --trace=/nowhere/t
+    fails "--trace=/dev/full exists and is not a regular file" 2 --trace=/dev/full
+    # Each output has a file of its own, however it is spelled.
+    fails "--save=a and --export_weights=a name the same file" 2 --save=a --export-weights=a
+    fails "--save=./a and --summary_json=a name the same file" 1 --save=./a --summary-json=a
+    fails "--export_weights=a and --trace=$PWD/a name the same file" 1 --export-weights=a --trace="$PWD/a"
+    mkdir folder && ln -s folder/c link
+    fails "--save=link and --summary_json=folder//c name the same file" 1 --save=link --summary-json=folder//c
+    rm -r folder link
+    for flag in --help --environment; do
+      "$train_mlp" $flag >/dev/full 2>err && fail "$flag succeeds on a full disk"
+      grep -q "^train_mlp: cannot write to standard output" err || fail "$flag does not say that it cannot be written"
+    done
     fails "the training loss is not finite in step" 2 --lr=1000000 --hidden=256,256
     mkdir mnist
     for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do echo hello >mnist/$name-ubyte; done

@@ -37,6 +37,9 @@ grep -q '"ranks": 1' out || fail "no JSON"
 grep -q '"build_type"' report.json || fail "the report does not describe the machine"
 grep -q '"findings"' report.json || fail "the report has no findings"
 
+if "$doctor" --no-probe --json >/dev/full 2>err; then fail "success, though nothing could be written"; fi
+grep -q '^ddp_doctor: cannot write to standard output' err || fail "does not say that nothing could be written"
+
 DDP_SHARED_MEMORY=x run 1 "$doctor" --no-probe
 grep -q '^error: .*DDP_SHARED_MEMORY' out || fail "the wrong variable is not named"
 NCCL_NTHREADS=4 run any "$doctor" --no-probe

@@ -62,6 +62,8 @@ for row in rows:
 PYTHON
 }
 ranks 1 18 --collectives=all --sizes=1K # all but messages, which need two ranks
+"$program" -n 4 -w 1 --budget=0.001 --sizes=1K --json=closed.json >&- 2>&- <&- || fail "without standard streams: exit code $?"
+python3 -c 'import json; json.load(open("closed.json"))' || fail "the table is in the JSON file"
 mpirun=("$@")
 if ((${#mpirun[@]} > 0)); then
   # 8 operations out of place and in place; broadcast; 2 messages; and a barrier

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every program says what it does for --help, and what is wrong with its command line.
+# Every program says what it does for --help, and what is wrong with its command line; and notices that its output is lost.
 #
 #   programs_test.sh PROGRAM...
 set -u
@@ -27,5 +27,11 @@ for program; do
     failed=1
   fi
   check "$program" --no-such-flag 2 err
+  code=0
+  timeout 60 "$program" --help >/dev/full 2>err </dev/null || code=$?
+  if ((code != 1)) || ! grep -q "^${program##*/}: cannot write to standard output" err; then
+    printf '%s --help on a full disk: exit code %d, %s\n' "$program" "$code" "$(head -3 err)"
+    failed=1
+  fi
 done
 exit "$failed"

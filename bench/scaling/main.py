@@ -42,6 +42,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{message}; --help lists the flags")
 
+    def print_help(self, file=None):  # argparse's own passes over output that is lost
+        print(self.format_help(), end="", file=file)
+
 
 def parser(name, **options):
     return Parser(prog=name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
@@ -238,6 +241,18 @@ def check_resumed(old, new):
             )
 
 
+def read_result(path):
+    """A result from which everything can be computed that this program computes. Raises UserError."""
+    result = result_file.read(path)
+    with result_file.drawing_on(path):
+        report.render(result)
+        for run in result["runs"]:
+            job = plan.job_of(run)
+            pilot = result["pilots"][job.steps_key()]
+            run["wall_s"] + plan.expected_seconds(job, pilot, result["settings"], result["environment"]["slots"])
+    return result
+
+
 def open_result(arguments, new):
     """The result to add to: a new one, or with --resume the one in the folder."""
     folder = arguments.out
@@ -254,7 +269,7 @@ def open_result(arguments, new):
         raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
     if not exists:
         return new
-    old = result_file.read(folder)
+    old = read_result(folder)
     check_resumed(old, new)
     return {**old, "settings": new["settings"], "ended": "not yet"}
 
@@ -268,7 +283,7 @@ def measure(argv):
     bin_folder = trainers.find_bin(arguments.bin, programs + bench)
     snapshot = look_around(arguments, launcher, bin_folder, programs[0])
     slots = snapshot["slots"]
-    settings = settings_of(arguments, slots)
+    settings = {**settings_of(arguments, slots), "mpirun_flags": shlex.join(launcher.words[1:]) or None}
     jobs = plan.make_jobs(plan.make_cases(settings), settings)
     result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
     line = LiveLine()
@@ -306,7 +321,8 @@ def draw_again(argv):
     add_prediction(p)
     arguments = p.parse_args(argv)
     charts.require()
-    result = result_file.read(arguments.result)
+    result = read_result(arguments.result)
+    folder = make_folder(arguments.out or os.path.dirname(os.path.abspath(result_file.path_in(arguments.result))))
     given = {name: getattr(arguments, name) for name in ("node_size", "link_gb_s", "link_latency_us")}
     given = {name: value for name, value in given.items() if value}
     if result["settings"]["predict"]:
@@ -316,12 +332,7 @@ def draw_again(argv):
         saved.update(given)
     elif given:
         raise UserError(f"{arguments.result} holds no all-reduces to predict from: measure with --predict")
-    print(
-        report.write(
-            result,
-            make_folder(arguments.out or os.path.dirname(os.path.abspath(result_file.path_in(arguments.result)))),
-        )
-    )
+    print(report.write(result, folder))
     return 0
 
 
@@ -348,7 +359,7 @@ def compare_two(argv):
     p.add_argument("--price-b", type=positive(float), help="what an hour of B's machine costs, in the same currency")
     arguments = p.parse_args(argv)
     charts.require()
-    a, b = result_file.read(arguments.a), result_file.read(arguments.b)
+    a, b = read_result(arguments.a), read_result(arguments.b)
     prices = (arguments.price_a, arguments.price_b)
     path = compare.write(a, b, (arguments.a, arguments.b), prices, make_folder(arguments.out))
     print(compare.speed_line(compare.pairs(analysis.points(a), analysis.points(b))[0]))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scaling.json: its schema, reading, writing; and the CSV file."""
 
+import contextlib
 import csv
 import json
 import os
@@ -43,15 +44,31 @@ def path_in(folder_or_file):
     return os.path.join(folder_or_file, FILE) if os.path.isdir(folder_or_file) else folder_or_file
 
 
+def not_json(word):
+    raise ValueError(f"{word} is no number of JSON")
+
+
+@contextlib.contextmanager
+def drawing_on(path):
+    """What computes with a result that was read from `path`: contents that it cannot digest become a UserError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"{path_in(path)} is damaged: {' '.join(what.split())}; give a {FILE} that this program wrote"
+        ) from error
+
+
 def read(path):
     """A result file that has been checked. Raises UserError."""
     path = path_in(path)
     try:
         with open(path, encoding="utf-8") as file:
-            result = json.load(file)
+            result = json.load(file, parse_constant=not_json)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}; give a {FILE} that this program wrote") from None
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:
         raise UserError(f"{path} is not a scaling result; give a {FILE} that this program wrote")

@@ -62,7 +62,7 @@ class Session:
         result["runs"] = [run for run in result["runs"] if run["status"] == "ok"]
         self.seconds = {}
         for run in result["runs"]:
-            self.seconds.setdefault(run["job"], run["wall_s"])
+            self.seconds.setdefault(plan.job_of(run).key(), run["wall_s"])
 
     def measure(self):
         """Makes the runs. Returns how it ended: "complete", "interrupted", "time limit"."""
@@ -89,7 +89,7 @@ class Session:
 
     def _rounds(self):
         self._pilots()
-        done = {(run["job"], run["round"]) for run in self.result["runs"]}
+        done = {(plan.job_of(run).key(), run["round"]) for run in self.result["runs"]}
         todo = [
             (round_, job)
             for round_ in range(self.settings["rounds"])

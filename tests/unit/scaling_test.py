@@ -16,7 +16,7 @@ from unittest import mock
 from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
-from scaling import analysis, result as result_file
+from scaling import analysis, charts, result as result_file
 
 
 @needs_matplotlib
@@ -257,6 +257,17 @@ class Resume(Scaling):
         fakes.edit_result(self.out, lambda result: result["environment"]["cpu"].update(model="another"))
         self.assert_refused("the cpu was", *self.measure("--ranks=1,2", "--scaling=weak", "--resume"))
 
+    def test_other_flags_of_mpirun_are_refused(self):
+        mpirun = self.programs[1]
+        self.measure("--ranks=1", "--scaling=weak", "--rounds=1", f"{mpirun} --bind-to  core")
+        again = ("--ranks=1", "--scaling=weak", "--rounds=1", "--resume")
+        self.assertEqual(self.measure(*again, f"{mpirun} --bind-to core")[0], 0)
+        self.assert_refused(
+            "mpirun_flags was --bind-to core and is --bind-to none now: give the same flags",
+            *self.measure(*again, f"{mpirun} --bind-to none"),
+        )
+        self.assert_refused("mpirun_flags was --bind-to core and is None now", *self.measure(*again))
+
     def test_other_variables_or_libraries_are_refused(self):
         for name, change, words in (
             ("variables", {"NCCL_ALGO": "Ring"}, "the variables were {'NCCL_ALGO': 'Ring'}, now {}: measure as before"),
@@ -298,6 +309,47 @@ class Resume(Scaling):
         self.assertEqual(self.result()["ended"], "interrupted")
         self.assertGreaterEqual(len(self.result()["runs"]), 4)
         self.assertIn("was interrupted", self.read("report.html"))
+
+
+class Streams(Scaling):
+    """The program as a process of its own."""
+
+    def start(self, *flags, **variables):
+        command = [sys.executable, os.path.join(BENCH, "scaling.py"), *self.programs, f"--out={self.out}", *flags]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **variables}, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def test_ctrl_c_before_anything_is_measured(self):
+        modules = os.path.join(self.folder, "modules")
+        os.mkdir(modules)
+        stop = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        fakes.write_program(os.path.join(modules, "shlex.py"), stop)
+        stopped = (130, "", "ddp-scaling: stopped by Ctrl-C; what has been measured is kept\n")
+        self.assertEqual(self.start(PYTHONPATH=modules), stopped)
+        if charts.matplotlib is not None:
+            fakes.write_program(os.path.join(self.folder, "mpirun"), "#!/bin/sh\nkill -INT $PPID; sleep 5\n")
+            self.assertEqual(self.start(), stopped)
+        self.assertFalse(os.path.exists(self.out))
+
+    def test_output_that_is_lost(self):
+        program = os.path.join(BENCH, "scaling.py")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(
+                [sys.executable, program, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        self.assertIn(done.returncode, (1, 2))
+        self.assertRegex(done.stderr, r"^ddp-scaling: .*No space left on device.*\n$")
+        closed = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "-", sys.executable, program, "--help"], check=False)
+        self.assertEqual(closed.returncode, 0)
+
+    @needs_matplotlib
+    def test_output_in_another_encoding(self):
+        flags = ("--models=mlp", "--scaling=weak", "--ranks=1,2", "--seconds=0.01", "--rounds=1")
+        code, out, err = self.start(*flags, PYTHONIOENCODING="ascii", FAKE_BEHAVIOUR="fail:2")
+        self.assertEqual(code, 1, err)
+        self.assertIn("under ?Failed runs?", out)
 
 
 class Refused(Scaling):
@@ -359,6 +411,8 @@ class Refused(Scaling):
         good = result_file.new_result(settings, dict.fromkeys(result_file.ENVIRONMENT_KEYS), "")
         for text, words in (
             ("{", "is not JSON"),
+            ("[" * 100000, "is not JSON"),
+            (json.dumps({**good, "version": float("nan")}), "is not JSON: NaN"),
             ("[1]", "is not a scaling result"),
             (json.dumps({**good, "version": 99}), "has version 99"),
             (json.dumps({**good, "runs": [{}]}), "damaged: its run has no"),
@@ -370,6 +424,42 @@ class Refused(Scaling):
                     file.write(text)
                 self.assert_refused(words, *self.call("report", path))
         self.assert_refused("cannot read", *self.call("compare", path + ".not", path))
+
+
+@needs_matplotlib
+class Broken(Scaling):
+    """Result files that look whole but are not."""
+
+    def test_each_command_names_the_file(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        good = self.read("scaling.json")
+        path = os.path.join(self.out, "scaling.json")
+
+        def spoil(run, **changes):
+            return lambda result: result["runs"][run].update(changes)
+
+        for change, words in (
+            (lambda result: result["environment"]["cpu"].pop("hardware_threads"), 'has no .hardware_threads'),
+            (lambda result: result["environment"].update(build=[]), "damaged"),
+            (lambda result: result["pilots"].clear(), "has no .mlp-cpu-fp32-auto/weak"),
+            (spoil(0, case=7), "damaged"),
+            (spoil(0, ranks="two"), "damaged"),
+            (spoil(1, wall_s=None), "damaged"),
+            (spoil(1, buckets=[{"mib": 1}]), "has no .done_ms"),
+            (lambda result: result["runs"][0]["summary"].update(samples_per_second=0), "division by zero"),
+            (lambda result: result["runs"][1]["summary"].update(first_step_losses=["low"]), "damaged"),
+        ):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(good)
+            fakes.edit_result(self.out, change)
+            words = f"{re.escape(path)} is damaged: .*{words.removeprefix('damaged')}.*; give a scaling.json"
+            with self.subTest(words):
+                self.assert_refused(words, *self.call("report", self.out))
+        self.assert_refused(words, *self.call("compare", path, path))
+        self.assert_refused(words, *self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--resume"))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(good[: len(good) // 2])
+        self.assert_refused("is not JSON", *self.call("report", self.out))
 
 
 @needs_matplotlib

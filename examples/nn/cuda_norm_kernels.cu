@@ -24,9 +24,10 @@ struct Columns {
 template <class T>
 Columns ColumnsOf(int channels) {
   const int all = channels / kVector<T>;
-  const int group = all < kMostColumns ? all : kMostColumns;
-  // So that a warp's lanes of one column are a power of two apart.
-  NN_CHECK(channels % kVector<T> == 0 && all > 0 && all % group == 0 && (group & (group - 1)) == 0);
+  NN_CHECK(channels % kVector<T> == 0 && all > 0);
+  // A power of two, so that a warp's lanes of one column are one apart, too.
+  int group = 1;
+  while (group < kMostColumns && all % (2 * group) == 0) group *= 2;
   return {all, group};
 }
 

@@ -160,8 +160,9 @@ struct PowerSgdOptions {
 // into a CUDA graph.
 //
 // The state takes twice the size of the gradients in float32 (once without error feedback). A step whose result
-// contains an infinity or a NaN does not change the state. Frozen and removed parameters lose their state. The model's
-// Create returns InvalidArgument for a rank below 1 or a start_step below 0.
+// contains an infinity or a NaN does not change the state. Frozen and removed parameters lose their state. With
+// UnusedParameters::kDetect, a step that uses a parameter on no rank loses a part of what error feedback has kept of
+// it. The model's Create returns InvalidArgument for a rank below 1 or a start_step below 0.
 DDP_EXPORT std::shared_ptr<CommHook> CreatePowerSgdHook(const PowerSgdOptions& options = {});
 
 }  // namespace ddp

@@ -82,7 +82,8 @@ struct DdpOptions {
   ReduceOp op = ReduceOp::kAvg;
 
   // For batches of different sizes: each rank has the weight that it set with SetWeight. kAvg is the weighted mean,
-  // kSum the weighted sum. Costs a pass over the gradients on ranks whose weight is not the largest (kSum: not 1).
+  // kSum the weighted sum. Costs a pass over the gradients on ranks whose weight is not the largest (kSum: not
+  // gradient_predivide_factor).
   bool weighted = false;
 
   // Gradients are divided by this factor before the sum and multiplied by it afterwards (together with the division of
@@ -315,8 +316,9 @@ class DDP_EXPORT DistributedDataParallel {
   virtual absl::Status SetParameters(std::vector<Parameter> parameters) = 0;
 
   // Turns reduction off: a backward pass that begins while a NoSync lives is not reduced. Its gradients stay local, and
-  // FinishBackward only ends the step. A backward pass begins with its first GradReady. The first one that begins after
-  // the last NoSync is destroyed is reduced.
+  // FinishBackward only ends the step (on a GPU, its stream goes on behind those of GradReady; it must live until the
+  // next FinishBackward). A backward pass begins with its first GradReady. The first one that begins after the last
+  // NoSync is destroyed is reduced.
   class [[nodiscard]] NoSync {
    public:
     // From now on. Several may live at the same time.

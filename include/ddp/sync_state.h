@@ -23,6 +23,8 @@ namespace ddp {
 //   absl::StatusOr<int64_t> common = ddp::SyncState(*group, step, state);
 //   if (common.ok()) step = *common;   // continue with the next step
 //
+// State on a GPU: the host must have waited for all work that writes it. It is equal when the call returns.
+//
 // Collective. Returns the errors of the group's operations.
 DDP_EXPORT absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t step, Buffers state);
 

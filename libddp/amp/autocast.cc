@@ -70,6 +70,7 @@ struct Policy {
 // A converted weight. Between outermost scopes its memory is kept for the next conversion.
 struct Copy {
   std::shared_ptr<void> memory;
+  void* stream = nullptr;  // on which it was made
   bool valid = false;
 };
 using CopyKey = std::tuple<const void*, size_t, DType, DType>;
@@ -149,7 +150,7 @@ DType Autocast::TypeFor(AutocastOp op, Device::Kind kind, absl::Span<const DType
     if (IsFloatingPoint(input)) widest = Wider(widest, input);
   }
   if (rule == Rule::kWidest) return widest;
-  if (!policy.enabled || rule == Rule::kFirst) return inputs[0];
+  if (!policy.enabled || rule == Rule::kFirst) return *first;
   if (widest == DType::kFloat64) return DType::kFloat64;
   return rule == Rule::kLower ? policy.dtype : DType::kFloat32;
 }
@@ -168,11 +169,12 @@ absl::StatusOr<Allocation> Autocast::CastWeight(const Buffer& weight, DType dtyp
   }
   Copy& copy = thread.copies[{weight.data, weight.count, weight.dtype, dtype}];
   if (!copy.valid) {
-    // Memory that a backward pass still reads is left to it.
-    std::shared_ptr<void> old = copy.memory.use_count() == 1 ? copy.memory : nullptr;
+    // Memory that a backward pass still reads, here or on another stream, is left to it.
+    const bool ours = copy.memory.use_count() == 1 && copy.stream == stream.native;
+    std::shared_ptr<void> old = ours ? copy.memory : nullptr;
     absl::StatusOr<std::shared_ptr<void>> memory = Convert(weight, dtype, std::move(old), stream);
     if (!memory.ok()) return memory.status();
-    copy = {*std::move(memory), true};
+    copy = {*std::move(memory), stream.native, true};
   }
   return Allocation(copy.memory, bytes, weight.device);
 }

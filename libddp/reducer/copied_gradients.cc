@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients in memory of the program's that are copied into the buckets' memory, and back when they are reduced.
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,10 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
   }
   Trained& trained = all_[index];
   const Buffer& before = trained.parameter.grad;
+  if (trained.parameter.frozen) {
+    return refuse(absl::StatusCode::kFailedPrecondition, "the parameter '", trained.parameter.name,
+                  "' is frozen; SetParameters changes that");
+  }
   if (trained.owned) {
     return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
                   "' is the library's; give Parameter::grad, or set DdpOptions::copy_gradients");
@@ -30,6 +35,10 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
                   before.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU", "; the buffer given has ",
                   grad.data == nullptr ? "no memory" : "", grad.data == nullptr ? "" : absl::StrCat(grad.count), " of ",
                   Name(grad.dtype), grad.device.kind == Device::Kind::kCpu ? " on the CPU" : " on a GPU");
+  }
+  if (reinterpret_cast<uintptr_t>(grad.data) % SizeOf(grad.dtype) != 0) {
+    return refuse(absl::StatusCode::kInvalidArgument, "the address of the gradient of '", trained.parameter.name,
+                  "' is not a multiple of ", SizeOf(grad.dtype), ", its elements' size");
   }
   if (trained.in_place) {
     if (grad.data == before.data) return absl::OkStatus();

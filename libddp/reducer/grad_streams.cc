@@ -64,17 +64,30 @@ absl::StatusOr<Stream> GradStreams::Behind(bool own) {
   const bool several = several_.load(std::memory_order_relaxed);
   if (!own && !several && first != this) return Stream{own_.device, first};
   own_used_.store(true, std::memory_order_relaxed);
+  if (absl::Status s = OrderAll(own_); !s.ok()) return s;
+  return own_;
+}
+
+absl::Status GradStreams::OrderAll(Stream after) {
   std::vector<void*> all;
-  if (several) {
+  if (several_.load(std::memory_order_relaxed)) {
     const std::lock_guard<std::mutex> lock(mutex_);
     all = others_;
   }
-  if (first != this) all.push_back(first);
+  if (void* const first = first_.load(std::memory_order_relaxed); first != this) all.push_back(first);
   for (void* const stream : all) {
-    if (stream == own_.native) continue;
-    if (absl::Status s = Order({own_.device, stream}, own_); !s.ok()) return s;
+    if (stream == after.native) continue;
+    if (absl::Status s = Order({own_.device, stream}, after); !s.ok()) return s;
   }
-  return own_;
+  return absl::OkStatus();
+}
+
+absl::Status GradStreams::EndUnreduced(Stream stream) {
+  if (!on_gpu()) return absl::OkStatus();
+  if (absl::Status s = OrderAll(stream); !s.ok()) return s;
+  Reset();
+  if (stream.native != own_.native) Use(stream);
+  return Complete(stream);
 }
 
 absl::Status GradStreams::JoinOwn(Stream stream) {

@@ -54,11 +54,16 @@ class GradStreams {
   // The host waits if `stream` is the model's own: what the program submits to another one comes after it.
   absl::Status Complete(Stream stream) const;
 
+  // A pass is over whose gradients a later one reduces: `stream`, of Follow, goes on behind the pass's streams, and
+  // what comes next behind it. Waits if it is the model's own. (On the CPU: nothing.)
+  absl::Status EndUnreduced(Stream stream);
+
   // The step is over.
   void Reset();
 
  private:
   absl::Status Order(Stream before, Stream after);
+  absl::Status OrderAll(Stream after);  // behind all that the step's streams hold
 
   OwnedStream owned_;
   OwnedEvent event_;

@@ -48,6 +48,12 @@ void Model::SetScale() {
     scale.reduce.postscale = factor / meeting_->divisor;
     scale.local = meeting_->local;
     scale.share = meeting_->share;
+    // Weights of a sum may be large: then what is added up in 16 bits would be infinite before it is divided.
+    if (options_.weighted && options_.op == ReduceOp::kSum) {
+      scale.reduce.prescale = 1;
+      scale.local /= factor;
+      scale.share /= factor;
+    }
   }
   reducer_.SetScale(scale, statistics_.steps());
 }

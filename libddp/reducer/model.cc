@@ -94,18 +94,41 @@ absl::Status Model::Build(std::vector<Parameter> parameters) {
 
 // Makes `all` the list of parameters; `announced` has their values of announced_.
 absl::Status Model::Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced) {
-  if (options_.check_nan) {
-    if (absl::Status s = Agree(*group_, nan_check_.Reset(all.size(), device_)); !s.ok()) return s;
-  }
   std::vector<size_t> order(all.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   if (absl::Status s = memory_->Place(*group_, all, order); !s.ok()) return s;
+  if (absl::Status s = Take(std::move(all), announced); !s.ok()) return s;
+  if (absl::Status s = ChooseCaps(); !s.ok()) return s;
+  return PlanAfresh();
+}
+
+absl::Status Model::Take(std::vector<Trained> all, absl::Span<const uint8_t> announced) {
   all_ = std::move(all);
   announced_ = std::make_unique<std::atomic<uint8_t>[]>(all_.size());
   std::copy(announced.begin(), announced.end(), announced_.get());
   order_.assign(all_.size(), 0);
-  if (absl::Status s = ChooseCaps(); !s.ok()) return s;
-  return PlanAfresh();
+  return options_.check_nan ? Agree(*group_, nan_check_.Reset(all_.size(), device_)) : absl::OkStatus();
+}
+
+Model::Former Model::KeepList() const {
+  Former former = {*memory_, all_, {}, roles_, {}, static_known_, static_known_here_, steps_of_list_};
+  for (size_t i = 0; i < all_.size(); ++i) former.announced.push_back(announced_[i].load(std::memory_order_relaxed));
+  for (const Bucket& b : reducer_.plan()) former.order.insert(former.order.end(), b.items.begin(), b.items.end());
+  return former;
+}
+
+// After an error that all ranks have had. A hook is prepared for the former buckets again.
+absl::Status Model::GoBack(Former former, absl::Status why) {
+  if (!group_->status().ok()) return why;
+  memory_ = std::make_unique<ModelMemory>(std::move(former.memory));
+  absl::Status back = Take(std::move(former.all), former.announced);
+  roles_ = std::move(former.roles);
+  static_known_ = former.static_known;
+  static_known_here_ = former.static_known_here;
+  steps_of_list_ = former.steps_of_list;
+  if (back.ok()) back = Plan(former.order);
+  if (!back.ok()) GiveUp(back);  // on all ranks
+  return why;
 }
 
 // Without what steps have taught. Gradients are expected in reverse order of the parameters: the last layer's first.
@@ -263,6 +286,7 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
     if (!p.frozen) announced[next.size()] = announced_[found->second].load(std::memory_order_relaxed);
     next.push_back(old);
     next.back().parameter.frozen = p.frozen;
+    if (!p.shape.empty()) next.back().parameter.shape = p.shape;
     p.value = old.parameter.value;
     p.grad = GivenGradient(old);
   }
@@ -280,7 +304,8 @@ absl::Status Model::SetParameters(std::vector<Parameter> parameters) {
   for (size_t i = 0; i < all_.size(); ++i) {
     if (all_[i].owned && !trains_on[i]) leaving.push_back(all_[i].parameter.grad);
   }
-  if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return s;
+  Former former = KeepList();
+  if (absl::Status s = Adopt(std::move(next), announced); !s.ok()) return GoBack(std::move(former), std::move(s));
   absl::Status zeroed = Zero(leaving, *stream);
   if (zeroed.ok()) zeroed = streams_.Complete(*stream);
   if (absl::Status s = agreed(zeroed); !s.ok()) return s;

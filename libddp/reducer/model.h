@@ -84,6 +84,19 @@ class Model final : public DistributedDataParallel {
   void LeaveGpu();
   absl::Status PrepareGpu();
   absl::Status Adopt(std::vector<Trained> all, absl::Span<const uint8_t> announced);
+  absl::Status Take(std::vector<Trained> all, absl::Span<const uint8_t> announced);
+  // A list of parameters, and what steps have taught about it.
+  struct Former {
+    ModelMemory memory;
+    std::vector<Trained> all;
+    std::vector<uint8_t> announced;
+    std::vector<Role> roles;
+    std::vector<size_t> order;  // of the buckets' items
+    bool static_known, static_known_here;
+    int64_t steps_of_list;
+  };
+  Former KeepList() const;
+  absl::Status GoBack(Former former, absl::Status why);
   absl::Status PlanAfresh();
   absl::Status ChooseCaps();
   absl::Status Plan(absl::Span<const size_t> order);
@@ -123,7 +136,7 @@ class Model final : public DistributedDataParallel {
   absl::Status EndReduction();
   void EndStep();
   bool ReplanDue() const;
-  std::vector<size_t> ObservedOrder() const;
+  std::vector<size_t> ObservedOrder(bool looked) const;
   absl::Status Replan(bool must);
 
   // Unused parameters.

@@ -71,14 +71,12 @@ absl::Status NanCheck::Look(const Bucket& bucket, const std::vector<Trained>& al
   return absl::OkStatus();
 }
 
-absl::Status NanCheck::Finish(ProcessGroup& group, absl::Span<const Bucket> plan, const std::vector<Trained>& all,
+absl::Status NanCheck::Finish(ProcessGroup& group, absl::Span<const size_t> order, const std::vector<Trained>& all,
                               int64_t step, absl::Status* finding) {
   *finding = absl::OkStatus();
   Found mine;
-  for (const Bucket& bucket : plan) {
-    for (const size_t i : bucket.items) {
-      if (words()[i] != 0 && mine.count++ == 0) mine.first = static_cast<int32_t>(i);
-    }
+  for (const size_t i : order) {
+    if (words()[i] != 0 && mine.count++ == 0) mine.first = static_cast<int32_t>(i);
   }
   const absl::StatusOr<std::vector<Found>> found = Exchange(group, mine);
   if (!found.ok()) return found.status();

@@ -28,9 +28,9 @@ class NanCheck {
   // On a GPU in the order of `stream`.
   absl::Status Look(const Bucket& bucket, const std::vector<Trained>& all, Stream stream);
   // Collective, unless the step is captured. The host must have waited for the streams of Look. *finding: DataLoss with
-  // the ranks and, for each, its first gradient in the order of `plan`; the same on all ranks.
-  absl::Status Finish(ProcessGroup& group, absl::Span<const Bucket> plan, const std::vector<Trained>& all, int64_t step,
-                      absl::Status* finding);
+  // the ranks and, for each, its first gradient in `order`, in which they were ready there; the same on all ranks.
+  absl::Status Finish(ProcessGroup& group, absl::Span<const size_t> order, const std::vector<Trained>& all,
+                      int64_t step, absl::Status* finding);
   bool captured() const { return captured_; }  // this step
   // The GPU may write to its memory for ever, which is kept.
   void Forsake() { KeepForever(std::move(memory_)); }

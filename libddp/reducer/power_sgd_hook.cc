@@ -74,7 +74,7 @@ class PowerSgdHook final : public CommHook {
   absl::Status Layout(absl::Span<const GradBucket> buckets);
   bool Compresses(const GradBucket::Gradient& gradient) const;
   bool InFull(const GradBucket& bucket) const { return bucket.step < options_.start_step; }
-  absl::StatusOr<State*> StateOf(const GradBucket::Gradient& gradient, Device device);
+  absl::Status Fit(const GradBucket::Gradient& gradient, Device device, State& state) const;
   static Buffer Part(const Buffer& whole, size_t begin, size_t count) {
     return {static_cast<char*>(whole.data) + begin * SizeOf(whole.dtype), count, whole.dtype, whole.device};
   }
@@ -101,11 +101,11 @@ bool PowerSgdHook::Compresses(const GradBucket::Gradient& gradient) const {
   return (rows + columns) * options_.rank * options_.min_ratio <= rows * columns;
 }
 
-absl::StatusOr<State*> PowerSgdHook::StateOf(const GradBucket::Gradient& gradient, Device device) {
-  State& state = states_[gradient.name];
+// Begins anew if the state is another matrix's.
+absl::Status PowerSgdHook::Fit(const GradBucket::Gradient& gradient, Device device, State& state) const {
   LowRankMatrix& a = state.matrix;
   const size_t rows = static_cast<size_t>(gradient.shape[0]);
-  if (state.memory != nullptr && a.rows == rows && state.count() == gradient.count) return &state;
+  if (state.memory != nullptr && a.rows == rows && state.count() == gradient.count) return absl::OkStatus();
   state = State{};
   a.rows = rows;
   a.columns = gradient.count / rows;
@@ -125,7 +125,7 @@ absl::StatusOr<State*> PowerSgdHook::StateOf(const GradBucket::Gradient& gradien
   a.q[1] = base + q[1];
   a.p = base + p;
   a.partials = base + partials;
-  return &state;
+  return absl::OkStatus();
 }
 
 absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBucket> buckets) {
@@ -155,14 +155,14 @@ absl::Status PowerSgdHook::Prepare(ProcessGroup& group, absl::Span<const GradBuc
   return absl::OkStatus();
 }
 
-// Makes the states, and the messages but for their memory.
+// Makes the states, and the messages but for their memory. Nothing changes in the case of an error.
 absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
   if (options_.rank < 1 || options_.start_step < 0 || !(options_.min_ratio > 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "CreatePowerSgdHook: ", name(), ": rank must be 1 or more, start_step 0 or more, min_ratio above 0"));
   }
-  messages_.assign(buckets.size(), {});
-  std::map<std::string, State> before = std::exchange(states_, {});  // what no bucket has any more is dropped
+  std::vector<Messages> all_messages(buckets.size());
+  std::map<std::string, State> states;  // what no bucket has any more is dropped
   for (const GradBucket& bucket : buckets) {
     if (bucket.buffer.dtype == DType::kFloat64) {
       return absl::InvalidArgumentError(absl::StrCat("CreatePowerSgdHook: '", bucket.gradients[0].name,
@@ -174,7 +174,7 @@ absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
       if (!words.ok()) return words.status();
       words_ = *std::move(words);
     }
-    Messages& messages = messages_[bucket.index];
+    Messages& messages = all_messages[bucket.index];
     size_t first = 0, second = 0;
     for (size_t g = 0; g < bucket.gradients.size(); ++g) {
       const GradBucket::Gradient& gradient = bucket.gradients[g];
@@ -184,16 +184,18 @@ absl::Status PowerSgdHook::Layout(absl::Span<const GradBucket> buckets) {
         continue;
       }
       messages.compressed.push_back(g);
-      if (auto known = before.extract(gradient.name)) states_.insert(std::move(known));
-      const absl::StatusOr<State*> state = StateOf(gradient, device);
-      if (!state.ok()) return state.status();
-      messages.states.push_back(*state);
-      first += (*state)->matrix.rank * (*state)->matrix.rows;
-      second += (*state)->matrix.rank * (*state)->matrix.columns;
+      const auto known = states_.find(gradient.name);
+      State& state = states[gradient.name] = known == states_.end() ? State{} : known->second;
+      if (absl::Status s = Fit(gradient, device, state); !s.ok()) return s;
+      messages.states.push_back(&state);
+      first += state.matrix.rank * state.matrix.rows;
+      second += state.matrix.rank * state.matrix.columns;
     }
     messages.first = {nullptr, first, bucket.buffer.dtype, device};
     messages.second = {nullptr, second, bucket.buffer.dtype, device};
   }
+  messages_ = std::move(all_messages);
+  states_ = std::move(states);
   return absl::OkStatus();
 }
 

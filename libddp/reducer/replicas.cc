@@ -66,7 +66,7 @@ absl::Status Model::FinishNanCheck() {
     if (!status.ok()) return group_->status().ok() ? status : group_->status();
   }
   absl::Status found;
-  const absl::Status status = nan_check_.Finish(*group_, reducer_.plan(), all_, StepsSoFar() + 1, &found);
+  const absl::Status status = nan_check_.Finish(*group_, ObservedOrder(true), all_, StepsSoFar() + 1, &found);
   if (options_.nonfinite == nullptr) {
     finding_.Update(found);
   } else if (!found.ok() && group_->rank() == 0) {

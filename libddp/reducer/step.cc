@@ -132,11 +132,11 @@ void Model::GradReady(size_t index, Stream stream) noexcept {
     Misused(absl::StrCat("GradReady of '", trained.parameter.name, "': ", ordered.message()), ordered.code());
     return;
   }
+  stream = streams_.Use(stream);
   if (!reducing_.load(std::memory_order_relaxed)) return;
-  if (observing_.load(std::memory_order_relaxed)) {
+  if (options_.check_nan || observing_.load(std::memory_order_relaxed)) {
     order_[order_size_.fetch_add(1, std::memory_order_relaxed)] = static_cast<uint32_t>(index);
   }
-  stream = streams_.Use(stream);
   if (trained.copied()) CopyIn(index, stream);
   // The last one to come sees what all the others have written.
   if (reducer_.CountDown(index)) {
@@ -187,6 +187,7 @@ absl::Status Model::FinishBackward(Stream stream) {
   BeginStep(CheckStream(device_, stream).ok() ? stream : kNoStream);
   const absl::StatusOr<Stream> followed = Follow("FinishBackward", stream);
   misuse_.Update(followed.status());
+  if (!reducing_ && misuse_.ok()) misuse_ = streams_.EndUnreduced(*followed);
   const absl::Status status =
       Named("FinishBackward", reducing_ && misuse_.ok() ? Reduce(streams_.Use(*followed)) : misuse_);
   if (!status.ok() && !agreed_failure_) GiveUp(status);
@@ -338,15 +339,15 @@ bool Model::ReplanDue() const {
   return options_.replan && (step == 1 || step == 10 || step == 100 || step % 1000 == 0);
 }
 
-// As this rank saw it; what was not announced comes last, as planned.
-std::vector<size_t> Model::ObservedOrder() const {
+// As this rank saw it, if it has looked; what was not announced comes last, as planned.
+std::vector<size_t> Model::ObservedOrder(bool looked) const {
   std::vector<size_t> order;
   std::vector<bool> seen(all_.size());
   const auto add = [&](size_t i) {
     if (!seen[i] && roles_[i] != Role::kUnused) order.push_back(i);
     seen[i] = true;
   };
-  if (observing_) {
+  if (looked) {
     for (size_t k = 0; k < order_size_; ++k) add(order_[k]);
   }
   for (const Bucket& bucket : reducer_.plan()) std::for_each(bucket.items.begin(), bucket.items.end(), add);
@@ -355,7 +356,7 @@ std::vector<size_t> Model::ObservedOrder() const {
 
 // All ranks plan by what one of them saw, if it finds that worth while. `must`: they know that they have to.
 absl::Status Model::Replan(bool must) {
-  const std::vector<size_t> observed = ObservedOrder();
+  const std::vector<size_t> observed = ObservedOrder(observing_);
   std::vector<uint32_t> message(observed.begin(), observed.end());
   const int root = meeting_.has_value() ? meeting_->first_active : 0;
   if (group_->rank() == root) {

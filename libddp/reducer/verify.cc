@@ -126,6 +126,8 @@ absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>&
 
 // --- the ranks together ---------------------------------------------------------------------------------------------
 
+const char* OnGpu(const Buffer& b) { return b.device.kind == Device::Kind::kCpu ? "" : ", on a GPU"; }
+
 std::string Describe(const Parameter& p) {
   std::string text = absl::StrCat("'", p.name, "' ", std::string(Name(p.value.dtype)));
   if (GradType(p) != p.value.dtype) absl::StrAppend(&text, " (gradient ", std::string(Name(GradType(p))), ")");
@@ -136,7 +138,7 @@ std::string Describe(const Parameter& p) {
   }
   if (p.grad.data != nullptr) absl::StrAppend(&text, " with a gradient of the caller's");
   if (p.frozen) absl::StrAppend(&text, ", frozen");
-  if (p.value.device.kind != Device::Kind::kCpu) absl::StrAppend(&text, ", on a GPU");
+  absl::StrAppend(&text, OnGpu(p.value));
   return text;
 }
 
@@ -170,7 +172,7 @@ std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptio
   for (const Parameter& p : parameters) tensors.push_back(Describe(p));
   for (const ModelBuffer& b : options.buffers) {
     buffers.push_back(absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count,
-                                   " elements", b.replicated ? ", replicated" : ""));
+                                   " elements", b.replicated ? ", replicated" : "", OnGpu(b.data)));
   }
   return absl::StrCat(absl::StrJoin(DescribeOptions(options), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
                       absl::StrJoin(buffers, "\n"));

@@ -53,6 +53,25 @@ TEST_CASE("ranks count by their weights") {
   });
 }
 
+TEST_CASE("large weights of a sum in 16 bits stay in range with a predivide factor") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    uint32_t nonfinite = 0;
+    DdpOptions options;
+    options.op = ReduceOp::kSum;
+    options.weighted = true;
+    options.gradient_predivide_factor = 1024;
+    options.nonfinite = &nonfinite;
+    const Model model = Make(rank, MakeParameters({40}, DType::kFloat16), options);
+    model->SetWeight(rank.rank() == 0 ? 64 : 62);
+    Fill(model->grad(0), rank.rank() == 0 ? 2048 : rank.rank() == 1 ? -2048 : 0);
+    model->GradReady(0);
+    RANK_CHECK_OK(model->FinishBackward());
+    CheckGradient(rank, *model, 0, [&](size_t, size_t) { return 2.0 * 2048; });
+    RANK_CHECK_EQ(nonfinite, 0u);
+  });
+}
+
 TEST_CASE("a weight that is none is told on every rank") {
   RunOnRanks([](Rank& rank) {
     DdpOptions options;

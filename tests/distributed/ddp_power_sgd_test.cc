@@ -379,6 +379,26 @@ TEST_CASE("PowerSGD begins anew for parameters that come back") {
   });
 }
 
+TEST_CASE("PowerSGD refuses float64 in another list of parameters, and goes on with what it had") {
+  RunOnRanks([](Rank& rank) {
+    std::vector<double> results[2];
+    for (const bool tries : {false, true}) {
+      const Model model = MakePower(rank, {.start_step = 0});
+      PowerStep(rank, *model, FullRank);
+      if (tries) {
+        std::vector<Parameter> other = MatrixAndBias();
+        other.insert(other.begin(), {"wide", {8, 8}, {nullptr, 64, DType::kFloat64, {}}, {}});
+        const absl::Status refused = model->SetParameters(other);
+        RANK_CHECK_STATUS(refused, absl::StatusCode::kInvalidArgument, "'wide' is float64");
+        RANK_CHECK(!absl::StrContains(refused.message(), "rank 0: rank 0"), refused.ToString());
+        RANK_CHECK_EQ(model->size(), MatrixAndBias().size());
+      }
+      results[tries] = PowerStep(rank, *model, FullRank);
+    }
+    RANK_CHECK(results[0] == results[1]);
+  });
+}
+
 TEST_CASE("PowerSGD takes gradients as large and as small as float32 has") {
   RunOnRanks([](Rank& rank) {
     for (const double size : {1e-30, 1e-18, 1e18, 1e30}) {

@@ -25,6 +25,9 @@ void RunCase(const std::function<void(GpuRank&)>& body) {
 
 TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
 TEST_CASE("what a model does by itself is ordered behind the program's work on GPUs") { RunCase(gpu_cases::Order); }
+TEST_CASE("a reduced step on GPUs comes behind the streams of the passes before") {
+  RunCase(gpu_cases::OrderWithoutReduction);
+}
 TEST_CASE("calls between steps that are given no stream are ordered on GPUs") { RunCase(gpu_cases::OrderBetweenSteps); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients in 8-bit blocks on GPUs have the CPU's bits") { RunCase(gpu_cases::Blocks); }

@@ -329,6 +329,12 @@ void Misuse(GpuRank& rank) {
     if (rank.rank() == 0) parameters[0].value.device = rank.device();
     RANK_CHECK_STATUS(DistributedDataParallel::Create(rank.group, parameters, {}), StatusCode::kFailedPrecondition,
                       "parameter 0", "on a GPU");
+    const std::shared_ptr<void> memory = RANK_VALUE(AllocateOn(rank.device(), sizeof(float)));
+    float mine = 0;
+    const Buffer on_gpu = {memory.get(), 1, DType::kFloat32, rank.device()}, on_cpu = {&mine, 1, DType::kFloat32, {}};
+    const DdpOptions options{.buffers = {{"mean", rank.rank() == 0 ? on_gpu : on_cpu}}};
+    RANK_CHECK_STATUS(DistributedDataParallel::Create(rank.group, MakeParameters(rank, DType::kFloat32), options),
+                      StatusCode::kFailedPrecondition, "buffer 0", "on a GPU");
   }
   // A model on the CPU in a GPU's group.
   parameters[0].value = {nullptr, 10, DType::kFloat32, {}};

@@ -146,6 +146,26 @@ void Order(GpuRank& rank) {
   a.Wait();
 }
 
+void OrderWithoutReduction(GpuRank& rank) {
+  const TestStream a(rank), b(rank);
+  Program on_a(rank, a), on_b(rank, b);
+  for (const Stream end : {a.get(), b.get(), kNoStream}) {
+    const Model model = Make(rank, DType::kFloat32, {});
+    for (int number = 0; number < 2; ++number) {  // all parameters but 4 in the pass that is not reduced
+      {
+        const DistributedDataParallel::NoSync local(*model);
+        on_a.Backward(*model, number, [](size_t p) { return p != 4; });
+        RANK_CHECK_OK(model->FinishBackward(end));
+      }
+      on_b.Backward(*model, number, [](size_t p) { return p == 4; });
+      RANK_CHECK_OK(model->FinishBackward(b.get()));
+      on_b.Step(*model);
+      on_b.Check([&](size_t p, size_t i) { return Average(DType::kFloat32, rank.size(), p, i, number); });
+    }
+  }
+  a.Wait();
+}
+
 namespace {
 
 // What `array` becomes when a call without a stream copies rank 0's to all. The program writes it before, copies it to

@@ -198,6 +198,13 @@ class Array {
   char* data_ = nullptr;
 };
 
+// What the stream is given from here on waits.
+inline void HoldUntil(const std::atomic<bool>& open, void* stream) {
+  FakeDevices::Enqueue(stream, [&open] {
+    while (!open) std::this_thread::yield();
+  });
+}
+
 }  // namespace ddp::testing::simulated
 
 #endif  // TESTS_SUPPORT_NCCL_JOB_H_

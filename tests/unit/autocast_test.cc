@@ -104,6 +104,10 @@ TEST_CASE("without autocast an operation keeps its type, and promotes where it h
     }
   }
   for (const AutocastOp op : kWidest) CHECK(TypeFor(op, {kF16, kF32}) == kF32);
+  // Types that are not floating-point do not count.
+  for (const auto ops : {absl::MakeConstSpan(kLower), absl::MakeConstSpan(kFirst)}) {
+    for (const AutocastOp op : ops) CHECK(TypeFor(op, {DType::kInt64, kF16}) == kF16);
+  }
 }
 
 TEST_CASE("the defaults are bfloat16 on the CPU and float16 on CUDA, each kind for itself") {

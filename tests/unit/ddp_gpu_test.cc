@@ -45,6 +45,9 @@ void RunCase(
 
 TEST_CASE("gradients on GPUs are averaged in the order of their streams") { RunCase(gpu_cases::Averages); }
 TEST_CASE("what a model does by itself is ordered behind the program's work on GPUs") { RunCase(gpu_cases::Order); }
+TEST_CASE("a reduced step on GPUs comes behind the streams of the passes before") {
+  RunCase(gpu_cases::OrderWithoutReduction);
+}
 TEST_CASE("calls between steps that are given no stream are ordered on GPUs") { RunCase(gpu_cases::OrderBetweenSteps); }
 TEST_CASE("every option works on GPUs") { RunCase(gpu_cases::Options); }
 TEST_CASE("gradients in 8-bit blocks on GPUs have the CPU's bits") { RunCase(gpu_cases::Blocks); }
@@ -67,13 +70,6 @@ TEST_CASE("a GPU's steps are measured without waiting") {
 }
 TEST_CASE("no step consumes what a reduction left that failed later") {
   RunCase(gpu_cases::FailsAfterReturn, {2, 3, 4});
-}
-
-// What the stream is given from here on waits.
-void HoldUntil(const std::atomic<bool>& open, void* stream) {
-  FakeDevices::Enqueue(stream, [&open] {
-    while (!open) std::this_thread::yield();
-  });
 }
 
 // A model of one tensor, "w".
@@ -395,88 +391,6 @@ TEST_CASE("a model whose own stream hangs in a group that works is given up in t
       CHECK(logged.Count({rank, "a DistributedDataParallel was destroyed while GPU", "its memory is kept"}) == 1);
     }
   }
-}
-
-// Decides in its stream's order, as a kernel does.
-class StreamOptimizer final : public Optimizer {
- public:
-  explicit StreamOptimizer(const Buffer& grads) : grads_(grads) {}
-  Buffers grads() const override { return {&grads_, 1}; }
-  bool fused() const override { return true; }
-  absl::Status Step(const StepOptions& options) override {
-    FakeDevices::Enqueue(options.stream.native, [this, options] {
-      if (*options.found_inf == 0) inv_scales.push_back(*options.inv_scale);
-    });
-    return absl::OkStatus();
-  }
-
-  std::vector<float> inv_scales;  // of the steps made
-
- private:
-  const Buffer grads_;
-};
-
-TEST_CASE("a fused step under a GradScaler does not wait for the GPU, nor does Unscale") {
-  Job job(1);
-  const ScopedDevices devices(job.gpus);
-  job.Run([&](Rank& rank, ProcessGroup&) {
-    const auto scaler =
-        RANK_VALUE(GradScaler::Create({.initial_scale = 8, .growth_interval = 2, .device = rank.device()}));
-    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), 3 * sizeof(float)));
-    auto* const grads = static_cast<float*>(memory.get());
-    const Buffer whole = {grads, 3, DType::kFloat32, rank.device()};
-    StreamOptimizer optimizer(whole);
-    const OwnedStream owned = rank.MakeStream();
-    const Stream stream{rank.device(), owned.get()};
-    std::atomic<bool> open{false};
-    HoldUntil(open, stream.native);
-    for (const float grad : {1.0f, 1.0f, HUGE_VALF, 1.0f}) {
-      FakeDevices::Enqueue(stream.native, [=] { std::fill_n(grads, 3, grad); });
-      RANK_CHECK_OK(scaler->Scale({&whole, 1}, stream));
-      RANK_CHECK_OK(scaler->Step(optimizer, {.stream = stream}));
-      RANK_CHECK_OK(scaler->Update(stream));
-    }
-    RANK_CHECK_OK(scaler->Unscale(optimizer, stream));
-    RANK_CHECK(optimizer.inv_scales.empty());
-    open = true;
-    FakeDevices::Synchronize(stream.native);
-    RANK_CHECK(optimizer.inv_scales == std::vector<float>(3, 1.0f / 8));  // all but the third step's
-    RANK_CHECK_EQ(grads[2], 8.0f / 8);
-    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), 8.0f);
-  });
-}
-
-TEST_CASE("a GradScaler that is given no stream goes on behind the last one") {
-  Job job(1);
-  const ScopedDevices devices(job.gpus);
-  job.Run([&](Rank& rank, ProcessGroup&) {
-    const auto scaler = RANK_VALUE(GradScaler::Create({.initial_scale = 8, .device = rank.device()}));
-    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), sizeof(float)));
-    const Buffer grad = {memory.get(), 1, DType::kFloat32, rank.device()};
-    StreamOptimizer optimizer(grad);
-    const OwnedStream owned = rank.MakeStream();
-    const Stream stream{rank.device(), owned.get()};
-    FakeDevices::Enqueue(stream.native, [&] { *static_cast<float*>(memory.get()) = HUGE_VALF; });
-    RANK_CHECK_OK(scaler->Scale({&grad, 1}, stream));
-    RANK_CHECK_OK(scaler->Step(optimizer, {.stream = stream}));
-    RANK_CHECK_OK(scaler->Update(kNoStream));
-    RANK_CHECK_EQ(RANK_VALUE(scaler->scale()), 4.0f);
-    RANK_CHECK(optimizer.inv_scales.empty());
-  });
-}
-
-TEST_CASE("a copy of a weight is complete where no stream is given, and needs one otherwise") {
-  Job job(1);
-  const ScopedDevices devices(job.gpus);
-  job.Run([&](Rank& rank, ProcessGroup&) {
-    const std::shared_ptr<void> memory = RANK_VALUE(rank.gpus.Allocate(rank.device(), sizeof(float)));
-    *static_cast<float*>(memory.get()) = 2.5f;
-    const Buffer weight = {memory.get(), 1, DType::kFloat32, rank.device()};
-    const Allocation copy = RANK_VALUE(Autocast::CastWeight(weight, DType::kFloat16, kNoStream));
-    RANK_CHECK_EQ(GetElement(DType::kFloat16, copy.data(), 0), 2.5);
-    RANK_CHECK_STATUS(Autocast::CastWeight(weight, DType::kFloat16), absl::StatusCode::kInvalidArgument, "CastWeight",
-                      "no stream given");
-  });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -31,7 +32,8 @@ struct Note {
   }
   absl::Status status(size_t rank) const {
     if (code == 0) return absl::OkStatus();
-    return absl::Status(static_cast<absl::StatusCode>(code), absl::StrCat("rank ", rank, ": ", text));
+    const bool named = absl::StartsWith(text, "rank ");  // by the ranks' agreement about a part of this
+    return absl::Status(static_cast<absl::StatusCode>(code), named ? text : absl::StrCat("rank ", rank, ": ", text));
   }
 };
 

@@ -114,7 +114,7 @@ std::vector<T> Structs(Arguments& arguments, const T* first, size_t count, const
 
 ddp_device ToC(Device device);
 ddp_buffer ToC(const Buffer& buffer);
-// Stores up to `capacity` of them, and returns how many there are.
+// Stores up to `capacity` of them if `result` is not null, and returns how many there are.
 size_t ToC(absl::Span<const Buffer> buffers, ddp_buffer* result, size_t capacity);
 
 Stream OnDevice(Device device, void* stream);

@@ -164,7 +164,7 @@ ddp_buffer ToC(const Buffer& buffer) {
 }
 
 size_t ToC(absl::Span<const Buffer> buffers, ddp_buffer* result, size_t capacity) {
-  for (size_t i = 0; i < std::min(buffers.size(), capacity); ++i) result[i] = ToC(buffers[i]);
+  for (size_t i = 0; result != nullptr && i < std::min(buffers.size(), capacity); ++i) result[i] = ToC(buffers[i]);
   return buffers.size();
 }
 
@@ -270,7 +270,9 @@ ddp_status ddp_store_create_tcp(const ddp_tcp_store_options* options, ddp_store*
 ddp_status ddp_store_set(ddp_store* store, const char* key, const void* value, size_t bytes, double timeout) {
   return Guard([&] {
     Arguments a;
-    if (!a.Need(store, "store").Need(key, "key").Need(value, "value").ok()) return a.status();
+    a.Need(store, "store").Need(key, "key");
+    if (bytes > 0) a.Need(value, "value");
+    if (!a.ok()) return a.status();
     return store->store->Set(key, {static_cast<const char*>(value), bytes}, ddp::c::Deadline(timeout));
   });
 }

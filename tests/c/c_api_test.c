@@ -85,6 +85,11 @@ static void test_store(void) {
   OK(ddp_store_add(store, "n", 2, 1, &sum));
   OK(ddp_store_add(store, "n", 3, 1, &sum));
   CHECK(sum == 5);
+  OK(ddp_store_set(store, "nothing", NULL, 0, 1));
+  OK(ddp_store_get(store, "nothing", 1, &value, &bytes));
+  CHECK(bytes == 0);
+  ddp_free(value);
+  FAILS(ddp_store_set(store, "nothing", NULL, 1, 1), DDP_INVALID_ARGUMENT, "value is null");
   FAILS(ddp_store_get(store, "missing", 0.01, &value, &bytes), DDP_DEADLINE_EXCEEDED, "missing");
   CHECK(value == NULL);
   ddp_store_destroy(store);
@@ -226,6 +231,7 @@ static void test_model(ddp_group* g, ddp_hook* hook) {
   CHECK(ddp_model_size(m) == 2 && ddp_model_value(m, 1).data == values[1] && ddp_model_grad(m, 2).data == NULL);
   ddp_buffer spans[2];
   CHECK(ddp_model_grad_spans(m, spans, 2) == 1 && spans[0].count >= 2 * kCount);
+  CHECK(ddp_model_grad_spans(m, NULL, 2) == 1);
   CHECK(ddp_model_skip_step(m) == NULL);
   const float sum = (float)(n * (n + 1) / 2);
   float* grad = ddp_model_grad(m, 0).data;
@@ -287,7 +293,7 @@ static void test_rebind(ddp_group* g) {
   CHECK(ddp_model_value_spans(NULL, spans, 2) == 0);
   CHECK(ddp_model_value_spans(m, spans, 2) == 1 && spans[0].count >= kCount && spans[0].dtype == DDP_FLOAT32);
   float* value = ddp_model_value(m, 0).data;
-  CHECK(spans[0].data == value && ddp_model_value_spans(m, NULL, 0) == 1);
+  CHECK(spans[0].data == value && ddp_model_value_spans(m, NULL, 2) == 1);
   FAILS(ddp_model_can_capture(NULL), DDP_INVALID_ARGUMENT, "model is null");
   CHECK(ddp_model_can_capture(m) == DDP_FAILED_PRECONDITION && strlen(ddp_error()) > 0);  // a CPU has no graphs
 

@@ -49,8 +49,8 @@ DDP_C_API ddp_status ddp_store_create_file(const ddp_file_store_options* options
 // DDP_FAILED_PRECONDITION for another run.
 DDP_C_API ddp_status ddp_store_create_tcp(const ddp_tcp_store_options* options, ddp_store** store);
 
-// Sets `key` to the `bytes` bytes at `value`, up to 16 MiB, visible to all ranks. `timeout` in seconds, 0: 10 minutes.
-// Errors: DDP_DEADLINE_EXCEEDED, DDP_UNAVAILABLE if the server is gone.
+// Sets `key` to the `bytes` bytes at `value`, up to 16 MiB, visible to all ranks. `value` may be NULL if there are
+// none. `timeout` in seconds, 0: 10 minutes. Errors: DDP_DEADLINE_EXCEEDED, DDP_UNAVAILABLE if the server is gone.
 DDP_C_API ddp_status ddp_store_set(ddp_store* store, const char* key, const void* value, size_t bytes, double timeout);
 
 // Waits until some rank has set `key`; stores a copy of its value, which ddp_free frees, and its size. `timeout` and

@@ -125,7 +125,7 @@ DDP_C_API ddp_buffer ddp_model_value(const ddp_model* model, size_t index);
 DDP_C_API ddp_buffer ddp_model_grad(const ddp_model* model, size_t index);
 
 // The gradients that the library owns, as one range per dtype (ddp::DistributedDataParallel::grad_spans). Stores up to
-// `capacity` ranges, returns how many there are.
+// `capacity` ranges at `spans`, which may be NULL, and returns how many there are.
 DDP_C_API size_t ddp_model_grad_spans(const ddp_model* model, ddp_buffer* spans, size_t capacity);
 
 // The same for the values that the library owns.

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of ddp/ddp_c.h about mixed precision.
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "ddp/autocast.h"
 #include "ddp/ddp_c.h"
+#include "ddp/distributed_data_parallel.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
 #include "libddp/c/arguments.h"
@@ -15,6 +19,23 @@
 namespace ddp::c {
 namespace {
 
+bool Holds(const Buffer& span, const void* data) {
+  const auto* const begin = static_cast<const char*>(span.data);
+  return data >= begin && data < begin + span.count * SizeOf(span.dtype);
+}
+
+// The library's gradients, and those in the program's memory.
+std::vector<Buffer> GradsOf(const DistributedDataParallel& model) {
+  const absl::Span<const Buffer> spans = model.grad_spans();
+  std::vector<Buffer> grads(spans.begin(), spans.end());
+  model.ForEachGrad([&](size_t index, const Parameter&) {
+    const Buffer grad = model.grad(index);
+    const auto holds = [&](const Buffer& span) { return Holds(span, grad.data); };
+    if (grad.data != nullptr && std::none_of(spans.begin(), spans.end(), holds)) grads.push_back(grad);
+  });
+  return grads;
+}
+
 // The program's optimizer.
 class CallbackOptimizer : public Optimizer {
  public:
@@ -22,7 +43,8 @@ class CallbackOptimizer : public Optimizer {
       : options_(options), grads_(std::move(grads)) {}
 
   Buffers grads() const override {
-    return options_.model != nullptr ? Buffers(options_.model->model->grad_spans()) : Buffers(grads_);
+    if (options_.model != nullptr) grads_ = GradsOf(*options_.model->model);
+    return grads_;
   }
   bool fused() const override { return options_.fused != 0; }
 
@@ -40,7 +62,7 @@ class CallbackOptimizer : public Optimizer {
 
  private:
   ddp_optimizer_options options_;
-  std::vector<Buffer> grads_;
+  mutable std::vector<Buffer> grads_;  // those of a model move: ddp_model_set_grad
 };
 
 GradScalerOptions OptionsOfScaler(Arguments& arguments, const ddp_scaler_options& given) {

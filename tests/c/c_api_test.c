@@ -8,29 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "c_test.h"
 #include "ddp/ddp_c.h"
-
-#define CHECK(condition)                          \
-  do {                                            \
-    if (!(condition)) fail(#condition, __LINE__); \
-  } while (0)
-#define OK(call) CHECK((call) == DDP_OK)
-// That `call` fails with the code and with a text that contains `words`.
-#define FAILS(call, code, words)               \
-  do {                                         \
-    CHECK((call) == (code));                   \
-    CHECK(strstr(ddp_error(), words) != NULL); \
-  } while (0)
-
-static void fail(const char* what, int line) {
-  fprintf(stderr, "c_api_test.c:%d: %s; ddp_error: %s\n", line, what, ddp_error());
-  abort();
-}
-
-static ddp_buffer floats(float* data, size_t count) {
-  const ddp_buffer b = {data, count, DDP_FLOAT32, {DDP_CPU, 0}};
-  return b;
-}
 
 static void test_errors(ddp_group* g) {
   float x = 1;
@@ -327,78 +306,6 @@ static void test_hooks(ddp_group* g) {
   ddp_hook_destroy(hook);
   OK(ddp_hook_create_block_compression(DDP_BLOCK_INT8, &hook));
   ddp_hook_destroy(hook);
-}
-
-typedef struct Sgd {
-  float value, grad;
-  int steps, fails;
-} Sgd;
-
-static ddp_status sgd_step(void* user, const ddp_step_options* options) {
-  Sgd* sgd = user;
-  CHECK(options->inv_scale == NULL);
-  if (sgd->fails) return ddp_fail(DDP_ABORTED, "no step today");
-  sgd->value -= sgd->grad;
-  ++sgd->steps;
-  return DDP_OK;
-}
-
-static void test_scaler(ddp_group* g) {
-  const ddp_scaler_options options = {.size = sizeof options, .initial_scale = 8};
-  ddp_scaler* scaler = NULL;
-  OK(ddp_scaler_create(&options, &scaler));
-  Sgd sgd = {10, 1, 0, 0};
-  const ddp_buffer grad = floats(&sgd.grad, 1);
-  const ddp_optimizer_options o = {.size = sizeof o, .grads = &grad, .grad_ranges = 1, .step = sgd_step, .user = &sgd};
-  ddp_optimizer* optimizer = NULL;
-  FAILS(ddp_optimizer_create(NULL, &optimizer), DDP_INVALID_ARGUMENT, "options is null");
-  OK(ddp_optimizer_create(&o, &optimizer));
-  OK(ddp_scaler_scale(scaler, &grad, 1, NULL));
-  CHECK(sgd.grad == 8 && *ddp_scaler_scale_data(scaler) == 8);
-  OK(ddp_scaler_unscale(scaler, optimizer, NULL));
-  OK(ddp_scaler_step(scaler, optimizer, NULL));
-  CHECK(sgd.value == 9 && sgd.steps == 1);
-  OK(ddp_scaler_update(scaler, NULL));
-  sgd.grad = INFINITY;
-  OK(ddp_scaler_step(scaler, optimizer, NULL));
-  int32_t found = 0;
-  OK(ddp_scaler_found_inf(scaler, optimizer, &found));
-  CHECK(found == 1 && sgd.steps == 1);
-  FAILS(ddp_scaler_step(scaler, optimizer, NULL), DDP_FAILED_PRECONDITION, "Step");
-  OK(ddp_scaler_update(scaler, NULL));
-  float scale = 0;
-  OK(ddp_scaler_get_scale(scaler, &scale));
-  CHECK(scale == 4);
-  sgd.grad = 1;
-  sgd.fails = 1;
-  FAILS(ddp_scaler_step(scaler, optimizer, NULL), DDP_ABORTED, "no step today");
-  OK(ddp_scaler_update(scaler, NULL));
-  ddp_scaler_state state = {.size = sizeof state};
-  OK(ddp_scaler_get_state(scaler, &state));
-  CHECK(state.scale == 4 && state.enabled == 1);
-  state.scale = 16;
-  OK(ddp_scaler_load(scaler, &state));
-  OK(ddp_scaler_broadcast(scaler, g, 0));
-  OK(ddp_scaler_set_scale(scaler, 32, NULL));
-  uint32_t* word = NULL;
-  OK(ddp_scaler_add_found_inf(scaler, &word));
-  CHECK(*word == 0);
-  ddp_optimizer_destroy(optimizer);
-  ddp_scaler_destroy(scaler);
-
-  ddp_autocast* scope = NULL;
-  const ddp_dtype inputs[2] = {DDP_FLOAT32, DDP_FLOAT32};
-  ddp_dtype dtype = -1;
-  OK(ddp_autocast_begin(DDP_CPU, DDP_BFLOAT16, &scope));
-  OK(ddp_autocast_type_for(1, DDP_CPU, inputs, 2, &dtype));  // kLinear
-  CHECK(dtype == DDP_BFLOAT16);
-  ddp_memory* weight = NULL;
-  const ddp_buffer w = floats(&scale, 1);
-  OK(ddp_autocast_cast_weight(&w, dtype, NULL, &weight));
-  CHECK(ddp_memory_bytes(weight) >= 2);
-  ddp_memory_destroy(weight);
-  ddp_autocast_end(scope);
-  FAILS(ddp_autocast_type_for(99, DDP_CPU, inputs, 2, &dtype), DDP_INVALID_ARGUMENT, "99");
 }
 
 static void count_operations(void* user, const ddp_operation_event* event) {

@@ -283,7 +283,8 @@ ddp_status ddp_model_begin_join(ddp_model* model, const ddp_join_options* option
     const auto given = a.Options(options, "ddp_join_options");
     if (!a.ok()) return a.status();
     if (model->join != nullptr) {
-      return absl::FailedPreconditionError("ddp_model_begin_join twice without ddp_model_finish_join");
+      return absl::FailedPreconditionError(
+          "ddp_model_begin_join twice; end the first loop by ddp_model_finish_join, or by ddp_model_leave_join");
     }
     ddp::JoinOptions o;
     o.divide_by_active = given.divide_by_active != 0;
@@ -305,8 +306,16 @@ ddp_status ddp_model_finish_join(ddp_model* model) {
     if (model->join == nullptr) {
       return absl::FailedPreconditionError("ddp_model_finish_join without ddp_model_begin_join");
     }
-    const auto join = std::move(model->join);
-    return join->Finish();
+    absl::Status status = model->join->Finish();
+    if (status.ok()) model->join.reset();
+    return status;
+  });
+}
+
+ddp_status ddp_model_leave_join(ddp_model* model) {
+  return OnModel(model, nullptr, [&](DistributedDataParallel&, Stream) {
+    model->join.reset();
+    return absl::OkStatus();
   });
 }
 

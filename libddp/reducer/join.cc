@@ -69,9 +69,10 @@ void Model::BeginJoin(JoinOptions options) {
 // Once all ranks have had an error, those that have no more inputs have left.
 absl::Status Model::JoinLasts(absl::string_view call) const {
   if (!join_.has_value() || !join_over_) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", group_->rank(), ": ", std::string(call),
-                   ": this Join is over, since all ranks have had an error; destroy it before the next step"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", group_->rank(), ": ", std::string(call),
+      ": this Join is over, since all ranks have had an error; destroy it (in C: ddp_model_leave_join) before the "
+      "next step"));
 }
 
 void Model::LeaveJoin() {

@@ -190,6 +190,31 @@ static ddp_status refuse_step(void* user) {
   return DDP_OK;
 }
 
+// A mistake does not end the loop, and an error of all ranks leaves the group as it is.
+static void test_join_errors(ddp_model* m, ddp_group* g, float* value) {
+  const int n = ddp_group_size(g), r = ddp_group_rank(g);
+  OK(ddp_model_begin_join(m, NULL));
+  OK(ddp_model_begin_forward(m, NULL));
+  ddp_model_grad_ready(m, 1, NULL);
+  FAILS(ddp_model_finish_join(m), DDP_FAILED_PRECONDITION, "middle of a step");
+  ddp_model_grad_ready(m, 0, NULL);
+  OK(ddp_model_finish_backward(m, NULL));
+  OK(ddp_model_finish_join(m));
+
+  const ddp_join_options join = {.size = sizeof join, .throw_on_early = 1};
+  OK(ddp_model_begin_join(m, &join));
+  if (n > 1 && r == 0) FAILS(ddp_model_finish_join(m), DDP_OUT_OF_RANGE, "no more inputs");
+  if (n > 1 && r != 0) {
+    backward(m, r, value);
+    FAILS(ddp_model_finish_backward(m, NULL), DDP_OUT_OF_RANGE, "no more inputs");
+  }
+  if (n > 1) FAILS(ddp_model_finish_join(m), DDP_FAILED_PRECONDITION, "this Join is over");
+  if (n == 1) OK(ddp_model_finish_join(m));
+  OK(ddp_model_leave_join(m));
+  OK(ddp_model_leave_join(m));  // outside of a loop
+  OK(ddp_group_status(g));
+}
+
 static void test_model(ddp_group* g, ddp_hook* hook) {
   const int n = ddp_group_size(g), r = ddp_group_rank(g);
   float values[2][kCount], stat = (float)r;
@@ -253,6 +278,7 @@ static void test_model(ddp_group* g, ddp_hook* hook) {
   OK(ddp_model_finish_join(m));
   FAILS(ddp_model_finish_join(m), DDP_FAILED_PRECONDITION, "without ddp_model_begin_join");
   CHECK(shadowed == n - 1 - r);
+  test_join_errors(m, g, values[0]);
   if (r == 0) values[0][5] = 77;
   OK(ddp_model_broadcast_values(m, 0, NULL));
   CHECK(values[0][5] == 77);

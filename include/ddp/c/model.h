@@ -211,8 +211,16 @@ typedef struct ddp_join_options {
 DDP_C_API ddp_status ddp_model_begin_join(ddp_model* model, const ddp_join_options* options);
 
 // Ends the loop: serves the other ranks until all have finished, then makes the models equal. Collective. Errors:
-// DDP_FAILED_PRECONDITION without ddp_model_begin_join, DDP_OUT_OF_RANGE of throw_on_early, those of an operation.
+// DDP_FAILED_PRECONDITION without ddp_model_begin_join or in the middle of a step, DDP_OUT_OF_RANGE of throw_on_early,
+// those of an operation. After an error the loop has not ended. Call it again after a mistake, or after
+// ddp_model_rebind; call ddp_model_leave_join after an error that all ranks have had.
 DDP_C_API ddp_status ddp_model_finish_join(ddp_model* model);
+
+// Ends the loop without the other ranks, as the destructor of ddp::DistributedDataParallel::Join does. Before
+// ddp_model_finish_join, and before an error that all ranks have had (DDP_OUT_OF_RANGE of throw_on_early, a NaN that
+// check_nan found, weights of 0), it aborts the group, so that no peer waits for this rank: after a failure call it
+// before ddp_model_rebind. Does nothing outside of a loop.
+DDP_C_API ddp_status ddp_model_leave_join(ddp_model* model);
 
 // Times of one bucket in the last step (ddp::BucketTimes), in nanoseconds since its first ddp_model_grad_ready.
 typedef struct ddp_bucket_times {

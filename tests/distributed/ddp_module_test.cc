@@ -96,6 +96,22 @@ TEST_CASE("a parameter that cannot be reduced is named on all ranks") {
   });
 }
 
+// Its gradient would not be reduced.
+TEST_CASE("a complex parameter is copied while it is frozen, and refused if it is to be trained") {
+  RunOnRanks([](Rank& rank) {
+    torch::nn::Module net;
+    net.register_parameter("a", torch::ones({2}));
+    const torch::Tensor wave = net.register_parameter("wave", torch::full({2}, rank.rank(), torch::kComplexFloat));
+    RANK_CHECK_STATUS(DdpModule::Create(rank.group(), net), absl::StatusCode::kInvalidArgument,
+                      "parameter 'wave' is complex", "view_as_real");
+    wave.requires_grad_(false);
+    auto module = RANK_VALUE(DdpModule::Create(rank.group(), net));
+    RANK_CHECK(wave.abs().sum().item<float>() == 0);
+    wave.requires_grad_(true);
+    RANK_CHECK_STATUS(module->UpdateFrozen(), absl::StatusCode::kInvalidArgument, "parameter 'wave' is complex");
+  });
+}
+
 TEST_CASE("tied weights are reduced once, with all contributions") {
   RunOnRanks([](Rank& rank) {
     torch::nn::Module net;
@@ -223,12 +239,12 @@ TEST_CASE("a parameter that has moved or has lost its gradient is named") {
 }
 
 TEST_CASE("a tensor that no operation takes is refused") {
-  CHECK(BufferOf(torch::ones({2, 3}))->count == 6);
-  CHECK(BufferOf(torch::ones({2}, torch::kBFloat16))->dtype == DType::kBFloat16);
+  REQUIRE(BufferOf(torch::ones({2, 3}))->count == 6);
+  REQUIRE(BufferOf(torch::ones({2}, torch::kBFloat16))->dtype == DType::kBFloat16);
   for (const torch::Tensor& bad :
        {torch::ones({2, 3}).expand({4, 2, 3}), torch::ones({2}, torch::kComplexFloat), torch::ones({2}, torch::kBool),
         torch::eye(2).to_sparse(), torch::ones({2}, torch::TensorOptions(torch::kMeta))}) {
-    CHECK(BufferOf(bad).status().code() == absl::StatusCode::kInvalidArgument);
+    REQUIRE(BufferOf(bad).status().code() == absl::StatusCode::kInvalidArgument);
   }
 }
 

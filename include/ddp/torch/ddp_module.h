@@ -67,8 +67,8 @@ class DdpModule {
  public:
   // Collective. `options.buffers` may name state besides the module's own buffers, which are added. Errors, on all
   // ranks: InvalidArgument names a parameter or buffer whose elements overlap or leave gaps in memory, or that is
-  // neither on a CPU nor on a CUDA device; FailedPrecondition if ranks differ (in the memory format, too); and those of
-  // DistributedDataParallel::Create.
+  // neither on a CPU nor on a CUDA device, and a complex parameter that requires a gradient; FailedPrecondition if
+  // ranks differ (in the memory format, too); and those of DistributedDataParallel::Create.
   static absl::StatusOr<std::unique_ptr<DdpModule>> Create(ProcessGroup& group, torch::nn::Module& module,
                                                            DdpOptions options = {}) {
     std::unique_ptr<DdpModule> result(new DdpModule());
@@ -111,8 +111,10 @@ class DdpModule {
   }
 
   // Collective, between steps: call it when requires_grad of parameters has changed. Those that do not require
-  // gradients are frozen from now on, the others are trained.
+  // gradients are frozen from now on, the others are trained. Errors: InvalidArgument names a complex parameter that
+  // requires a gradient; those of DistributedDataParallel::SetParameters.
   absl::Status UpdateFrozen() {
+    if (absl::Status s = CheckUntrained(); !s.ok()) return s;
     if (absl::Status s = model_->SetParameters(Parameters()); !s.ok()) return s;
     Attach();
     return absl::OkStatus();
@@ -168,7 +170,8 @@ class DdpModule {
     std::unordered_set<const void*> seen;
     for (const auto& named : module.named_parameters()) {
       if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
-      if (!named.value().is_floating_point()) {  // of a quantised layer: always frozen
+      if (!named.value().is_floating_point()) {  // of a quantised layer, or complex: always frozen
+        untrained_.emplace_back(named.key(), named.value());
         if (absl::Status s = CollectBuffer(named.key(), named.value(), options); !s.ok()) return s;
         continue;
       }
@@ -181,7 +184,19 @@ class DdpModule {
       if (!named.value().defined() || !seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
       if (absl::Status s = CollectBuffer(named.key(), named.value(), options); !s.ok()) return s;
     }
+    if (absl::Status s = CheckUntrained(); !s.ok()) return s;
     if (tensors_.empty()) return absl::InvalidArgumentError("the module has no parameters");
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckUntrained() const {
+    for (const auto& [name, value] : untrained_) {
+      if (!value.requires_grad()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", name,
+                       "' is complex, and its gradient is not reduced; make its real and imaginary parts the "
+                       "parameter (torch::view_as_real), or freeze it (requires_grad_(false))"));
+    }
     return absl::OkStatus();
   }
 
@@ -275,7 +290,8 @@ class DdpModule {
     }
   }
 
-  std::vector<Tensor> tensors_;  // each once
+  std::vector<Tensor> tensors_;                                   // each once
+  std::vector<std::pair<std::string, torch::Tensor>> untrained_;  // parameters that are copied as buffers are
   std::vector<Place> places_;
   std::string formats_;
   std::unique_ptr<DistributedDataParallel> model_;

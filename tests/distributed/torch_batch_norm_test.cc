@@ -35,6 +35,21 @@ TEST_CASE("batches of all ranks are normalised as one") {
   });
 }
 
+TEST_CASE("evaluation is each rank's own, also without running statistics") {
+  RunOnRanks([](Rank& rank) {
+    const auto options = torch::nn::BatchNormOptions(kChannels).track_running_stats(false);
+    SyncBatchNorm norm(options, rank.group());
+    torch::nn::BatchNorm1d plain(options);
+    norm->eval();
+    plain->eval();
+    // Of unequal numbers, and the last rank evaluates none.
+    for (int batch = 0; batch < rank.size() - rank.rank() - 1 + (rank.size() == 1); ++batch) {
+      const torch::Tensor x = torch::randn({4, kChannels}) + 10.0f * rank.rank();
+      RANK_CHECK(torch::equal(norm->forward(x), plain->forward(x)));
+    }
+  });
+}
+
 TEST_CASE("a model with synchronised batch norm trains as on one rank") {
   RunOnRanks([](Rank& rank) {
     const Batches batches(rank.size(), {2, 4, 4}, torch::kFloat32);

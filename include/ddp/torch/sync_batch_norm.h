@@ -170,7 +170,8 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 // are too small alone. In training, each forward pass is an all-gather of 2 C + 1 numbers and each backward pass an
 // all-reduce of 2 C, for C channels: all ranks run them in the same order. Gradients and running statistics are the
 // same as with one batch on one rank, to rounding. A rank's batch may have another size, or be empty. In evaluation,
-// and in a world of one, it is LibTorch's batch norm. Names and state are those of BatchNorm2d: each loads the other's.
+// and in a world of one, it is LibTorch's batch norm: without running statistics it takes those of the rank's batch.
+// Names and state are those of BatchNorm2d: each loads the other's.
 //
 //   struct Net : torch::nn::Module {
 //     explicit Net(ddp::ProcessGroup& group) : norm(torch::nn::BatchNormOptions(64), group) {
@@ -197,7 +198,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<2, SyncBatchNormImpl, t
       num_batches_tracked += 1;
       if (!options.momentum().has_value()) factor = 1 / num_batches_tracked.item<double>();  // of all batches so far
     }
-    if (batch_statistics && group_->size() > 1) {
+    if (is_training() && group_->size() > 1) {
       using Function = internal::SyncBatchNormFunction;
       return Function::apply(input, Function::Optional(weight), Function::Optional(bias),
                              Function::Optional(running_mean), Function::Optional(running_var), options.eps(), factor,

@@ -82,15 +82,22 @@ void Announcements::Drain(int from) {
   Ring& ring = RingOf(from, rank_);
   uint64_t at = ring.read.load(std::memory_order_relaxed);
   for (const uint64_t end = ring.written.load(std::memory_order_acquire); at != end; ++at) {
-    ++waiting_[{from, ring.tags[at % kTags].load(std::memory_order_relaxed)}];
+    Count(from, ring.tags[at % kTags].load(std::memory_order_relaxed), 1);
   }
   ring.read.store(at, std::memory_order_release);
+}
+
+// A program may never use a tag again, so nothing is kept of one that is even.
+void Announcements::Count(int from, int tag, int by) {
+  const auto entry = waiting_.try_emplace({from, tag}).first;
+  entry->second += by;
+  if (entry->second == 0) waiting_.erase(entry);
 }
 
 void Announcements::Consume(int from, int tag) {
   const std::lock_guard<std::mutex> lock(read_mutex_);
   Drain(from);
-  --waiting_[{from, tag}];
+  Count(from, tag, -1);
 }
 
 int Announcements::ConsumeAny(int tag, std::chrono::milliseconds timeout) {
@@ -102,7 +109,7 @@ int Announcements::ConsumeAny(int tag, std::chrono::milliseconds timeout) {
         Drain(from);
         const auto found = waiting_.find({from, tag});
         if (found == waiting_.end() || found->second <= 0) continue;
-        --found->second;
+        Count(from, tag, -1);
         return from;
       }
     }

@@ -40,11 +40,12 @@ class Announcements {
   };
   Ring& RingOf(int from, int to) { return rings_[static_cast<size_t>(from) * static_cast<size_t>(size_) + to]; }
   void Drain(int from);
+  void Count(int from, int tag, int by);
 
   int rank_, size_;
   Ring* rings_ = nullptr;
   std::mutex write_mutex_, read_mutex_;
-  // Announced minus consumed, by rank and tag.
+  // Announced minus consumed, by rank and tag, where they differ.
   std::map<std::pair<int, int>, int64_t> waiting_;
 };
 

@@ -83,6 +83,8 @@ at::Tensor DdpBackend::allocateTensor(long size, at::TensorOptions options) {
   // In the order of the operations, as all that the ranks do together.
   Submit({c10d::OpType::UNKNOWN, "ddp:allocate_tensor", c10d::kUnsetTimeout, false}, at::kCPU, {}, {}, std::move(task))
       ->wait();
+  // DistributedDataParallel goes on with ordinary memory, which only costs copies.
+  if (memory->data() == nullptr) return at::empty({size}, options);
   return at::from_blob(
       memory->data(), {size}, [memory](void*) {}, options);
 }

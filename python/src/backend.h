@@ -37,7 +37,7 @@ class DdpBackend : public c10d::Backend {
   void abort() override;
 
   // Memory that the ranks share, in which DistributedDataParallel then keeps its buckets. Collective: all ranks ask for
-  // the same sizes in the same order.
+  // the same sizes in the same order. Where there is no more to share, it is ordinary memory on all of them.
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }  // on the CPU
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   void shutdown() override { queue_->Stop(); }

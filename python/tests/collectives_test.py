@@ -274,6 +274,34 @@ def shared_memory(rank, n):
     equal(x, torch.cat([torch.full((1 << 15,), n * (n + 1) / 2), torch.full((1 << 15,), rank + 1.0)]), "shared memory")
 
 
+def more_than_can_be_shared(rank, n):
+    """The machine has memory for one rank, and not for all."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    x = dist.group.WORLD._get_backend(torch.device("cpu")).allocate_tensor(
+        memory * 7 // 10, dtype=torch.uint8, device=torch.device("cpu"))[:100]
+    x.fill_(1)
+    dist.all_reduce(x)
+    equal(x, torch.full((100,), n, dtype=torch.uint8), "all_reduce in memory that is not shared")
+
+
+def growing_tags(rank, n):
+    """Nothing is kept of a tag whose messages have been received."""
+    def exchange(tags):
+        x = torch.zeros(1)
+        for tag in tags:
+            if rank == 0:
+                dist.send(x, 1, tag=tag)
+            elif rank == 1:
+                dist.recv(x, 0, tag=tag)
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = exchange(range(5000))
+    after = exchange(range(5000, 45000))
+    assert after - before < 40000 * 40, f"{(after - before) / 40000} bytes of each tag are left"
+    dist.barrier()
+
+
 def disagreement(rank, n):
     try:
         dist.all_reduce(torch.ones(2 + rank))
@@ -283,7 +311,7 @@ def disagreement(rank, n):
 
 
 PARTS = (reductions, uneven_reduce_scatter, moves, messages, waits_with_limits, first_of_two, groups, late_ranks,
-         shared_memory, disagreement)
+         shared_memory, more_than_can_be_shared, growing_tags, disagreement)
 
 
 def main(rank, n, store):

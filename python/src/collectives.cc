@@ -2,6 +2,7 @@
 // The collective operations of the backend.
 #include <ATen/core/grad_mode.h>
 
+#include <limits>
 #include <string>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <utility>
@@ -34,6 +35,8 @@ void CopyBack(const Tensors& from, const Tensors& to) {
     if (!from[i].is_same(to[i])) to[i].copy_(from[i].view(to[i].sizes()));
   }
 }
+
+void FlipTop(const at::Tensor& tensor) { tensor.bitwise_xor_(std::numeric_limits<int64_t>::min()); }
 
 bool Differ(const Tensors& a, const Tensors& b) {
   for (size_t i = 0; i < a.size(); ++i) {
@@ -127,7 +130,10 @@ WorkPtr DdpBackend::Reduce(const Operation& operation, const c10d::ReduceOp& op,
   const at::Device device = in[0].device();
   const auto stand = [&](const Tensors& tensors) {
     Tensors result = Stand(tensors);
-    for (at::Tensor& tensor : result) tensor = arithmetic.through ? tensor.to(*arithmetic.through) : AsNumbers(tensor);
+    for (at::Tensor& tensor : result) {
+      tensor = arithmetic.through ? tensor.to(*arithmetic.through) : AsNumbers(tensor);
+      if (arithmetic.flip) FlipTop(tensor);
+    }
     return result;
   };
   // One view for both if the operation is in place, so that what stands for it is in place too.
@@ -143,8 +149,9 @@ WorkPtr DdpBackend::Reduce(const Operation& operation, const c10d::ReduceOp& op,
   bool copies = arithmetic.through.has_value();
   for (const at::Tensor& tensor : out) copies = copies || !Contiguous(tensor, false).is_same(tensor);
   if (copies) {
-    task.run = [to, out] {
+    task.run = [to, out, flip = arithmetic.flip] {
       for (size_t i = 0; i < out.size(); ++i) {
+        if (flip) FlipTop(to[i]);
         at::Tensor result = out[i].is_complex() && !to[i].is_complex() ? at::view_as_complex(to[i]) : to[i];
         out[i].copy_(result);
       }

@@ -61,6 +61,8 @@ Arithmetic ArithmeticOf(const ReduceOp& op, at::ScalarType type, const char* tit
       result.options.op = type == at::kBool ? ddp::ReduceOp::kMax : ddp::ReduceOp::kSum;
       return result;
     case ReduceOp::AVG:
+      Require(type != at::kBool && type != at::kUInt64,
+              absl::StrCat(title, ": tensors of bool and uint64 cannot be averaged; convert the tensor"));
       result.options.op = ddp::ReduceOp::kAvg;
       return result;
     case ReduceOp::PRODUCT:
@@ -68,9 +70,11 @@ Arithmetic ArithmeticOf(const ReduceOp& op, at::ScalarType type, const char* tit
       break;
     case ReduceOp::MIN:
       result.options.op = ddp::ReduceOp::kMin;
+      result.flip = type == at::kUInt64;
       break;
     case ReduceOp::MAX:
       result.options.op = ddp::ReduceOp::kMax;
+      result.flip = type == at::kUInt64;
       break;
     case ReduceOp::BAND:
     case ReduceOp::BOR:

@@ -32,6 +32,7 @@ struct Arithmetic {
   ddp::ReduceOptions options = {};
   bool bitwise = false;
   std::optional<at::ScalarType> through = {};  // convert to this type and back
+  bool flip = false;                           // and flip the top bit there, so that unsigned numbers keep their order
 };
 Arithmetic ArithmeticOf(const c10d::ReduceOp& op, at::ScalarType type, const char* title);
 

@@ -53,6 +53,19 @@ def reductions(rank, n):
     x = torch.tensor([rank == 0, False])
     dist.all_reduce(x, dist.ReduceOp.MAX)
     equal(x, torch.tensor([True, False]), "all_reduce bool")
+    mine = torch.tensor([-2 if rank == 0 else 1 + rank])  # as uint64: 2^64 - 2, 2, 3
+    for op, want in ((dist.ReduceOp.MAX, -2), (dist.ReduceOp.MIN, 2)):
+        want = torch.tensor([want])
+        x = mine.clone()
+        dist.all_reduce(x.view(torch.uint64), op)
+        equal(x, want, f"all_reduce uint64 {op}")
+        dist.reduce_scatter(x.view(torch.uint64), [mine.view(torch.uint64)] * n, op)
+        equal(x, want, f"reduce_scatter uint64 {op}")
+        x = mine.clone()
+        dist.reduce(x.view(torch.uint64), 1, op)
+        equal(x, want if rank == 1 else mine, f"reduce uint64 {op}")
+    for dtype in (torch.bool, torch.uint64):
+        raises(ValueError, "cannot be averaged", lambda: dist.all_reduce(torch.ones(2, dtype=dtype), dist.ReduceOp.AVG))
     x = torch.full((6, 4), 1.0).t()[:, 1:4]
     dist.all_reduce(x)
     equal(x, torch.full((4, 3), float(n)), "all_reduce with gaps")

@@ -168,7 +168,7 @@ struct Call {
 };
 
 // Returns the ranks that caused an error of a group: those that have died or left, or did not arrive in time. Empty if
-// no particular rank is to blame (Aborted, FailedPrecondition). The same on all ranks. See Context::NewGroup.
+// no particular rank is to blame (Abort, FailedPrecondition). The same on all ranks. See Context::NewGroup.
 DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 
 // A fixed set of ranks, 0 to size() - 1, that run collective operations together. Created by Context.
@@ -193,7 +193,7 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 //   - DeadlineExceeded: the operation's time-out has passed. Names the operation and the ranks that did not arrive.
 //   - Unavailable: a peer has died. Names it.
 //   - FailedPrecondition: ranks disagree about the operation. Names both sides.
-//   - Aborted: a rank called Abort or gave up. Contains the cause.
+//   - Aborted: a rank called Abort or gave up, or destroyed the group with something pending. Contains the cause.
 // The outputs of a failed operation are undefined. After the error no other rank writes to them: if a peer was stopped
 // in the middle of a write and resumes later, it writes to other memory. (Ranks that are threads of one process share
 // one memory; there the error is returned only when no peer is in the middle of a write.)

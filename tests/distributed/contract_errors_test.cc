@@ -396,6 +396,39 @@ TEST_CASE("a rank that leaves while others want it is named") {
   });
 }
 
+// The others come when its memory is in other use already.
+TEST_CASE("a rank that leaves with an operation pending fails the group, and has its memory back") {
+  if (RankCount() == 1) return;
+  constexpr size_t kCount = 200'000;
+  RunOnRanks([](Rank& rank) {
+    for (const bool allocated : {true, false}) {
+      std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+      const Allocation memory = RANK_VALUE(group->Allocate(2 * kCount * sizeof(float), Device{}));
+      std::vector<float> ordinary(2 * kCount);
+      auto* const in = allocated ? static_cast<float*>(memory.data()) : ordinary.data();
+      float* const out = in + kCount;
+      std::fill_n(in, 2 * kCount, 1.0f);
+      const auto reduce = [&] {
+        return group->AllReduce(Buffer{in, kCount, DType::kFloat32, {}}, Buffer{out, kCount, DType::kFloat32, {}});
+      };
+      rank.Meet();  // nobody is still in Allocate
+      Work work = rank.rank() == 0 ? reduce() : Work();
+      if (rank.rank() == 0) {
+        group.reset();
+        std::fill_n(in, 2 * kCount, 1000.0f);
+      }
+      rank.Meet();
+      if (rank.rank() != 0) work = reduce();
+      const absl::Status status = work.Wait();
+      RANK_CHECK_STATUS(status, StatusCode::kAborted, "rank 0", "destroyed with operations pending");
+      RANK_CHECK(FailedRanks(status) == std::vector<int>{0}, status.ToString());
+      rank.Meet();
+      if (rank.rank() == 0) RANK_CHECK_EQ(std::count(out, out + kCount, 1000.0f), ptrdiff_t{kCount});
+      rank.Meet();
+    }
+  });
+}
+
 TEST_CASE("a wrong backend or time-out is told at Create") {
   for (const char* backend : {"nccl", "local", ""}) {
     if (RankCount() == 1 && std::string(backend) == "local") continue;

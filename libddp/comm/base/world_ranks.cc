@@ -53,6 +53,12 @@ std::string WorldRanks::Note(int rank, absl::Span<const int> others) const {
                       one ? "is rank " : "are ranks ", absl::StrJoin(there, ", "), kOfWorld);
 }
 
+absl::Status WorldRanks::DestroyedError(int rank) const {
+  return WithFailedRanks(
+      absl::AbortedError(absl::StrCat(NameOf(rank), ": the process group was destroyed with operations pending")),
+      {rank});
+}
+
 absl::Status WorldRanks::Named(const absl::Status& error, int rank) const {
   if (error.ok() || ranks_ == nullptr) return error;
   if (absl::StrContains(error.message(), kOfGroup) && absl::StrContains(error.message(), kOfWorld)) return error;

@@ -30,6 +30,8 @@ class WorldRanks {
   std::string Note(int rank, absl::Span<const int> others) const;
   // `error`, which `rank` has found, with the note of it and of its failed ranks, unless it has one.
   absl::Status Named(const absl::Status& error, int rank) const;
+  // The failure of a group that `rank` leaves with something pending.
+  absl::Status DestroyedError(int rank) const;
 
  private:
   std::shared_ptr<const std::vector<int>> ranks_;  // null: the same numbers

@@ -67,9 +67,7 @@ void DeviceEngine::Shutdown() {
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
   }
-  if (!idle()) {
-    Fail(absl::AbortedError(absl::StrCat(name(), ": the process group was destroyed with operations pending")));
-  }
+  if (!idle()) Fail(options_.world_ranks.DestroyedError(options_.rank));
   options_.progress->Remove(this);
   std::deque<DeviceWork*> left;
   {

@@ -32,16 +32,10 @@ Engine::~Engine() {
   if (!owner_.IsHere()) return;
   progress()->Remove(this);
   Lock lock(mutex_);
+  // The peers would go on with memory that the program has back.
+  if (OldestPending() != nullptr) FailLocked(options_.world_ranks.DestroyedError(options_.NameOf(options_.rank)));
   control_.peer(options_.rank).departed.store(1, std::memory_order_release);
-  DetachOutputs().IgnoreError();
-  for (Operation* operation : queue_) {
-    if (!operation->Done()) {
-      notes_.Entered(*operation, FlightState::kFailed);
-      operation->Finish(
-          absl::AbortedError(absl::StrCat(name(), ": the process group was destroyed with operations pending")));
-    }
-    operation->Unref();
-  }
+  for (Operation* operation : queue_) operation->Unref();
 }
 
 // --- launching ------------------------------------------------------------------------------------------------------

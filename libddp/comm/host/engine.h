@@ -53,7 +53,7 @@ struct EngineOptions {
 class Engine final : public Driver {
  public:
   Engine(EngineOptions options, ProgressThread* progress);
-  // Leaves the group: what is unfinished ends with Aborted.
+  // Leaves the group. What is unfinished ends with Aborted, and fails the group at the peers.
   ~Engine() override;
 
   // Takes over the operation (both its references), which has its data, count, kernel and scales.

@@ -56,20 +56,19 @@ bool Engine::FailedElsewhere() {
 
 // A peer that the failure overtook in the middle of a chunk may wake up at any time and write on: to the outputs of
 // operations that are under way, nowhere else. In this process those addresses get other memory with the same contents.
-// A peer that is a thread of this process has the same addresses; it is waited for, which does not take longer than a
-// chunk, since it looks at `failure` before it takes another (see DirectRun::Advance).
+// A peer that is a thread of this process has the same addresses, and may be reading a message out of them, too. It is
+// waited for, which does not take longer than a chunk or a message, since it looks at `failure` before it takes another
+// (see DirectRun::Advance).
 absl::Status Engine::DetachOutputs() {
   absl::Status status;
-  bool under_way = false;
-  for (uint64_t s = first_sequence_; s < announced_; ++s) {
+  for (uint64_t s = first_sequence_; has_processes_ && s < announced_; ++s) {
     if (At(s)->Done()) continue;
-    under_way = true;
     At(s)->out.ForEach([&](char* data, size_t bytes) {
-      if (has_processes_) status.Update(allocations_.MakePrivate(data, bytes));
-      return has_processes_;
+      status.Update(allocations_.MakePrivate(data, bytes));
+      return true;
     });
   }
-  for (int r = 0; under_way && host_.has_threads && r < options_.size; ++r) {
+  for (int r = 0; host_.has_threads && r < options_.size; ++r) {
     if (r == options_.rank || !options_.peers.InThisProcess(r)) continue;
     while (control_.peer(r).working.load() != 0) sched_yield();
   }

@@ -195,8 +195,7 @@ void NodePipeline::Tell(bool background) {
 
 void NodePipeline::Leave() {
   if (failure_.ok() && (!queue_.empty() || messages_.Pending())) {
-    FailLocked(absl::AbortedError(absl::StrCat(world_ranks().NameOf(options_.rank),
-                                               ": the process group was destroyed with operations pending")));
+    FailLocked(world_ranks().DestroyedError(options_.rank));
     do EndPending();
     while (!queue_.empty());
   } else if (failure_.ok()) {

@@ -73,7 +73,7 @@ class Channels final : public Driver {
  public:
   // `engine`, of the same group, outlives this.
   Channels(ChannelBlock block, Engine* engine, ProgressThread* progress);
-  // What is unfinished ends with Aborted.
+  // What is unfinished ends with Aborted, and fails the group at the peers.
   ~Channels() override;
 
   Work Send(MessageSpec spec);

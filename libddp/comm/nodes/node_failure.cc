@@ -93,10 +93,10 @@ absl::Status NodePipeline::DetachOutputs(const NodeOperation& operation) {
                          FailedRanks(failure_));
 }
 
-// Ends every operation that the engines have let go of. What the wire works on stays.
-void NodePipeline::EndPending() {
+// Ends all operations, if the engines have let go of them. What the wire works on stays.
+bool NodePipeline::EndPending() {
   TakeLaunched();
-  if (!std::all_of(flight_.begin(), flight_.end(), [](const Chunk* c) { return c->LeftEngines(); })) return;
+  if (!std::all_of(flight_.begin(), flight_.end(), [](const Chunk* c) { return c->LeftEngines(); })) return false;
   flight_.clear();
   for (const NodeOperation* operation : queue_) {
     if (!operation->Done()) notes_.Entered(*operation, FlightState::kFailed);
@@ -110,6 +110,7 @@ void NodePipeline::EndPending() {
   begun_ = 0;
   messages_.End(failure_);
   NotePending();
+  return true;
 }
 
 void NodePipeline::CheckHealth(int64_t now, bool background) {
@@ -194,13 +195,10 @@ void NodePipeline::Tell(bool background) {
 }
 
 void NodePipeline::Leave() {
-  if (failure_.ok() && (!queue_.empty() || messages_.Pending())) {
-    FailLocked(world_ranks().DestroyedError(options_.rank));
-    do EndPending();
-    while (!queue_.empty());
-  } else if (failure_.ok()) {
-    told_ = false;
-  }
+  if (!queue_.empty() || messages_.Pending()) FailLocked(world_ranks().DestroyedError(options_.rank));
+  if (failure_.ok()) told_ = false;
+  // A thread may still be in a part of an operation.
+  while (!failure_.ok() && !EndPending()) sched_yield();
   Tell(/*background=*/false);
   if (wire_.Usable(/*background=*/false)) {
     const int64_t until = NowNs() + kLeaveNs;

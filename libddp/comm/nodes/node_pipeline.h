@@ -89,7 +89,7 @@ class NodePipeline final : public Driver {
   bool Healthy();
   void FailAndReport(const absl::Status& why, bool tell_nodes = true);
   void FailLocked(const absl::Status& why, bool tell_nodes = true);
-  void EndPending();
+  bool EndPending();
   absl::Status DetachOutputs(const NodeOperation& operation);
   absl::Status CheckOldest(NodeOperation* oldest, int64_t now);
   std::set<int> Missing(const NodeOperation& operation, bool* arrived) const;

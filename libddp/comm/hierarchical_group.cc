@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "libddp/base/among_threads.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/local_group.h"
@@ -38,13 +39,17 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const s
 // Between threads of one process memory is the wire: rank 0 makes it, and keeps it until the next exchange.
 absl::StatusOr<std::unique_ptr<Wire>> OpenMemoryWire(Rendezvous& rendezvous, std::shared_ptr<MemoryExchange>* exchange,
                                                      absl::Time deadline) {
-  if (rendezvous.rank() == 0) *exchange = std::make_shared<MemoryExchange>();
-  absl::StatusOr<std::vector<std::string>> addresses = rendezvous.AllGather(
-      absl::StrCat(reinterpret_cast<uintptr_t>(exchange)), "opening of the wire between threads", deadline);
-  if (!addresses.ok()) return addresses.status();
-  uintptr_t address = 0;
-  if (!absl::SimpleAtoi((*addresses)[0], &address)) return absl::InternalError("not an address: " + (*addresses)[0]);
-  if (rendezvous.rank() != 0) *exchange = *reinterpret_cast<const std::shared_ptr<MemoryExchange>*>(address);
+  uint64_t number = 0;
+  if (rendezvous.rank() == 0) {
+    *exchange = std::make_shared<MemoryExchange>();
+    number = AmongThreads<MemoryExchange>::Publish(*exchange);
+  }
+  absl::StatusOr<std::vector<std::string>> numbers =
+      rendezvous.AllGather(absl::StrCat(number), "opening of the wire between threads", deadline);
+  if (!numbers.ok()) return numbers.status();
+  if (!absl::SimpleAtoi((*numbers)[0], &number)) return absl::InternalError("not a number: " + (*numbers)[0]);
+  if (rendezvous.rank() != 0) *exchange = AmongThreads<MemoryExchange>::Find(number);
+  if (*exchange == nullptr) return absl::AbortedError("rank 0, which made the wire between threads, has given it up");
   return CreateMemoryWire(*exchange, rendezvous.rank());
 }
 

@@ -119,6 +119,16 @@ TEST_CASE("a page becomes a process's own once, and a second view goes on showin
   CHECK(data[4 * kPage] == 'd');  // nobody made it private
 }
 
+TEST_CASE("a segment that the thread that made it has given up cannot be opened") {
+  std::shared_ptr<SharedSegment> segment = MakeSegment(kPage);
+  const std::string handle = segment->handle();
+  segment.reset();
+  CHECK(absl::IsAborted(SharedSegment::Open(handle).status()));
+  segment = MakeSegment(kPage);  // perhaps in the same place
+  CHECK(absl::IsAborted(SharedSegment::Open(handle).status()));
+  CHECK(SharedSegment::Open(segment->handle()).value() == segment);
+}
+
 TEST_CASE("a child of fork opens its parent's segment by its own means") {
   const std::shared_ptr<SharedSegment> segment = MakeSegment(kPage);
   segment->data()[0] = 'a';

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "libddp/base/among_threads.h"
 #include "libddp/base/env.h"
 #include "libddp/base/memory_room.h"
 #include "libddp/base/page.h"
@@ -88,7 +89,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
   if (absl::Status s = segment->Map(); !s.ok()) return s;
   struct stat file = {};
   if (fstat(segment->fd_, &file) != 0) return absl::UnavailableError(Failure("fstat", errno));
-  segment->handle_ = absl::StrCat(self.token, ",", reinterpret_cast<uintptr_t>(segment.get()), ",", segment->bytes_,
+  segment->handle_ = absl::StrCat(self.token, ",", AmongThreads<SharedSegment>::Publish(segment), ",", segment->bytes_,
                                   ",", file.st_dev, ",", file.st_ino, ",", where);
   return segment;
 }
@@ -97,16 +98,17 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
 // for the file tells. Where it is another file, it is not opened.
 absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_view handle) {
   const std::vector<absl::string_view> fields = absl::StrSplit(handle, absl::MaxSplits(',', 5));
-  uint64_t token = 0, object = 0, bytes = 0, device = 0, inode = 0;
-  if (fields.size() != 6 || !absl::SimpleAtoi(fields[0], &token) || !absl::SimpleAtoi(fields[1], &object) ||
+  uint64_t token = 0, number = 0, bytes = 0, device = 0, inode = 0;
+  if (fields.size() != 6 || !absl::SimpleAtoi(fields[0], &token) || !absl::SimpleAtoi(fields[1], &number) ||
       !absl::SimpleAtoi(fields[2], &bytes) || !absl::SimpleAtoi(fields[3], &device) ||
       !absl::SimpleAtoi(fields[4], &inode)) {
     return absl::InternalError(absl::StrCat("not the handle of a shared segment: '", handle, "'"));
   }
-  if (token == ProcessId::OfSelf().token) {  // a thread of this process made it, and waits for us
-    auto* const theirs = reinterpret_cast<SharedSegment*>(static_cast<uintptr_t>(object));
+  if (token == ProcessId::OfSelf().token) {  // a thread of this process made it
+    std::shared_ptr<SharedSegment> theirs = AmongThreads<SharedSegment>::Find(number);
+    if (theirs == nullptr) return absl::AbortedError("the rank that made the shared memory has given it up");
     theirs->used_by_threads_ = true;
-    return theirs->shared_from_this();
+    return theirs;
   }
   const std::string where(fields[5]);
   const bool memfd = where.rfind(kProc, 0) == 0;

@@ -18,7 +18,7 @@ namespace ddp {
 
 // One mapping of a segment. Each process has its own mapping of the same memory; ranks that are threads of one process
 // share it. The kernel frees the memory with the last mapping, also when processes die.
-class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
+class SharedSegment {
  public:
   enum class Kind {
     kMemfd,  // anonymous; peers open it through /proc, for which they must see this process there
@@ -34,7 +34,7 @@ class SharedSegment : public std::enable_shared_from_this<SharedSegment> {
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Create(size_t bytes, Kind kind);
 
   // Opens what another rank of this host created: `handle` is that rank's handle(). It keeps its segment, unsealed,
-  // until everybody has it open. Unavailable where this process cannot reach that segment.
+  // until everybody has it open, or a rank has failed. Unavailable where this process cannot reach that segment.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Open(absl::string_view handle);
 
   ~SharedSegment();

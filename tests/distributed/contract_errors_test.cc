@@ -324,6 +324,17 @@ TEST_CASE("an error of a part of the world names the ranks of the world, too") {
   });
 }
 
+TEST_CASE("Abort reaches a rank that has nothing to wait for") {
+  RunOnRanks([](Rank& rank) {
+    rank.Meet();
+    if (rank.rank() == std::min(1, rank.size() - 1)) rank.group().Abort(absl::DataLossError("the disk is full"));
+    const absl::Time give_up = absl::Now() + absl::Seconds(20);
+    while (rank.group().status().ok() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+    RANK_CHECK_STATUS(rank.group().status(), StatusCode::kAborted, "the disk is full");
+    rank.Meet();
+  });
+}
+
 TEST_CASE("Abort from another thread releases a rank that waits") {
   RunOnRanks([](Rank& rank) {
     if (rank.size() == 1) return;

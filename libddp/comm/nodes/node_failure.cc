@@ -113,9 +113,14 @@ bool NodePipeline::EndPending() {
   return true;
 }
 
+// That a rank of this node has failed the group is known to the engines, also if nothing is pending.
 void NodePipeline::CheckHealth(int64_t now, bool background) {
-  if (pending_.load(std::memory_order_relaxed) == 0 || !failure_.ok()) return;
-  absl::Status s = reducing_.CheckHealth();
+  if (!failure_.ok()) return;
+  absl::Status s = reducing_.status();
+  if (s.ok()) {
+    if (pending_.load(std::memory_order_relaxed) == 0) return;
+    s = reducing_.CheckHealth();
+  }
   if (s.ok()) s = spreading_.CheckHealth();
   const auto oldest = std::find_if(queue_.begin(), queue_.end(), [](const NodeOperation* o) { return !o->Done(); });
   if (s.ok() && oldest != queue_.end()) s = CheckOldest(*oldest, now);

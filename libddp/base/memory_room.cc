@@ -144,7 +144,7 @@ absl::Status CheckRoom(absl::Span<const MemoryRoom> processes, uint64_t bytes) {
                      "--memory=)"));
   };
   struct Sharers {
-    uint64_t count = 0, room = std::numeric_limits<uint64_t>::max();
+    uint64_t count = 0, room = std::numeric_limits<int64_t>::max();  // which is the most that a file can have
   };
   Sharers all;
   std::map<uint64_t, Sharers> by_limit;

@@ -2,6 +2,7 @@
 // The contract of ProcessGroup, part 4: the caller's mistakes, ranks that disagree, and Abort.
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -254,7 +255,9 @@ TEST_CASE("ranks that ask for different amounts of memory all learn of it") {
 
 TEST_CASE("more memory than there is gives ResourceExhausted on every rank, and the group goes on") {
   RunOnRanks([](Rank& rank) {
-    RANK_CHECK_STATUS(rank.group().Allocate(size_t{1} << 46, Device{}), StatusCode::kResourceExhausted, "memory");
+    for (const size_t bytes : {size_t{1} << 46, SIZE_MAX / 2, SIZE_MAX - 5000, SIZE_MAX}) {
+      RANK_CHECK_STATUS(rank.group().Allocate(bytes, Device{}), StatusCode::kResourceExhausted, "memory");
+    }
     RANK_CHECK_OK(rank.group().status());
     const Allocation memory = RANK_VALUE(rank.group().Allocate(1000, Device{}));
     const Buffer whole = memory.View(DType::kInt8, 0, 1000);

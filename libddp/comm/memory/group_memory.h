@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,8 +22,10 @@
 
 namespace ddp {
 
-// How far apart the parts of the ranks lie, each of `bytes` bytes: whole pages.
+// How far apart the parts of the ranks lie, each of `bytes` bytes: whole pages. A size that no memory has stays as it
+// is, for CheckRoom to refuse.
 constexpr size_t StrideFor(size_t bytes, size_t page) {
+  if (bytes > std::numeric_limits<size_t>::max() / 2) return bytes;
   // Buffers a whole multiple of 256 MiB apart are up to eleven times slower on some processors (the hash by which the
   // first-level cache finds a line repeats there); 12 KiB more avoid it.
   return RoundUp(bytes, page) + RoundUp(3 * 4096, page);

@@ -60,10 +60,11 @@ absl::StatusOr<LaunchStore> OpenLaunchStore(const LaunchInfo& info, absl::Durati
   options.timeout = timeout;
   absl::StatusOr<std::shared_ptr<Store>> store =
       next ? CreateNextTcpStore(std::move(options)) : CreateTcpStore(std::move(options));
+  const std::lock_guard<std::mutex> lock(All().mutex);
   if (!store.ok()) {
+    --stores->opened;  // the next one still has the number by which the other ranks know it
     return absl::Status(store.status().code(), absl::StrCat("rank ", info.rank, ": ", store.status().message()));
   }
-  const std::lock_guard<std::mutex> lock(All().mutex);
   stores->current = *store;
   stores->worlds = 1;
   return LaunchStore{*std::move(store), ""};

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "ddp/store.h"
+#include "libddp/launch/launch_store.h"
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 #include "tests/support/catch.h"
@@ -273,6 +274,25 @@ TEST_CASE("a store that never appears is missed in time") {
   options.secret = "secret";
   CheckStatus(CreateTcpStore(options).status(), absl::StatusCode::kDeadlineExceeded, {"no.such.host.invalid", "host"});
   CHECK(absl::Now() - start < absl::Seconds(50));
+}
+
+TEST_CASE("under a launcher a rank that did not find the store meets the others when it tries again") {
+  const Place place;
+  LaunchInfo info;
+  info.world_size = info.local_world_size = 2;
+  info.store_port = place.port;
+  info.run_id = "run";
+  LaunchInfo other = info;
+  other.rank = 1;
+  CheckStatus(OpenLaunchStore(other, absl::Milliseconds(100)).status(), absl::StatusCode::kDeadlineExceeded,
+              {"rank 1"});
+  absl::StatusOr<LaunchStore> served, found;
+  std::thread server([&] { served = OpenLaunchStore(info, absl::Seconds(20)); });
+  found = OpenLaunchStore(other, absl::Seconds(20));
+  server.join();
+  REQUIRE(served.ok());
+  REQUIRE(found.ok());
+  found = LaunchStore();  // the server stays until all ranks have left
 }
 
 TEST_CASE("a port with something else behind it is no store") {

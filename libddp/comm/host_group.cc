@@ -32,6 +32,7 @@ class HostGroup final : public HierarchicalGroup {
  private:
   Work StartChecked(const CheckedCall& call) override {
     auto* operation = new Operation(&engine_, call.key);
+    operation->called = call.called;
     operation->in = Ranges(call.in);
     operation->out = Ranges(call.out);
     operation->count = call.count;

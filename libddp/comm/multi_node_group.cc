@@ -90,6 +90,7 @@ DType PartialOf(DType in) { return in == DType::kFloat16 || in == DType::kBFloat
 
 Work MultiNodeGroup::StartChecked(const CheckedCall& call) {
   auto* operation = new NodeOperation(&pipeline_, call.key, members_.layout, PlanOf(call), rank());
+  operation->called = call.called;
   operation->in = Ranges(call.in);
   operation->out = Ranges(call.out);
   operation->count = call.count;

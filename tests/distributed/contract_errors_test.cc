@@ -190,6 +190,8 @@ TEST_CASE("ranks that disagree all learn of it, with both sides named", "[host]"
        "all_reduce", "broadcast"},
       {[](ProcessGroup& g, Memory& m, bool d) { return g.Broadcast({m.Range(0, 1000)}, d ? 1 : 0); }, "from rank 0",
        "from rank 1"},
+      {[](ProcessGroup& g, Memory& m, bool d) { return g.Reduce(m.Range(0, 1000), m.Range(1000, 1000), d ? 1 : 0); },
+       "reduce(sum, to rank 0", "reduce(sum, to rank 1"},
       {[](ProcessGroup& g, Memory& m, bool d) { return d ? g.Barrier() : g.Broadcast({m.Range(0, 1000)}, 0); },
        "broadcast", "barrier"},
       {[](ProcessGroup& g, Memory& m, bool d) { return g.Broadcast({m.Range(0, d ? 1001u : 1000u)}, 0); }, "1000",

@@ -173,6 +173,23 @@ TEST_CASE("ranks that disagree about counts all learn of it") {
   });
 }
 
+TEST_CASE("ranks that disagree about the parts of a reduce-scatter all learn of it", "[host]") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
+    std::vector<size_t> counts(static_cast<size_t>(rank.size()), 4);
+    if (rank.rank() == rank.size() - 1) {  // the same in all
+      counts[0] = 3;
+      counts[1] = 5;
+    }
+    rank.Meet();
+    const Buffer mine = m.Range(90, counts[static_cast<size_t>(rank.rank())]);
+    RANK_CHECK_STATUS(rank.group().ReduceScatter(m.Range(0, 4 * counts.size()), mine, counts).Wait(),
+                      StatusCode::kFailedPrecondition, "reduce_scatter_v(sum", "counts", " calls ",
+                      absl::StrCat("rank ", rank.size() - 1));
+  });
+}
+
 // --- groups made from groups ----------------------------------------------------------------------------------------
 
 // The sum of a value over a group, by an all-reduce.

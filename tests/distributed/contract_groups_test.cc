@@ -86,6 +86,19 @@ TEST_CASE("a world and its parts work at once, each from a thread of its own") {
   });
 }
 
+// Operations of a part, too, of which it takes several to do one of the program's.
+TEST_CASE("an error gives the number of the program's operation") {
+  if (RankCount() == 1) return;
+  RunOnRanks([](Rank& rank) {
+    const std::unique_ptr<ProcessGroup> group = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1'000'000);
+    for (int i = 0; i < 3; ++i) RANK_CHECK_OK(group->AllReduce(m.whole(), m.whole()).Wait());
+    const Buffer some = m.Range(0, rank.rank() == 1 ? 9 : 10);
+    RANK_CHECK_STATUS(group->AllReduce(some, some).Wait(), absl::StatusCode::kFailedPrecondition, "operation 3");
+    rank.Meet();
+  });
+}
+
 ptrdiff_t EntriesOf(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
 }

@@ -29,7 +29,8 @@ TEST_CASE("a rank that does not come is named after the time-out", "[timeout]") 
             const absl::Time begin = absl::Now();
             Work work = rank.group().AllReduce(m.whole(), m.whole());
             Work behind = rank.group().Barrier();
-            RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive");
+            RANK_CHECK_STATUS(work.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name, "did not arrive",
+                              absl::StrCat("timed out after ", absl::FormatDuration(*options.timeout)));
             RANK_CHECK_STATUS(behind.Wait(), StatusCode::kDeadlineExceeded, "all_reduce", name);
             const absl::Duration took = absl::Now() - begin;
             RANK_CHECK(took > absl::Milliseconds(900) && took < absl::Seconds(20), absl::FormatDuration(took));

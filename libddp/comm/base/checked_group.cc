@@ -26,7 +26,7 @@ Work CheckedGroup::Start(const Call& call) {
   if (ProcessGroup* const other = Other(call)) return other->Start(call);
   if (call.kind == Call::Kind::kBarrier) {
     CheckedCall barrier;
-    barrier.timeout = timeout();
+    barrier.timeout = barrier.called.timeout = timeout();
     return StartChecked(barrier);
   }
   const CallCheck check = Check(NameOf(call.kind));
@@ -56,12 +56,20 @@ Work CheckedGroup::Start(const Call& call) {
   if (Reduces(call.kind)) {
     if (absl::Status s = SetReduce(call.reduce, &checked); !s.ok()) return check.Error(s.message());
   }
+  checked.called = {.key = checked.key, .count = checked.count, .timeout = checked.timeout};
   return IsComposed(call.kind) ? StartComposed(checked) : StartChecked(checked);
 }
 
 Work CheckedGroup::StartComposed(const CheckedCall& call) {
-  if (call.key.kind == Call::Kind::kReduceScatterV) return ReducePartByPart(*this, call);
-  return call.key.kind == Call::Kind::kReduce ? ReduceByAllReduce(*this, call, orphans_) : MoveByMessages(*this, call);
+  switch (call.key.kind) {
+    case Call::Kind::kReduceScatterV:
+      return ReducePartByPart(call, [this](const CheckedCall& part) { return StartComposed(part); });
+    case Call::Kind::kReduce:
+      return ReduceByAllReduce(
+          call, rank(), [this](const CheckedCall& all) { return StartChecked(all); }, orphans_);
+    default:
+      return MoveByMessages(*this, call);
+  }
 }
 
 absl::Status CheckedGroup::SetReduce(const ReduceOptions& options, CheckedCall* call) const {
@@ -77,7 +85,9 @@ absl::Status CheckedGroup::SetReduce(const ReduceOptions& options, CheckedCall* 
   call->key.check_nonfinite = options.nonfinite != nullptr;
   call->reduce = &options;
   call->kernel = *kernel;
-  call->parameters = std::bit_cast<uint64_t>(options.prescale) * 31 + std::bit_cast<uint64_t>(options.postscale);
+  for (const double scale : {options.prescale, options.postscale}) {
+    call->parameters = call->parameters * 31 + std::bit_cast<uint64_t>(scale);
+  }
   return absl::OkStatus();
 }
 

@@ -26,6 +26,7 @@ namespace ddp {
 // A collective call whose arguments are right. What it refers to lives as long as the call.
 struct CheckedCall {
   OperationKey key;
+  ProgramCall called = {};  // `key`, or what this is a step of
   Buffers in, out;
   size_t count = 0;      // elements of `in`; of an all-gather with counts, of all ranks' inputs together; of a scatter,
                          // of `out`

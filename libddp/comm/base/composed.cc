@@ -68,22 +68,33 @@ int TagOf(const CheckedCall& call) {
 }  // namespace
 
 // The results of the other ranks, and whether they are finite, go to memory that nobody reads.
-Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans) {
-  if (group.rank() == int{call.key.root}) return group.AllReduce(call.in, call.out, *call.reduce);
+Work ReduceByAllReduce(const CheckedCall& call, int rank, StartStep start, std::shared_ptr<OrphanedMemory> orphans) {
+  CheckedCall all = call;
+  all.key.kind = Kind::kAllReduce;
+  all.key.root = 0;
+  if (rank == int{call.key.root}) return start(all);
   const std::shared_ptr<uint64_t[]> unused(new uint64_t[1 + CeilDiv(call.count * SizeOf(call.key.out), 8)]);
   const Buffer scratch{&unused[1], call.count, call.key.out, {}};
   ReduceOptions options = *call.reduce;
   if (options.nonfinite != nullptr) options.nonfinite = reinterpret_cast<uint32_t*>(unused.get());
-  return JoinWorks({group.AllReduce(call.in, scratch, options)}, unused, std::move(orphans));
+  all.out = scratch;
+  all.reduce = &options;
+  return JoinWorks({start(all)}, unused, std::move(orphans));
 }
 
-Work ReducePartByPart(ProcessGroup& group, const CheckedCall& call) {
+Work ReducePartByPart(const CheckedCall& call, StartStep start) {
   std::vector<Work> works;
   size_t begin = 0;
-  for (int r = 0; r < group.size(); ++r) {
-    const size_t count = call.counts[static_cast<size_t>(r)];
-    works.push_back(group.Reduce(Part(call.in, begin, count), call.out, r, *call.reduce, call.after));
-    begin += count;
+  for (size_t r = 0; r < call.counts.size(); ++r) {
+    const std::vector<Buffer> in = Part(call.in, begin, call.counts[r]);
+    CheckedCall part = call;
+    part.key.kind = Kind::kReduce;
+    part.key.root = static_cast<uint16_t>(r);
+    part.in = in;
+    part.count = part.out_count = call.counts[r];
+    part.counts = {};
+    works.push_back(start(part));
+    begin += call.counts[r];
   }
   return JoinWorks(std::move(works));
 }

@@ -5,15 +5,20 @@
 
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/base/checked_group.h"
 #include "libddp/comm/base/joined_work.h"
 
 namespace ddp {
 
-// `orphans`: the group's.
-Work ReduceByAllReduce(ProcessGroup& group, const CheckedCall& call, std::shared_ptr<OrphanedMemory> orphans);
-Work ReducePartByPart(ProcessGroup& group, const CheckedCall& call);  // reduce-scatter with counts
+// Starts a step of a composed call.
+using StartStep = absl::FunctionRef<Work(const CheckedCall&)>;
+
+// `start` does an all-reduce. `orphans`: the group's.
+Work ReduceByAllReduce(const CheckedCall& call, int rank, StartStep start, std::shared_ptr<OrphanedMemory> orphans);
+// Reduce-scatter with counts. `start` reduces to one rank.
+Work ReducePartByPart(const CheckedCall& call, StartStep start);
 // Gather, scatter, all-to-all with counts and send_recv, in CPU memory.
 Work MoveByMessages(ProcessGroup& group, const CheckedCall& call);
 

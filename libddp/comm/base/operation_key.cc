@@ -47,8 +47,9 @@ absl::Status DisagreementError(uint64_t sequence, int rank, const CallSummary& c
   const OperationKey key = OperationKey::Unpack(call.what), other_key = OperationKey::Unpack(other_call.what);
   const char* with = "";
   if (call.what == other_call.what && call.count == other_call.count) {
-    with = key.kind == OperationKey::Kind::kAllGatherV ? " with other counts of the single ranks"
-                                                       : " with another prescale or postscale";
+    with = key.kind == OperationKey::Kind::kAllGatherV       ? " with other counts of the single ranks"
+           : key.kind == OperationKey::Kind::kReduceScatterV ? " with other counts of the single ranks, or other scales"
+                                                             : " with another prescale or postscale";
   }
   return absl::FailedPreconditionError(absl::StrCat("ranks disagree about operation ", sequence, ": rank ", rank,
                                                     " calls ", key.Describe(call.count), ", rank ", other_rank,

@@ -4,10 +4,12 @@
 #define LIBDDP_COMM_BASE_OPERATION_KEY_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "ddp/process_group.h"
 #include "ddp/types.h"
 
@@ -44,6 +46,14 @@ struct OperationKey {
   uint64_t Pack() const;
   static OperationKey Unpack(uint64_t packed);
   std::string Describe(uint64_t count) const;  // "all_reduce(avg, float32, 100 elements)"
+};
+
+// What the program has called. An operation may be only a step of it; ranks compare it, and messages name it.
+struct ProgramCall {
+  OperationKey key;
+  uint64_t count = 0;
+  absl::Duration timeout = absl::InfiniteDuration();
+  std::optional<uint64_t> sequence = {};  // unset: the operation's
 };
 
 // What a rank calls, as others compare it with their own calls.

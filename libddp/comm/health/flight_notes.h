@@ -36,12 +36,12 @@ class FlightNotes {
   // The operation has been called, then enters one state after the other. For Operation and NodeOperation.
   template <typename T>
   void Queued(const T& operation) const {
-    Queue({operation.sequence, operation.key(), operation.count, operation.bucket});
+    Queue({operation.sequence, operation.called.key, operation.called.count, operation.bucket});
   }
   // At `at_ns`, or now.
   template <typename T>
   void Entered(const T& operation, FlightState state, int64_t at_ns = 0) const {
-    Enter({operation.sequence, operation.key(), operation.count, operation.bucket}, state, at_ns);
+    Enter({operation.sequence, operation.called.key, operation.called.count, operation.bucket}, state, at_ns);
   }
   void Queue(const Call& call) const {
     if (ring_ != nullptr) NoteQueued(call);

@@ -102,7 +102,7 @@ void Engine::AnnounceOne(Operation* operation) {
   slot.done_ns.store(0, std::memory_order_relaxed);
   slot.nonfinite.store(0, std::memory_order_relaxed);
   Announcement& a = slot.announcement;
-  a.call = {operation->called().Pack(), operation->called_count(), operation->parameters};
+  a.call = {operation->called.key.Pack(), operation->called.count, operation->parameters};
   Place(operation, &a);
   a.sequence.store(operation->sequence + 1, std::memory_order_release);
   notes_.Entered(*operation, FlightState::kAnnounced);
@@ -201,7 +201,7 @@ void Engine::StartRun(Operation* operation) {
     const Announcement& a = control_.slot(operation->sequence, r).announcement;
     if (a.call != first) {
       return FailAndReport(
-          DisagreementError(operation->sequence, options_.NameOf(0), first, options_.NameOf(r), a.call));
+          DisagreementError(operation->number(), options_.NameOf(0), first, options_.NameOf(r), a.call));
     }
     placements.push_back(a.placement);
   }

@@ -177,7 +177,7 @@ absl::Status Engine::TimedOut(const Operation& operation) const {
   return WithFailedRanks(
       absl::DeadlineExceededError(absl::StrCat(
           "rank ", options_.NameOf(options_.rank), ": ", operation.Describe(), ", timed out after ",
-          absl::FormatDuration(operation.timeout), ": ", laggards.Describe(),
+          absl::FormatDuration(operation.called.timeout), ": ", laggards.Describe(),
           "; they are stopped, stuck, slow (DDP_TIMEOUT sets the limit in seconds), or made another call")),
       laggards.ranks());
 }

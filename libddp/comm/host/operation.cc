@@ -13,11 +13,11 @@ Operation::~Operation() = default;
 absl::Status Operation::Wait(absl::Time deadline) {
   if (Done()) return status();
   return engine_->Wait(
-      *this, [this] { return called().Describe(called_count()); }, deadline);
+      *this, [this] { return called.key.Describe(called.count); }, deadline);
 }
 
 std::string Operation::Describe() const {
-  return absl::StrCat("operation ", sequence, ", ", called().Describe(called_count()),
+  return absl::StrCat("operation ", number(), ", ", called.key.Describe(called.count),
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
 }
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,11 +43,7 @@ class Operation final : public CountedWork {
   uint32_t* nonfinite = nullptr;
   int bucket = -1;
   absl::Duration timeout = absl::InfiniteDuration();
-  // Where this is only a step of what the user called: that call, for the peers to compare and for messages.
-  void CalledAs(const OperationKey& called, size_t called_count) {
-    called_ = called;
-    called_count_ = called_count;
-  }
+  ProgramCall called;
 
   // --- the engine's ---
   uint64_t sequence = 0;
@@ -59,8 +54,8 @@ class Operation final : public CountedWork {
 
   const OperationKey& key() const { return key_; }
   std::string Describe() const;  // "operation 7, all_reduce(avg, float32, 100 elements), bucket 3"
-  const OperationKey& called() const { return called_.has_value() ? *called_ : key_; }
-  size_t called_count() const { return called_.has_value() ? called_count_ : count; }
+  // In messages.
+  uint64_t number() const { return called.sequence.value_or(sequence); }
   size_t in_size() const { return SizeOf(key_.in); }  // of one element
   size_t out_size() const { return SizeOf(key_.out); }
   bool IsAllReduce() const { return key_.kind == OperationKey::Kind::kAllReduce; }
@@ -76,8 +71,6 @@ class Operation final : public CountedWork {
 
   Engine* const engine_;
   const OperationKey key_;
-  std::optional<OperationKey> called_;
-  size_t called_count_ = 0;
 };
 
 }  // namespace ddp

@@ -87,7 +87,8 @@ absl::StatusOr<bool> Chunk::Exchange(const Chunk* earlier) {
 
 // As a part of what the user called: that is what the peers compare and what messages name.
 absl::Status Chunk::Launch(Engine* engine, Operation* part) {
-  part->CalledAs(operation_->key(), operation_->count);
+  part->called = operation_->called;
+  part->called.sequence = operation_->sequence;
   part->parameters = operation_->parameters;
   part->bucket = operation_->bucket;
   part->timeout = operation_->timeout * (engine == &context_.reducing ? kReducingShare : kSpreadingShare);

@@ -23,7 +23,7 @@ constexpr size_t kMessageBytes = size_t{512} << 10;
 }  // namespace
 
 std::string NodeOperation::Describe() const {
-  return absl::StrCat("operation ", sequence, ", ", key_.Describe(count),
+  return absl::StrCat("operation ", sequence, ", ", called.key.Describe(called.count),
                       bucket < 0 ? "" : absl::StrCat(", bucket ", bucket));
 }
 

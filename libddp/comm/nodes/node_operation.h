@@ -36,6 +36,7 @@ class NodeOperation final : public NodeWork {
       : NodeWork(pipeline), key_(key), layout_(layout), plan_(plan), rank_(rank) {}
 
   // --- set before the launch ---
+  ProgramCall called;
   RangeList in, out;  // this rank's data
   size_t count = 0;   // as Operation::count
   // Where block b begins in the whole array, and at last its end; only for a plan with a block for each rank.
@@ -56,7 +57,7 @@ class NodeOperation final : public NodeWork {
   bool exposed = false;                      // the wire may write to `out`, in its second view
   std::vector<std::shared_ptr<char>> views;  // which the wire works on
 
-  NodeHeader header() const { return {sequence, {key_.Pack(), count, parameters}}; }
+  NodeHeader header() const { return {sequence, {called.key.Pack(), called.count, parameters}}; }
   // FailedPrecondition, with both calls, if a rank of another node makes another one.
   absl::Status Compare(const NodeHeader& theirs, int their_rank) const;
 

@@ -141,6 +141,12 @@ TEST_CASE("data moves where it belongs, from and to any ranges") {
       for (size_t i = 0; i < counts[r]; ++i) uneven.Set(i, static_cast<double>(100 * r + i));
       RANK_CHECK_OK(group.AllGather(uneven.Cut(1), all.Cut(pieces), counts, kNoStream).Wait());
       for (size_t i = 0; i < 27; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(i < 7 ? i : 200 + i - 7));
+      // Equal counts, where ranks cut their parts differently.
+      Array mine(rank, group, type, 9, false);
+      for (size_t i = 0; i < 9; ++i) mine.Set(i, static_cast<double>(10 * r + i));
+      RANK_CHECK_OK(
+          group.AllGather(mine.Cut(r == 1 ? 2 : 1), all.Cut(pieces), std::vector<size_t>{9, 9, 9}, kNoStream).Wait());
+      for (size_t i = 0; i < 27; ++i) RANK_CHECK_EQ(all.Get(i), static_cast<double>(10 * (i / 9) + i % 9));
     }
     // A conversion needs room that the result of a reduce-scatter does not have.
     Array half(rank, group, DType::kFloat16, part * n, false), wide(rank, group, DType::kFloat32, part, false);

@@ -69,9 +69,9 @@ absl::Status NcclMoves::Enqueue(const CheckedCall& call, void* stream) {
     case Kind::kBroadcast:
       return Broadcast(in, root, stream);
     case Kind::kAllGather:
-      return AllGather(in, out, std::vector<size_t>(size_, call.count), stream);
+      return AllGather(in, out, stream);
     case Kind::kAllGatherV:
-      return AllGather(in, out, call.counts, stream);
+      return AllGatherV(in, out, call.counts, stream);
     case Kind::kAllToAll:
       return AllToAll(in, out, stream);
     case Kind::kAllToAllV:
@@ -241,13 +241,17 @@ absl::Status NcclMoves::Broadcast(Buffers buffers, int root, void* stream) {
   });
 }
 
-absl::Status NcclMoves::AllGather(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
-  const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-  if (even && in.size() == 1 && out.size() == 1 && !Misaligned(out, in)) {
-    return communicator_->Call("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
-      return api.AllGather(in[0].data, out[0].data, in[0].count, TypeOf(in), comm, stream);
-    });
+absl::Status NcclMoves::AllGather(Buffers in, Buffers out, void* stream) {
+  if (in.size() > 1 || out.size() > 1 || Misaligned(out, in)) {
+    return AllGatherV(in, out, std::vector<size_t>(size_, Elements(in)), stream);
   }
+  return communicator_->Call("ncclAllGather", [&](const nccl::Api& api, nccl::Comm comm) {
+    return api.AllGather(in[0].data, out[0].data, in[0].count, TypeOf(in), comm, stream);
+  });
+}
+
+// Also of equal parts, which ranks may cut differently.
+absl::Status NcclMoves::AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream) {
   // Each rank's part is broadcast, range by range of the output, which is cut alike on all ranks. So this rank's input
   // goes to its place there first.
   std::vector<std::vector<Buffer>> parts;

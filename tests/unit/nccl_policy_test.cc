@@ -118,6 +118,16 @@ TEST_CASE("16-bit floats are not divided before they are added") {
   }
 }
 
+TEST_CASE("what float16 cannot hold is multiplied before, and by no transport") {
+  const DType f16 = DType::kFloat16, bf16 = DType::kBFloat16;
+  for (const double prescale : {1e-8, 1e6, -1e6}) {
+    CHECK(Plan(f16, f16, {.op = ReduceOp::kSum, .prescale = prescale, .postscale = 2}) ==
+          ReducePlan{.convert_in = true, .before_scale = prescale, .op = Op::kSum, .type = f16, .after_scale = 2});
+    CHECK(Plan(bf16, bf16, {.op = ReduceOp::kSum, .prescale = prescale}) ==
+          ReducePlan{.op = Op::kPremultiplied, .factor = prescale, .type = bf16});
+  }
+}
+
 TEST_CASE("conversions go by way of the wider type") {
   const DType f32 = DType::kFloat32, f16 = DType::kFloat16, bf16 = DType::kBFloat16;
   CHECK(Plan(f16, f32, {.op = ReduceOp::kAvg, .prescale = 2}) ==

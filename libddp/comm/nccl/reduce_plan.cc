@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/nccl/reduce_plan.h"
 
+#include <cmath>
+
 namespace ddp {
 namespace {
 
@@ -35,6 +37,11 @@ void PlanSum(ReducePlan* plan, bool avg, double prescale, double postscale, cons
   if (plan->factor != 1 || transport.path == ReducePath::kNotSymmetric) plan->op = Op::kPremultiplied;
 }
 
+// The transport takes a factor in the type, and float16 has neither very small numbers nor large ones.
+bool IsFactor(double factor, DType type) {
+  return type != DType::kFloat16 || factor == 0 || (std::abs(factor) >= 0x1p-14 && std::abs(factor) <= 65504);
+}
+
 }  // namespace
 
 ReducePlan PlanReduce(DType in, DType out, const ReduceOptions& options, const ReduceTransport& transport) {
@@ -42,7 +49,7 @@ ReducePlan PlanReduce(DType in, DType out, const ReduceOptions& options, const R
   double prescale = options.prescale;
   // In the wider of the two types; float16 and bfloat16 meet in float32.
   plan.type = in == out ? in : DType::kFloat32;
-  if (in != plan.type) {
+  if (in != plan.type || !IsFactor(prescale, plan.type)) {
     plan.convert_in = true;
     plan.before_scale = prescale;
     prescale = 1;

@@ -41,7 +41,7 @@ struct ReduceTransport {
 // `in` and `out` convert (see Transform), and integers are neither scaled nor checked: checked by the caller.
 //
 // 16-bit floats are premultiplied by the caller's prescale only: what is divided before it is added could vanish. Wide
-// floats take all factors at once.
+// floats take all factors at once. A prescale that float16 cannot hold is multiplied in before.
 ReducePlan PlanReduce(DType in, DType out, const ReduceOptions& options, const ReduceTransport& transport);
 
 }  // namespace ddp

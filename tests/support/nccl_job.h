@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -137,9 +138,12 @@ struct Job {
     for (const std::string& complaint : gpus.complaints()) CHECK(complaint == "");
   }
   void Run(const std::function<void(Rank&, ProcessGroup&)>& body) {
+    std::latch made(size);  // what happens to one rank does not reach into the start of another
     RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-      const std::unique_ptr<ProcessGroup> group =
-          RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options(), staged));
+      absl::StatusOr<std::unique_ptr<ProcessGroup>> created =
+          CreateGpuGroup(std::move(control), rank.Options(), staged);
+      made.arrive_and_wait();
+      const std::unique_ptr<ProcessGroup> group = RANK_VALUE(std::move(created));
       try {
         body(rank, *group);
       } catch (const std::exception& e) {

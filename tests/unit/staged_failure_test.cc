@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How kernels of the hierarchical backend leave when a group fails, ends or cannot be made.
 #include <cstddef>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -110,7 +111,8 @@ TEST_CASE("ranks that share a GPU divide it") {
 TEST_CASE("a graph that is launched when its group has gone leaves, and says so") {
   const bool copies = GENERATE(false, true);
   StagedJob job(2, copies ? kCopies : "fixed");
-  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+  std::latch gone(2);  // such a launch ends what peers still do
+  job.RunOver([&gone](Rank& rank, std::unique_ptr<ProcessGroup> control) {
     std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateStagedGroup(std::move(control), rank.Options()));
     const OwnedStream stream = rank.MakeStream();
     Array a(rank, *group, DType::kInt32, 100'000, false), skip(rank, *group, DType::kInt32, 1, false);
@@ -121,6 +123,7 @@ TEST_CASE("a graph that is launched when its group has gone leaves, and says so"
     RANK_CHECK_EQ(skip.Get(0), 0);
     RANK_CHECK_OK(group->Barrier().Wait());
     group.reset();
+    gone.arrive_and_wait();
     if (rank.rank == 1) return;  // its GPU takes no part
     FakeDevices::Launch(graph, stream.get());
     FakeDevices::Synchronize(stream.get());

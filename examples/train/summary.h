@@ -40,8 +40,7 @@ struct Summary {
   std::vector<double> first_losses;  // losses of the first steps of this run, means over the ranks; up to 20
 
   // Times of the steps after the warm-up, on rank 0; only those since the last recovery, if it was without ranks that
-  // had trained before. A step lasts from the end of one optimizer step to the end of the
-  // next.
+  // had trained before. A step lasts from the end of one optimizer step to the end of the next.
   int64_t measured_steps = 0;
   bool warmup_counted = false;  // warm-up steps are included, because there were no others
   double step_ms_median = 0, step_ms_min = 0, step_ms_max = 0;

@@ -156,15 +156,21 @@ TEST_CASE("mistakes in uneven gathers and all-to-alls are InvalidArgument and do
   });
 }
 
+// Other counts on the last rank, the same in all.
+std::vector<size_t> LastDiffers(const Rank& rank) {
+  std::vector<size_t> counts(static_cast<size_t>(rank.size()), 4);
+  if (rank.rank() == rank.size() - 1) {
+    counts[0] = 3;
+    counts[1] = 5;
+  }
+  return counts;
+}
+
 TEST_CASE("ranks that disagree about counts all learn of it") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {
     Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
-    std::vector<size_t> counts(static_cast<size_t>(rank.size()), 4);
-    if (rank.rank() == rank.size() - 1) {  // the same in all
-      counts[0] = 3;
-      counts[1] = 5;
-    }
+    const std::vector<size_t> counts = LastDiffers(rank);
     const size_t mine = counts[static_cast<size_t>(rank.rank())];
     rank.Meet();  // nobody is still getting its memory when the group fails
     RANK_CHECK_STATUS(rank.group().AllGather(m.Range(90, mine), m.Range(0, 4 * counts.size()), counts).Wait(),
@@ -177,11 +183,7 @@ TEST_CASE("ranks that disagree about the parts of a reduce-scatter all learn of 
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {
     Memory m(rank, Placement::kAllocated, DType::kFloat32, 100);
-    std::vector<size_t> counts(static_cast<size_t>(rank.size()), 4);
-    if (rank.rank() == rank.size() - 1) {  // the same in all
-      counts[0] = 3;
-      counts[1] = 5;
-    }
+    const std::vector<size_t> counts = LastDiffers(rank);
     rank.Meet();
     const Buffer mine = m.Range(90, counts[static_cast<size_t>(rank.rank())]);
     RANK_CHECK_STATUS(rank.group().ReduceScatter(m.Range(0, 4 * counts.size()), mine, counts).Wait(),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "examples/nn/cuda_matmul.h"
 #include "examples/nn/device.h"
@@ -326,7 +327,9 @@ std::string GpuText(const Api& api, const Context::Options& options) {
 }
 
 std::string TextOf(Pass pass, const ConvolutionShape& s) {
-  return absl::StrCat(" pass ", static_cast<int>(pass), ", x ", s.rows, " ", s.channels, " ", s.in_height, " ",
+  constexpr absl::string_view kPasses[] = {"forward", "forward, bias", "forward, bias, ReLU", "input's gradient",
+                                           "weight's gradient"};
+  return absl::StrCat(" ", kPasses[static_cast<size_t>(pass)], ", x ", s.rows, " ", s.channels, " ", s.in_height, " ",
                       s.in_width, ", w ", s.outputs, " ", s.kernel, ", stride ", s.stride, ", padding ", s.padding);
 }
 

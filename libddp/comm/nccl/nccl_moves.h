@@ -58,8 +58,8 @@ class NcclMoves final : public DeviceMoves {
   absl::Status Reduce(const CheckedCall& call, void* stream);
   absl::Status ReduceTo(const CheckedCall& call, void* stream);
   absl::Status Broadcast(Buffers buffers, int root, void* stream);
-  // counts: of each rank, which may be equal.
   absl::Status AllGather(Buffers in, Buffers out, void* stream);
+  // counts: of each rank, which may be equal.
   absl::Status AllGatherV(Buffers in, Buffers out, absl::Span<const size_t> counts, void* stream);
   // Whether AllToAll of these sends straight from registered memory into registered memory: peers have to receive so.
   bool SendsFromRegistered(Buffers in, Buffers out) const;

@@ -35,7 +35,11 @@ absl::StatusOr<std::vector<std::string>> ListFiles(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, error), end;
        !error && it != end; it.increment(error)) {
-    if (it->is_directory(error) || IsHidden(it->path())) continue;
+    if (IsHidden(it->path())) {
+      it.disable_recursion_pending();  // what an editor or a notebook keeps beside the images
+      continue;
+    }
+    if (it->is_directory(error)) continue;
     const std::string file = it->path().string();
     if (!absl::EndsWithIgnoreCase(file, ".jpg") && !absl::EndsWithIgnoreCase(file, ".jpeg")) {
       return Refuse(file, "its name is not that of a JPEG file (.jpg, .jpeg); convert or remove it");

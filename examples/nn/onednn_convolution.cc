@@ -183,6 +183,12 @@ Convolution::Convolution(SessionPtr session, const ConvolutionShape& shape, int 
   plan.order_input = MakeReorder(impl, plain, data.weights_desc(), false);
   plan.input_weight = FloatsFor(data.weights_desc());
   if (!options.bfloat16) return;
+  // Of oneDNN 2.6, where images are narrow or a kernel is smaller than its stride: what an earlier operation has left
+  // in the scratchpad gets into the result.
+  if (shape.stride > 1) {
+    plan.forward.ClearScratchpad();
+    plan.backward_weight.ClearScratchpad();
+  }
   plan.round_x = MakeReorder(impl, x, factor_x, false);
   plan.round_dy = MakeReorder(impl, y, factor_dy, false);
   plan.x = FloatsFor(factor_x);

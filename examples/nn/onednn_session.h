@@ -4,6 +4,7 @@
 #define EXAMPLES_NN_ONEDNN_SESSION_H_
 
 #include <cstddef>
+#include <cstring>
 #include <dnnl.hpp>
 #include <initializer_list>
 #include <unordered_map>
@@ -76,12 +77,17 @@ class Operation {
     arguments_.insert_or_assign(key, memory(desc, session_->engine, DNNL_MEMORY_NONE));
   }
 
+  // For an operation that reads of its scratchpad what it has not written.
+  void ClearScratchpad() { clear_scratchpad_ = true; }
+
   // oneDNN's handles are not const, though an operation only reads its sources.
   void Set(int key, const float* data) { arguments_.at(key).set_data_handle(const_cast<float*>(data)); }
 
   void Run(std::initializer_list<std::pair<int, const float*>> operands = {}) {
     for (const auto& [key, data] : operands) Set(key, data);
-    Set(DNNL_ARG_SCRATCHPAD, session_->AtLeast(kScratchpad, scratchpad_bytes_ / sizeof(float) + 1));
+    float* const scratchpad = session_->AtLeast(kScratchpad, scratchpad_bytes_ / sizeof(float) + 1);
+    if (clear_scratchpad_) std::memset(scratchpad, 0, scratchpad_bytes_);
+    Set(DNNL_ARG_SCRATCHPAD, scratchpad);
     primitive_.execute(session_->stream, arguments_);
   }
 
@@ -89,6 +95,7 @@ class Operation {
   dnnl::primitive primitive_;
   Session::Impl* session_ = nullptr;
   size_t scratchpad_bytes_ = 0;
+  bool clear_scratchpad_ = false;
   std::unordered_map<int, memory> arguments_;
 };
 

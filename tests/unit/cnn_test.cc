@@ -231,6 +231,36 @@ TEST_CASE("Within autocast convolutions multiply in bfloat16, backward too, wher
   }
 }
 
+TEST_CASE("In bfloat16 nothing that an earlier convolution has left behind gets into a result") {
+  if (!nn::HasBfloat16()) return;
+  const ddp::Autocast autocast(ddp::Device::Kind::kCpu);
+  const auto session = NewSession();
+  const auto leave_nan = [&] {
+    nn::Conv2d layer(session, {.in = {64, 12, 12}, .outputs = 64, .padding = 1}, 4);
+    std::vector<float> weight(layer.parameters()[0].count(), NAN), bias(64, NAN), dweight(weight.size()), dbias(64);
+    const std::vector<float*> values = {weight.data(), bias.data()}, grads = {dweight.data(), dbias.data()};
+    layer.Bind(values, grads);
+    std::vector<float> x(4 * static_cast<size_t>(layer.input_size()), NAN), y(x), dx(x);
+    layer.Forward(x.data(), y.data(), 4);
+    layer.Backward(x.data(), y.data(), y.data(), dx.data(), 4, false, [](size_t) {});
+  };
+  // Images as narrow as a stride, and strides longer than a kernel.
+  for (const nn::Conv2dOptions& o :
+       {nn::Conv2dOptions{.in = {16, 4, 1}, .outputs = 16, .stride = 2, .padding = 1},
+        nn::Conv2dOptions{.in = {16, 3, 2}, .outputs = 16, .kernel = 5, .stride = 3, .padding = 2},
+        nn::Conv2dOptions{.in = {64, 11, 9}, .outputs = 48, .kernel = 2, .stride = 3},
+        nn::Conv2dOptions{.in = {64, 9, 9}, .outputs = 16, .kernel = 1, .stride = 2}}) {
+    INFO("kernel " << o.kernel << ", width " << o.in.width);
+    nn::Conv2d layer(session, o, 3);
+    leave_nan();
+    CheckLayer({session, &layer, o.in, layer.output_shape(), Layout::kNative, Layout::kNative,
+                [&](const Numbers& x, const std::vector<Numbers>& p, int rows) {
+                  return Convolve(x, rows, o.in, p[0], p[1], o.outputs, o.kernel, o.stride, o.padding);
+                }},
+               3, 0.05);
+  }
+}
+
 TEST_CASE("Batch normalisation, with and without ReLU, and its running statistics") {
   const auto session = NewSession();
   for (const int channels : {16, 5}) {

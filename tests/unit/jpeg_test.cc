@@ -61,8 +61,9 @@ bool Near(const std::vector<float>& pixels, const std::vector<int>& wanted, floa
 TEST_CASE("Classes and files have the order of their names, at any depth") {
   const JpegFolder folder;
   const std::string image = MakeJpeg(40, 40, {1, 2, 3});
-  for (const char* name : {"train/b/2.jpg", "train/b/10.JPEG", "train/a/z.Jpg", "train/a/deep/1.jpg",
-                           "train/.hidden/1.txt", "train/b/.DS_Store", "val/b/1.jpeg"}) {
+  for (const char* name :
+       {"train/b/2.jpg", "train/b/10.JPEG", "train/a/z.Jpg", "train/a/deep/1.jpg", "train/.hidden/1.txt",
+        "train/b/.DS_Store", "train/a/.hidden/1.jpg", "train/a/.hidden/2.txt", "val/b/1.jpeg"}) {
     folder.Write(name, image);
   }
   const Dataset data = Load(folder);

@@ -73,7 +73,10 @@ class CpuBench : public Bench {
     };
     const bool two = std::any_of(options_.collectives.begin(), options_.collectives.end(), needs_two);
     const size_t head = (Meeting::Bytes() + 4095) / 4096 * 4096;
-    auto block = SharedBlock::Create(group_, head + SharedBound::Bytes(group_.size(), bytes, two));
+    const size_t shared = head + SharedBound::Bytes(group_.size(), bytes, two);
+    const size_t arrays = (two ? 2 : 1) * (options_.peer ? 2 : 1) * bytes;
+    if (absl::Status room = CheckMemory(group_, shared, arrays); !room.ok()) return room;
+    auto block = SharedBlock::Create(group_, shared);
     if (!block.ok()) return block.status();
     block_ = *std::move(block);
     meeting_ = std::make_unique<Meeting>(block_->data(), group_.rank(), group_.size());

@@ -10,8 +10,10 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/memory_room.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -34,6 +36,16 @@ absl::Status SystemError(absl::string_view call, size_t bytes) {
 }
 
 }  // namespace
+
+absl::Status CheckMemory(ddp::ProcessGroup& group, size_t shared, size_t own) {
+  const auto ranks = static_cast<size_t>(group.size());
+  const size_t share = own + (shared + ranks - 1) / ranks;
+  const std::vector<ddp::MemoryRoom> rooms(ranks, ddp::MemoryRoom::For(share));
+  if (absl::Status s = ddp::CheckRoom(rooms, share); !s.ok()) {
+    return absl::Status(s.code(), absl::StrCat(s.message(), "; or choose a smaller -e"));
+  }
+  return group.Barrier().Wait();  // nobody finds that there is less because of what another has reserved already
+}
 
 absl::StatusOr<std::unique_ptr<SharedBlock>> SharedBlock::Create(ddp::ProcessGroup& group, size_t bytes) {
   std::unique_ptr<SharedBlock> block(new SharedBlock);

@@ -12,6 +12,10 @@
 
 namespace bench {
 
+// Before anything is reserved: whether there is room for `shared` bytes of all ranks together and `own` of each, so
+// that the kernel need not end a rank. Collective over `group`, whose ranks are processes of one host.
+absl::Status CheckMemory(ddp::ProcessGroup& group, size_t shared, size_t own);
+
 // One mapping of a memfd, with huge pages where the kernel is willing. It goes when the last rank that maps it does.
 class SharedBlock {
  public:

@@ -46,7 +46,7 @@ libraries_of() {
 }
 
 main() {
-  local setup=1 folder="" build=""
+  local setup=1 folder="" build="" mark=libddp-commit
   local -a cmake_flags=()
   while (($#)); do
     case $1 in
@@ -67,7 +67,8 @@ main() {
     shift
   done
   [[ -n $folder ]] || die "no folder is given; see --help"
-  [[ ! -e $folder || -f $folder/gpu_verify.sh ]] || die "$folder exists and is not a bundle"
+  # What it writes first, and no other folder has, is the mark of a bundle: an older one is replaced as a whole.
+  [[ ! -e $folder || -f $folder/$mark ]] || die "$folder exists and is not a bundle: remove it, or give another folder"
 
   if [[ -z $build ]]; then
     ((!setup)) || require_packages "${ddp_packages[@]}" "${ddp_test_packages[@]}"
@@ -83,6 +84,7 @@ main() {
 
   rm -rf -- "$folder"
   mkdir -p -- "$folder/bin" "$folder/lib"
+  git -C "$repo" rev-parse HEAD >"$folder/$mark" 2>/dev/null || echo unknown >"$folder/$mark"
   local program
   for program in "${programs[@]}"; do
     strip -o "$folder/bin/$program" "$build/bin/$program"
@@ -100,7 +102,6 @@ main() {
   tar -C "$folder" --remove-files -c bin lib | xz --lzma2=preset=1,dict=256MiB >"$folder/files.tar.xz"
   cp -- "$repo"/scripts/gpu_verify{,_training}.sh "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
     "$repo/tests/fault/auto_fault.sh" "$folder/"
-  git -C "$repo" rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   local mib
   mib=$(du -sm -- "$folder" | cut -f1)
   ((mib < 50)) || die "$folder has $mib MiB; it must stay below 50"

@@ -390,7 +390,7 @@ quoted() {
 summary() {
   local row name result seconds why first=1
   {
-    printf '{"commit": %s, "host": %s, "gpus": [' "$(quoted "$(cat "$here/commit")")" "$(quoted "$(uname -sr)")"
+    printf '{"commit": %s, "host": %s, "gpus": [' "$(quoted "$(cat "$here/libddp-commit")")" "$(quoted "$(uname -sr)")"
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | while IFS= read -r row; do
       ((first)) || printf ', '
       first=0

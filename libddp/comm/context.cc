@@ -3,15 +3,15 @@
 #include "libddp/comm/context_impl.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
+#include "libddp/comm/context_settings.h"
 #include "libddp/comm/gpu/device_group.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/staged/staged_group.h"
@@ -41,11 +41,13 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (absl::Status s = CheckEnvChoices(); !s.ok()) {
     return absl::Status(s.code(), absl::StrCat("rank ", info_.rank, ": ", s.message()));
   }
-  if (absl::Status s = ReadTimes(options); !s.ok()) return s;
+  const absl::StatusOr<ContextTimes> times = ReadTimes(options);
+  if (!times.ok()) return Invalid(times.status().message());
+  std::tie(timeout_, stall_warning_) = std::tie(times->timeout, times->stall_warning);
   if (mpi_ != nullptr) {
     if (absl::Status s = CountRanksOfHost(); !s.ok()) return s;
   }
-  if (absl::Status s = ReadBackend(options); !s.ok()) return s;
+  if (absl::Status s = ChooseBackend(options); !s.ok()) return s;
   observer_ = CreateContextObserver({.rank = info_.rank,
                                      .user = options.observer,
                                      .trace = options.trace.value_or(ReadEnv(Env::kTrace).value_or("")),
@@ -161,40 +163,11 @@ absl::Status ContextImpl::AgreeOnBackend(Rendezvous& rendezvous) const {
   return absl::OkStatus();
 }
 
-// What the program says, else the variable, in seconds.
-absl::Status ContextImpl::ReadTimes(const ContextOptions& options) {
-  const auto read = [this](std::optional<absl::Duration> given, Env env, absl::string_view name,
-                           absl::Duration otherwise, absl::Duration* result) -> absl::Status {
-    *result = given.value_or(otherwise);
-    const std::optional<std::string> text = ReadEnv(env);
-    if (given.has_value() || !text.has_value()) return absl::OkStatus();
-    double seconds = 0;
-    // The limit keeps sums of times in range; written so that a NaN fails, too.
-    if (!absl::SimpleAtod(*text, &seconds) || !(std::abs(seconds) <= 1e9)) {
-      return Invalid(name, " is '", *text, "'; it must be a number of seconds, at most 1e9");
-    }
-    *result = absl::Seconds(seconds);
-    return absl::OkStatus();
-  };
-  if (absl::Status s = read(options.timeout, Env::kTimeout, "DDP_TIMEOUT", absl::Minutes(10), &timeout_); !s.ok()) {
-    return s;
-  }
-  if (timeout_ <= absl::ZeroDuration()) {
-    return Invalid("the time-out (DDP_TIMEOUT) must be above 0 s, not ", absl::FormatDuration(timeout_));
-  }
-  if (absl::Status s =
-          read(options.stall_warning, Env::kStallWarning, "DDP_STALL_WARNING", absl::Seconds(30), &stall_warning_);
-      !s.ok()) {
-    return s;
-  }
-  if (stall_warning_ >= absl::ZeroDuration()) return absl::OkStatus();
-  return Invalid("the stall warning (DDP_STALL_WARNING) must be 0 s (never) or more, not ",
-                 absl::FormatDuration(stall_warning_));
-}
-
 // Decides between the backends that this build has.
-absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
-  backend_ = options.backend.value_or(ReadEnv(Env::kBackend).value_or("auto"));
+absl::Status ContextImpl::ChooseBackend(const ContextOptions& options) {
+  absl::StatusOr<std::string> backend = ReadBackend(options);
+  if (!backend.ok()) return Invalid(backend.status().message());
+  backend_ = *std::move(backend);
   device_ = options.device;
   const bool gpu = device_.kind == Device::Kind::kCuda;
   // Some launchers let each rank see its own GPU only.
@@ -220,9 +193,6 @@ absl::Status ContextImpl::ReadBackend(const ContextOptions& options) {
     return Invalid(
         "the nccl backend works on GPUs, but ContextOptions::device is the CPU; set it to a GPU, or use auto or "
         "hierarchical");
-  }
-  if (backend_ != "local") {
-    return Invalid("the backend (DDP_BACKEND) must be auto, nccl, hierarchical or local, not '", backend_, "'");
   }
   if (info_.world_size == 1) return absl::OkStatus();
   return Invalid("the local backend is for a world of 1, not of ", info_.world_size, "; use auto or hierarchical");

@@ -50,8 +50,7 @@ class ContextImpl final : public Context {
  private:
   absl::Status Identify(const ContextOptions& options);
   absl::Status CountRanksOfHost();
-  absl::Status ReadTimes(const ContextOptions& options);
-  absl::Status ReadBackend(const ContextOptions& options);
+  absl::Status ChooseBackend(const ContextOptions& options);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
   NcclGroupOptions OnGpuBy() const;

@@ -45,6 +45,21 @@ run(ignored ${CMAKE_COMMAND} -S ${WORK_DIR}/c -B ${build}-c -G ${GENERATOR} -DCM
     -Dddp_USE_STATIC_LIBS=${use_static} -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON "-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror")
 run(ignored ${CMAKE_COMMAND} --build ${build}-c)
 
+# A component that there is not, or both kinds at once, are refused with the reason.
+file(WRITE ${WORK_DIR}/wrong/CMakeLists.txt "cmake_minimum_required(VERSION 3.20)\nproject(wrong LANGUAGES CXX)\n"
+     "find_package(ddp REQUIRED COMPONENTS \${WRONG})\n")
+foreach(wrong "tensor|no component tensor: there are shared, static and torch" "shared\\;static|or the static one, not both")
+  string(REPLACE "|" ";" wrong "${wrong}")
+  list(GET wrong 0 components)
+  list(GET wrong 1 reason)
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/wrong -B ${build}-wrong -G ${GENERATOR} "-DWRONG=${components}"
+                          -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix OUTPUT_QUIET ERROR_VARIABLE error RESULT_VARIABLE code)
+  string(REGEX REPLACE "[ \n]+" " " error "${error}")
+  if(code EQUAL 0 OR NOT error MATCHES "${reason}")
+    message(FATAL_ERROR "components ${components}: ${error}")
+  endif()
+endforeach()
+
 set(programs ${build}/train ${build}-c/train)
 
 # Without CMake, from where the installation lies. Of both kinds, ddp.pc links the shared one.

@@ -42,6 +42,10 @@ grep -q '^ddp_doctor: cannot write to standard output' err || fail "does not say
 
 DDP_SHARED_MEMORY=x run 1 "$doctor" --no-probe
 grep -q '^error: .*DDP_SHARED_MEMORY' out || fail "the wrong variable is not named"
+for wrong in DDP_TIMEOUT=abc DDP_TIMEOUT=0 DDP_STALL_WARNING=-1 DDP_BACKEND=foo; do
+  run 1 env $wrong "$doctor" --no-probe
+  grep -q "^error: .*${wrong%=*}" out || fail "$wrong is not found"
+done
 NCCL_NTHREADS=4 run any "$doctor" --no-probe
 grep -q 'remedy: unset NCCL_NTHREADS' out || fail "the doubtful variable is not named"
 run 1 "$doctor" --no-probe --report /no/such/folder/report.json
@@ -51,4 +55,8 @@ if (($#)); then
   run any "$@" 2 "$doctor" --json
   grep -q '"ranks": 2' out || fail "not all ranks are in the report"
   (($(grep -c '"ranks": 2' out) == 1)) || fail "several ranks have printed"
+  if (($(nproc) > 1)) && command -v taskset >/dev/null; then
+    run any taskset -c "$(taskset -cp $$ | sed 's/.*: \([0-9]*\).*/\1/')" "$@" 2 "$doctor" --no-probe
+    grep -q '^warning: 2 ranks may use 1 of this host' out || fail "one processor for two ranks is not noticed"
+  fi
 fi

@@ -35,6 +35,7 @@ refused --device=cuda --fresh "leave them out with --device=cuda"
 refused -r 1 "give a rank from 0 to 0"
 refused --sizes=64 --json=/nowhere/x.json "/nowhere/x.json cannot be written"
 refused -n "-n needs a value"
+refused --sizes=1000G "or choose a smaller -e"
 
 # ranks N ROWS FLAGS...: no result is wrong, and the JSON file has so many rows.
 ranks() {

@@ -54,6 +54,15 @@ done
 expect "the demo's configuration" "$(grep -c -e '-DDDP_BUILD_TESTS=OFF -DDDP_BUILD_BENCH=OFF' "$source_dir/scripts/demo.sh")" 1
 expect "the demo's packages" "$(grep -c ddp_test_packages "$source_dir/scripts/demo.sh" || true)" 0
 
+# A folder that is no bundle, be it that of the scripts themselves, stays as it is.
+cp -r "$source_dir/scripts" "$folder/scripts"
+for kept in "$folder/scripts" "$folder"; do
+  code=0
+  text=$(bash "$folder/scripts/gpu_bundle.sh" --no-setup "$kept" 2>&1) || code=$?
+  expect "a bundle in place of a folder" "$code $(grep -c 'exists and is not a bundle' <<<"$text")" "1 1"
+  expect "the folder" "$(diff -r "$source_dir/scripts" "$folder/scripts" && echo same)" same
+done
+
 # A file that does not exist, and a flag that is none.
 for argument in "$folder/no_such_file.cc" --no-such-flag; do
   code=0

@@ -131,6 +131,17 @@ const Planted kPlanted[] = {
      }},
     {"oversubscribed", Severity::kWarning, "4 ranks share 2 processors", "mpirun -n 2",
      [](Facts& f) { f.online_processors = 2; }},
+    {"oversubscribed", Severity::kWarning, "4 ranks may use 2 of this host's 8 processors", "without taskset",
+     [](Facts& f) { f.shared_processors = 2; }},
+    {"backend", Severity::kError, "this rank sees no GPU", "unset DDP_BACKEND",
+     [](Facts& f) {
+       f.backend = "nccl";
+       f.gpus.clear();
+       f.nvidia_devices = 0;
+       f.driver.clear();
+     }},
+    {"backend", Severity::kError, "for one rank, not for 4", "unset DDP_BACKEND",
+     [](Facts& f) { f.backend = "local"; }},
     {"binding", Severity::kNote, "one processor only, of 8", "--bind-to numa", [](Facts& f) { f.processors = {1}; }},
     {"numa", Severity::kWarning, "rank 3 runs on processors far from its GPU 0000:03:00.0", "numactl --cpunodebind=0",
      [](Facts& f) {

@@ -200,6 +200,12 @@ class Checker {
     if (!facts_.wrong_variable.empty()) {
       Say(Severity::kError, "variable", "correct or unset it; docs/environment.md lists all", facts_.wrong_variable);
     }
+    if (facts_.backend == "nccl" && facts_.gpus.empty()) {
+      Say(Severity::kError, "backend", "unset DDP_BACKEND", "DDP_BACKEND is nccl, and this rank sees no GPU");
+    } else if (facts_.backend == "local" && facts_.ranks > 1) {
+      Say(Severity::kError, "backend", "unset DDP_BACKEND", "DDP_BACKEND is local, which is for one rank, not for ",
+          facts_.ranks);
+    }
   }
 
   void CheckRanks() {
@@ -215,6 +221,9 @@ class Checker {
     if (facts_.online_processors > 0 && facts_.local_ranks > facts_.online_processors) {
       Say(Severity::kWarning, "oversubscribed", absl::StrCat("mpirun -n ", facts_.online_processors),
           facts_.local_ranks, " ranks share ", facts_.online_processors, " processors");
+    } else if (facts_.shared_processors > 0 && facts_.local_ranks > facts_.shared_processors) {
+      Say(Severity::kWarning, "oversubscribed", "start them without taskset, or in a larger cpuset", facts_.local_ranks,
+          " ranks may use ", facts_.shared_processors, " of this host's ", facts_.online_processors, " processors");
     } else if (facts_.local_ranks > 1 && processors == 1 && facts_.online_processors > facts_.local_ranks) {
       Say(Severity::kNote, "binding", "mpirun --bind-to numa", "this rank may use one processor only, of ",
           facts_.online_processors, ": its data loading and libddp's own thread share it");

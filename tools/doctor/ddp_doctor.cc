@@ -7,13 +7,16 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -176,11 +179,28 @@ bool AllHaveGpus(ddp::ProcessGroup& world, const Facts& facts, Findings& finding
   return std::find(sees_gpu.begin(), sees_gpu.end(), false) == sees_gpu.end();
 }
 
+// How many processors the ranks of this host may use, all of them together; 0: unknown.
+int SharedProcessors(ddp::ProcessGroup& world, const Facts& facts) {
+  char host[256] = {};
+  if (gethostname(host, sizeof host - 1) != 0) return 0;
+  const std::string prefix = absl::StrCat(host, " ");
+  const absl::StatusOr<std::vector<std::string>> all =
+      ddp::GatherStrings(world, absl::StrCat(prefix, absl::StrJoin(facts.processors, ",")));
+  if (!all.ok()) return 0;
+  std::set<int> processors;
+  for (const std::string& one : *all) {
+    if (!absl::StartsWith(one, prefix)) continue;
+    for (const int processor : ParseList(one.substr(prefix.size()))) processors.insert(processor);
+  }
+  return static_cast<int>(processors.size());
+}
+
 // What every rank finds, in rank order. `watch` hears what this one has found so far.
-absl::StatusOr<std::vector<Findings>> Examine(const Flags& flags, const Clock& clock, const Facts& facts,
+absl::StatusOr<std::vector<Findings>> Examine(const Flags& flags, const Clock& clock, Facts facts,
                                               ddp::Context& context, Watch& watch) {
-  Findings mine = Check(facts);
   ddp::ProcessGroup& world = context.world();
+  facts.shared_processors = SharedProcessors(world, facts);
+  Findings mine = Check(facts);
   const bool alone = context.world_size() == 1;
   watch.Begin("the check of NCCL between the GPUs");
   if (alone && flags.probe && !facts.gpus.empty()) {

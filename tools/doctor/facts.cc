@@ -23,6 +23,7 @@
 #include "examples/train/library.h"
 #include "examples/train/nvml.h"
 #include "libddp/base/env.h"
+#include "libddp/comm/context_settings.h"
 #include "libddp/comm/nccl/advice.h"
 #include "libddp/comm/nccl/api.h"
 #include "libddp/launch/launch_info.h"
@@ -174,6 +175,15 @@ bool PortTaken(int port) {
   return taken;
 }
 
+// Those that a program's Context reads, where its options say nothing.
+void ReadVariables(Facts& facts) {
+  const absl::StatusOr<std::string> backend = ddp::ReadBackend({});
+  if (backend.ok()) facts.backend = *backend;
+  for (const absl::Status& s : {ddp::CheckEnvChoices(), ddp::ReadTimes({}).status(), backend.status()}) {
+    if (!s.ok()) facts.wrong_variable = std::string(s.message());
+  }
+}
+
 void AskLauncher(Facts& facts) {
   const absl::StatusOr<ddp::LaunchInfo> info = ddp::DetectLaunch({});
   if (!info.ok()) {
@@ -273,7 +283,7 @@ Facts GatherFacts(const FactSources& sources) {
   facts.cudnn = FindFunction<size_t()>(sources.cudnn.c_str(), "cudnnGetVersion") != nullptr;
   facts.built_cuda = DOCTOR_CUDA;
   facts.doubtful_variables = ddp::nccl::CheckEnvironment();
-  if (const absl::Status s = ddp::CheckEnvChoices(); !s.ok()) facts.wrong_variable = std::string(s.message());
+  ReadVariables(facts);
   rlimit locked;
   if (getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY) {
     facts.locked_memory_kib = static_cast<int64_t>(locked.rlim_cur >> 10);

@@ -45,6 +45,7 @@ struct Facts {
   bool cudnn = false;
   std::vector<std::string> doubtful_variables;  // sentences
   std::string wrong_variable;                   // of libddp's own: a sentence
+  std::string backend = "auto";                 // DDP_BACKEND
 
   bool iommu = false, acs_readable = true;
   int64_t shared_memory_mib = -1;  // of /dev/shm; -1: there is none
@@ -58,7 +59,8 @@ struct Facts {
   int rank = 0, ranks = 1, local_rank = 0, local_ranks = 1;
   std::vector<int> processors;  // that this process may use
   int online_processors = 0;
-  int store_port = 0;  // that the ranks will meet at; 0: none is needed
+  int shared_processors = 0;  // that the ranks of this host may use between them; 0: unknown
+  int store_port = 0;         // that the ranks will meet at; 0: none is needed
   bool store_port_taken = false;
 };
 

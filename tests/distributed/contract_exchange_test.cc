@@ -105,6 +105,36 @@ TEST_CASE("all-to-all in every dtype, placement and split") {
   });
 }
 
+// A part of the output lies where a part of the input does, though the two do not begin at one address.
+void CheckAllToAllPartlyInPlace(Rank& rank, Placement placement, size_t part, bool same_tail) {
+  const size_t size = static_cast<size_t>(rank.size()), me = static_cast<size_t>(rank.rank()), count = part * size;
+  const size_t half = count / 2;
+  Memory in(rank, placement, DType::kInt32, count), other(rank, placement, DType::kInt32, count);
+  for (size_t i = 0; i < count; ++i) in.Set(i, Value(DType::kInt32, rank.rank(), i));
+  const Buffer empty = {nullptr, 0, DType::kInt32, {}}, tail = in.Range(half, count - half);
+  std::vector<Buffer> ins = {empty, in.whole()}, outs = {in.whole()};
+  if (same_tail) {
+    ins = {in.Range(0, half), tail};
+    outs = {other.Range(0, half), tail};
+  }
+  RANK_CHECK_OK(rank.group().AllToAll(ins, outs).Wait());
+  for (size_t i = 0; i < count; ++i) {
+    const Memory& out = same_tail && i < half ? other : in;
+    RANK_CHECK_EQ(out.Get(i), Value(DType::kInt32, static_cast<int>(i / part), me * part + i % part));
+  }
+  for (size_t i = 0; same_tail && i < half; ++i) RANK_CHECK_EQ(in.Get(i), Value(DType::kInt32, rank.rank(), i));
+}
+
+TEST_CASE("all-to-all of which a part alone is in place") {
+  RunOnRanks([](Rank& rank) {
+    for (const Placement placement : kAllPlacements) {
+      for (const size_t part : {size_t{7}, size_t{70'001}}) {
+        for (const bool same_tail : {false, true}) CheckAllToAllPartlyInPlace(rank, placement, part, same_tail);
+      }
+    }
+  });
+}
+
 TEST_CASE("all-gathers and all-to-alls in flight with reductions") {
   RunOnRanks([](Rank& rank) {
     constexpr size_t kEach = 1000;

@@ -251,6 +251,33 @@ TEST_CASE("registered memory is sent and received as any other", "[nccl]") {
   });
 }
 
+TEST_CASE("an all-to-all of which a part alone is in place keeps what it still has to send", "[nccl]") {
+  Job job(3);
+  job.Run([](Rank& rank, ProcessGroup& group) {
+    const size_t me = static_cast<size_t>(rank.rank);
+    for (const bool registered : {false, true}) {
+      for (const size_t part : {size_t{7}, size_t{70'001}}) {
+        const size_t count = 3 * part;
+        const auto expected = [&](size_t i) {
+          return static_cast<double>(1000 * (i / part) + (me * part + i % part) % 997);
+        };
+        Array a(rank, group, DType::kInt32, count, registered), c(rank, group, DType::kInt32, count, registered);
+        const auto fill = [&] {
+          for (size_t i = 0; i < count; ++i) a.Set(i, static_cast<double>(1000 * me + i % 997));
+        };
+        const Buffer all = a.Cut(1)[0];
+        fill();
+        RANK_CHECK_OK(group.AllToAll({{nullptr, 0, all.dtype, all.device}, all}, a.Cut(1), kNoStream).Wait());
+        for (size_t i = 0; i < count; ++i) RANK_CHECK_EQ(a.Get(i), expected(i));
+        fill();
+        const std::vector<Buffer> in = a.Cut(2), out = {c.Cut(2)[0], in[1]};
+        RANK_CHECK_OK(group.AllToAll(in, out, kNoStream).Wait());
+        for (size_t i = 0; i < count; ++i) RANK_CHECK_EQ((i < in[0].count ? c : a).Get(i), expected(i));
+      }
+    }
+  });
+}
+
 TEST_CASE("several sums on registered memory are right with an NCCL that forgets some of a group", "[nccl]") {
   Job job(2, 22803);
   job.Run([](Rank& rank, ProcessGroup& group) {

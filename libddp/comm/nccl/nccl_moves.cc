@@ -281,8 +281,10 @@ bool NcclMoves::SendsFromRegistered(Buffers in, Buffers out) const {
 absl::Status NcclMoves::AllToAll(Buffers in, Buffers out, void* stream) {
   const std::vector<size_t> counts(size_, Elements(in) / size_);
   StreamScratch kept(runtime_, stream);
-  if (in[0].data != out[0].data) return Exchange({in, counts}, {out, counts}, SendsFromRegistered(in, out), stream);
-  // In place what is sent has to be kept: it is overwritten by what arrives.
+  if (!Ranges(in).Overlaps(Ranges(out))) {
+    return Exchange({in, counts}, {out, counts}, SendsFromRegistered(in, out), stream);
+  }
+  // Where a part is in place, what is sent has to be kept: it is overwritten by what arrives.
   if (absl::Status s = kept.AllocateFor(in); !s.ok()) return s;
   if (absl::Status s = CopyPieces(runtime_, in, kept.buffers(), stream); !s.ok()) return s;
   return Exchange({kept.buffers(), counts}, {out, counts}, false, stream);

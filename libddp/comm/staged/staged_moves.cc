@@ -186,8 +186,8 @@ absl::Status StagedMoves::Collect(const CheckedCall& call, void* stream) {
 
 absl::Status StagedMoves::AllToAll(const CheckedCall& call, void* stream) {
   const std::vector<size_t> counts(ranks(), call.count / ranks());
-  if (call.in[0].data != call.out[0].data) return Exchange({call.in, counts}, {call.out, counts}, stream);
-  // In place what is sent has to be kept: it is overwritten by what arrives.
+  if (!Ranges(call.in).Overlaps(Ranges(call.out))) return Exchange({call.in, counts}, {call.out, counts}, stream);
+  // Where a part is in place, what is sent has to be kept: it is overwritten by what arrives.
   StreamScratch kept(runtime_, stream);
   if (absl::Status s = kept.AllocateFor(call.in); !s.ok()) return s;
   if (absl::Status s = CopyPieces(runtime_, call.in, kept.buffers(), stream); !s.ok()) return s;

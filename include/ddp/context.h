@@ -165,8 +165,8 @@ class DDP_EXPORT Context {
   // it is; see ProcessGroup::Register.
   //
   // Collective over the ranks that are left, as often as worlds fail. `patience`: how long it waits for the others,
-  // once for all ranks and once more for each that does not come; unset: the time-out. Call it from one thread at a
-  // time, when no other uses the world.
+  // once for all ranks and once more for each that lives and does not come; unset: the time-out. Call it from one
+  // thread at a time, when no other uses the world.
   //
   // Errors: FailedPrecondition if the world works, or if ranks have died and there is no store for the others, as under
   // mpirun, which ends all ranks when one dies anyway. Internal, on all ranks, if a GPU has not come free: then only
@@ -183,8 +183,8 @@ class DDP_EXPORT Context {
   //
   // Errors: FailedPrecondition if there is no store, as under mpirun, which ends all ranks when one dies anyway.
   // DeadlineExceeded, on all ranks that have arrived, names the listed ranks that have not arrived before `deadline`;
-  // FailedRanks returns them as ranks of the world. After an error you may call it again, with the same list or a
-  // shorter one.
+  // FailedRanks returns them as ranks of the world. Unavailable, at once, names in the same way those whose processes
+  // have died, if they were in the world. After an error you may call it again, with the same list or a shorter one.
   //
   //   auto smaller = context->NewGroup({0, 2, 3}, absl::Now() + absl::Minutes(1));  // rank 1 has died
   //

@@ -56,6 +56,7 @@ class ContextImpl final : public Context {
   NcclGroupOptions OnGpuBy() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> MeetInStore(absl::Span<const int> ranks, GroupOptions options);
+  std::vector<int> DeadRanks() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeWorld();
   absl::StatusOr<std::unique_ptr<ProcessGroup>> GoOnWithAll(const absl::Status& free, absl::Duration patience);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> GoOnWithout(absl::Status lost, absl::Duration patience);

@@ -81,7 +81,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
 
 // A group on CPU memory, of two ranks or more. Their n-th attempt at a group of this list uses keys of its own. One
 // that has failed for another rank would fail here at once: it is passed over, so that a rank that comes late joins the
-// attempt that the others are at.
+// attempt that the others are at. But where a rank has died no attempt can succeed, and a rank that cannot see that
+// from its container learns it from the first one.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::MeetInStore(absl::Span<const int> ranks,
                                                                        GroupOptions options) {
   const std::string list = absl::StrJoin(ranks, ",");
@@ -89,14 +90,26 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::MeetInStore(absl::Spa
   uint64_t hash = 14695981039346656037u;
   for (const char c : list) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   std::string name;
+  absl::Status failure;
   do {
     name = absl::StrCat(key_prefix_, "group/", absl::Hex(hash), "/", ++attempts_[list]);
-  } while (StoreRendezvousFailed(*store_, name));
+    failure = StoreRendezvousFailure(*store_, name);
+  } while (!failure.ok() && !absl::IsUnavailable(failure));
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
-  const std::unique_ptr<Rendezvous> rendezvous =
-      CreateStoreRendezvous(store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()});
+  const std::unique_ptr<Rendezvous> rendezvous = CreateStoreRendezvous(
+      store_, rank, static_cast<int>(ranks.size()), name, {ranks.begin(), ranks.end()}, [this] { return DeadRanks(); });
   options.world_ranks = WorldRanks({ranks.begin(), ranks.end()});
   return CreateHierarchicalGroup(*rendezvous, options);
+}
+
+// Of the world, by the group in which they met last.
+std::vector<int> ContextImpl::DeadRanks() const {
+  const auto* const watch = dynamic_cast<const InternalGroup*>(spare_.get());
+  std::vector<int> dead;
+  if (watch == nullptr) return dead;
+  const WorldRanks ranks = watch->world_ranks();
+  for (const int r : watch->Dead()) dead.push_back(ranks.of(r));
+  return dead;
 }
 
 // --- recovery -------------------------------------------------------------------------------------------------------

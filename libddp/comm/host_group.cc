@@ -2,6 +2,7 @@
 // A hierarchical group whose ranks are all on one node.
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "libddp/comm/base/range_list.h"
 #include "libddp/comm/hierarchical_group.h"
@@ -28,6 +29,13 @@ class HostGroup final : public HierarchicalGroup {
     channels_.Progress();
   }
   Observer* observer() const override { return engine_.listener(); }
+  std::vector<int> Dead() const override {
+    std::vector<int> dead;
+    for (const Engine::GonePeer& peer : engine_.GonePeers()) {
+      if (peer.died) dead.push_back(peer.rank);
+    }
+    return dead;
+  }
 
  private:
   Work StartChecked(const CheckedCall& call) override {

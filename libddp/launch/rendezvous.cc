@@ -32,6 +32,18 @@ std::string ListRanks(const std::vector<int>& ranks) {
 
 std::string KeyOf(absl::string_view name, absl::string_view step) { return absl::StrCat(name, "/", step); }
 
+std::string FailureKey(absl::string_view name) { return KeyOf(name, "failed"); }
+
+// What a rank has set under FailureKey.
+absl::Status Reported(absl::string_view key, absl::string_view report) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(report, absl::MaxSplits(' ', 2));
+  int code = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code)) {
+    return absl::InternalError(absl::StrCat("key '", key, "' of the store holds no report"));
+  }
+  return WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(code), parts[2]), parts[1]);
+}
+
 // Each value after its size and a space.
 std::string Join(const std::vector<std::string>& values) {
   std::string joined;
@@ -59,8 +71,14 @@ bool Split(absl::string_view joined, std::vector<std::string>& values) {
 // first cause.
 class StoreRendezvous final : public Rendezvous {
  public:
-  StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name, std::vector<int> called)
-      : store_(std::move(store)), rank_(rank), size_(size), name_(std::move(name)), called_(std::move(called)) {}
+  StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name, std::vector<int> called,
+                  std::function<std::vector<int>()> find_dead)
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        name_(std::move(name)),
+        called_(std::move(called)),
+        find_dead_(std::move(find_dead)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -102,7 +120,7 @@ class StoreRendezvous final : public Rendezvous {
   // Tells the others, then returns the error. That they cannot be told is no news: they will time out.
   absl::Status Fail(absl::StatusCode code, absl::string_view message, const std::vector<int>& ranks = {}) {
     const absl::Status error = WithFailedRanks(absl::Status(code, message), ranks);
-    (void)store_->Set(Key("failed"),
+    (void)store_->Set(FailureKey(name_),
                       absl::StrCat(static_cast<int>(code), " ", PackFailedRanks(error), " rank ", Called(rank_),
                                    " reports: ", message),
                       absl::Now() + absl::Seconds(1));
@@ -111,14 +129,23 @@ class StoreRendezvous final : public Rendezvous {
 
   // What another rank reported, if any did.
   absl::Status Failed() {
-    const absl::StatusOr<std::string> report = store_->Get(Key("failed"), absl::Now() + kLook);
-    if (!report.ok()) return absl::IsDeadlineExceeded(report.status()) ? absl::OkStatus() : report.status();
-    const std::vector<absl::string_view> parts = absl::StrSplit(*report, absl::MaxSplits(' ', 2));
-    int code = 0;
-    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code)) {
-      return absl::InternalError(absl::StrCat("key '", Key("failed"), "' of the store holds no report"));
-    }
-    return WithPackedFailedRanks(absl::Status(static_cast<absl::StatusCode>(code), parts[2]), parts[1]);
+    const std::string key = FailureKey(name_);
+    const absl::StatusOr<std::string> report = store_->Get(key, absl::Now() + kLook);
+    if (report.ok()) return Reported(key, *report);
+    return absl::IsDeadlineExceeded(report.status()) ? absl::OkStatus() : report.status();
+  }
+
+  // Nobody needs to wait until the deadline for a rank that will never come.
+  absl::Status FailOfDeaths() {
+    std::vector<int> dead;
+    if (find_dead_ != nullptr) dead = find_dead_();
+    const auto elsewhere = [&](int r) { return std::find(called_.begin(), called_.end(), r) == called_.end(); };
+    dead.erase(std::remove_if(dead.begin(), dead.end(), elsewhere), dead.end());
+    if (dead.empty()) return absl::OkStatus();
+    return Fail(absl::StatusCode::kUnavailable,
+                absl::StrCat(ListRanks(dead), " of ", size_, dead.size() == 1 ? " has" : " have",
+                             " died before they came; see their own output for the reason"),
+                dead);
   }
 
   // Nobody else may have this rank, and the first to come says how large the world is.
@@ -160,14 +187,15 @@ class StoreRendezvous final : public Rendezvous {
     return store_->Set(everything, Join(all), deadline);
   }
 
-  // Waits for a key, in slices, and asks between two slices whether somebody failed. At the deadline, a last look tells
-  // which ranks from `first` on did not come: those after the one we waited for may well be there.
+  // Waits for a key, in slices, and asks between two slices whether somebody failed or died. At the deadline, a last
+  // look tells which ranks from `first` on did not come: those after the one we waited for may well be there.
   absl::StatusOr<std::string> Await(const std::string& key, int first, absl::Duration allowed, absl::Time deadline) {
     const absl::Duration slice = kSlice * std::max(1, size_ / kRanksPerSlice);
     while (true) {
       absl::StatusOr<std::string> value = store_->Get(key, std::min(deadline, absl::Now() + slice));
       if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
       if (absl::Status s = Failed(); !s.ok()) return s;
+      if (absl::Status s = FailOfDeaths(); !s.ok()) return s;
       if (absl::Now() >= deadline) return TimedOut(first, allowed);
     }
   }
@@ -189,18 +217,23 @@ class StoreRendezvous final : public Rendezvous {
   const int size_;
   const std::string name_;
   const std::vector<int> called_;
+  const std::function<std::vector<int>()> find_dead_;
   int64_t round_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name,
-                                                  std::vector<int> called) {
-  return std::make_unique<StoreRendezvous>(std::move(store), rank, size, std::move(name), std::move(called));
+                                                  std::vector<int> called,
+                                                  std::function<std::vector<int>()> find_dead) {
+  return std::make_unique<StoreRendezvous>(std::move(store), rank, size, std::move(name), std::move(called),
+                                           std::move(find_dead));
 }
 
-bool StoreRendezvousFailed(Store& store, absl::string_view name) {
-  return store.Get(KeyOf(name, "failed"), absl::Now() + kLook).ok();
+absl::Status StoreRendezvousFailure(Store& store, absl::string_view name) {
+  const std::string key = FailureKey(name);
+  const absl::StatusOr<std::string> report = store.Get(key, absl::Now() + kLook);
+  return report.ok() ? Reported(key, *report) : absl::OkStatus();
 }
 
 }  // namespace ddp

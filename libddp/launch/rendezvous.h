@@ -3,6 +3,7 @@
 #ifndef LIBDDP_LAUNCH_RENDEZVOUS_H_
 #define LIBDDP_LAUNCH_RENDEZVOUS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,12 +36,16 @@ class Rendezvous {
 
 // Over a store. `name` keeps the keys of several groups apart. The first AllGather also checks that all ranks agree on
 // `size` and that no two have the same rank (FailedPrecondition, naming the ranks and both values). `called`: how
-// errors call the ranks, if not by their numbers here. Ranks that did not come can be read with FailedRanks.
+// errors call the ranks, if not by their numbers here. `find_dead`: asked now and then by who waits, returns the ranks
+// that have died, as `called` calls them; those of this rendezvous end it with Unavailable, on every rank. Ranks that
+// have died or did not come can be read with FailedRanks.
 std::unique_ptr<Rendezvous> CreateStoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name,
-                                                  std::vector<int> called = {});
+                                                  std::vector<int> called = {},
+                                                  std::function<std::vector<int>()> find_dead = {});
 
-// Whether a rendezvous of that name has failed on some rank, and so fails on every other.
-bool StoreRendezvousFailed(Store& store, absl::string_view name);
+// What a rendezvous of that name has failed with on some rank, and so fails with on every other; OK if it has not, or
+// the store does not tell.
+absl::Status StoreRendezvousFailure(Store& store, absl::string_view name);
 
 }  // namespace ddp
 

@@ -3,7 +3,8 @@
 // other, each at a random moment of the group that it is in. Whoever survives prints the error, "code: message", makes
 // a smaller group (or lets Context::Recover make it), and goes on in it for some rounds; then it prints "done", in a
 // training with the step that it went on from and a hash of the final state. A victim that is only stopped prints its
-// error when it wakes up, and ends.
+// error when it wakes up, and ends. --together=round: all victims come to their ends after one round; =meeting: the
+// first one does, and the others when they have heard of it and are waited for.
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -27,6 +28,8 @@ namespace {
 
 constexpr int kRoundsWithoutFault = 150;
 constexpr int kRoundsAfterFault = 20;
+constexpr int kRoundOfEnds = 3;  // where several ranks come to their ends together
+constexpr absl::Duration kWaitedFor = absl::Milliseconds(300);
 constexpr float kMark = 77;
 constexpr size_t kSampled = 1009;  // where it takes too long to check all elements: one of so many
 
@@ -305,7 +308,11 @@ class Training final : public Task {
 class Survivor {
  public:
   explicit Survivor(const Flags& flags)
-      : flags_(flags), rank_(flags.Number("rank")), how_(flags.Text("how")), random_(flags.Number("seed")) {
+      : flags_(flags),
+        rank_(flags.Number("rank")),
+        how_(flags.Text("how")),
+        together_(flags.Text("together")),
+        random_(flags.Number("seed")) {
     members_.resize(static_cast<size_t>(flags.Number("size")));
     std::iota(members_.begin(), members_.end(), 0);
     for (absl::string_view word : absl::StrSplit(flags.Text("victims"), ',', absl::SkipEmpty())) {
@@ -331,6 +338,10 @@ class Survivor {
       Say(status);
       std::vector<int> failed;
       for (const int r : FailedRanks(status)) failed.push_back(members_[static_cast<size_t>(r)]);
+      if (together_ == "meeting" && IsVictim()) {
+        absl::SleepFor(kWaitedFor);
+        EndBy(how_);
+      }
       status = flags_.Number("recover") != 0 ? Recover(**context, *task)
                                              : Regroup(**context, status, failed, *task, &smaller);
     }
@@ -357,15 +368,20 @@ class Survivor {
   absl::Status Rounds(Task& task) {
     const size_t losses = static_cast<size_t>(flags_.Number("size")) - members_.size();
     const bool slow = how_ == "slow" || how_ == "pause";
-    if (losses < victims_.size() && victims_[losses] == rank_) Arm();
+    if (together_.empty() && losses < victims_.size() && victims_[losses] == rank_) Arm();
     const bool endless = losses < victims_.size() && !slow;
     const int rounds = slow ? kRoundsWithoutFault : kRoundsAfterFault;
     for (int round = 0; endless || round < rounds; ++round) {
       if (how_ == "slow") Dawdle();
-      if (absl::Status s = task.Round(members_); !s.ok()) return s;
+      const absl::Status status = task.Round(members_);
+      const bool ends = together_ == "round" ? IsVictim() : together_ == "meeting" && victims_[0] == rank_;
+      if (ends && round == kRoundOfEnds) EndBy(how_);  // also where another victim was faster
+      if (!status.ok()) return status;
     }
     return absl::OkStatus();
   }
+
+  bool IsVictim() const { return std::find(victims_.begin(), victims_.end(), rank_) != victims_.end(); }
 
   // The end comes from another thread, whatever this one is at.
   void Arm() {
@@ -377,8 +393,7 @@ class Survivor {
 
   // The victim most of all.
   void Dawdle() {
-    const bool victim = std::find(victims_.begin(), victims_.end(), rank_) != victims_.end();
-    const int most_ms = victim && random_() % 30 == 0 ? 150 : random_() % 30 == 0 ? 15 : 0;
+    const int most_ms = IsVictim() && random_() % 30 == 0 ? 150 : random_() % 30 == 0 ? 15 : 0;
     if (most_ms > 0) absl::SleepFor(absl::Milliseconds(random_() % static_cast<unsigned>(most_ms)));
   }
 
@@ -436,7 +451,7 @@ class Survivor {
 
   const Flags& flags_;
   const int rank_;
-  const std::string how_;
+  const std::string how_, together_;
   std::minstd_rand random_;
   std::vector<int> members_, victims_;
   std::shared_ptr<Store> store_;

@@ -38,16 +38,18 @@ struct Fault {
   std::vector<int> victims;
   int delay_us = 0;
   unsigned seed = 0;
-  int patience = 20;     // for a new group
-  bool tcp = false;      // they meet in a TCP store, which rank 0 serves
-  bool recover = false;  // by Context::Recover
+  int patience = 20;          // for a new group
+  bool tcp = false;           // they meet in a TCP store, which rank 0 serves
+  bool recover = false;       // by Context::Recover
+  std::string together = {};  // see survivor_rank
 
   bool stops() const { return how == "stop"; }
   bool harmless() const { return how == "slow" || how == "pause"; }
   bool is_victim(int rank) const { return std::find(victims.begin(), victims.end(), rank) != victims.end(); }
   std::string Describe() const {
-    return absl::StrCat(how, " in ", work, ": rank ", absl::StrJoin(victims, ", then "), " of ", size, " after ",
-                        delay_us, " us", wake.empty() ? "" : ", others ", wake == "wait" ? "wait" : wake);
+    return absl::StrCat(how, " in ", work, ": rank ", absl::StrJoin(victims, together.empty() ? ", then " : " and "),
+                        " of ", size, " after ", delay_us, " us", wake.empty() ? "" : ", others ",
+                        wake == "wait" ? "wait" : wake);
   }
 };
 
@@ -75,8 +77,10 @@ void CheckTraining(const Fault& fault, const std::string& line) {
     if (!absl::StartsWith(word, "at=") || !absl::SimpleAtoi(word.substr(3), &until)) continue;
     Simulate(ranks, step, until, &state);
     step = until;
-    REQUIRE(next < fault.victims.size());
-    ranks.erase(std::find(ranks.begin(), ranks.end(), fault.victims[next++]));
+    do {
+      REQUIRE(next < fault.victims.size());
+      ranks.erase(std::find(ranks.begin(), ranks.end(), fault.victims[next++]));
+    } while (!fault.together.empty() && next < fault.victims.size());
   }
   CHECK(next == (fault.harmless() ? 0 : fault.victims.size()));
   Simulate(ranks, step, static_cast<int64_t>(NumberAfter(line, "end=")), &state);
@@ -89,13 +93,19 @@ void CheckSurvivor(const Fault& fault, int rank, const Ending& ending) {
   CHECK_FALSE(ending.overdue);
   CHECK(ending.exited);
   CHECK(ending.code == 0);
-  REQUIRE(lines.size() == (fault.harmless() ? 1 : fault.victims.size() + 1));
+  if (fault.together.empty()) {
+    REQUIRE(lines.size() == (fault.harmless() ? 1 : fault.victims.size() + 1));
+  } else {  // deaths may be heard of together, or one by one
+    REQUIRE((lines.size() >= 2 && lines.size() <= fault.victims.size() + 1));
+  }
   CHECK(absl::StartsWith(lines.back(), "done"));
   if (fault.work == "training") CheckTraining(fault, lines.back());
   if (fault.harmless()) return;
   CHECK(absl::StartsWith(lines[0], fault.stops() ? "DEADLINE_EXCEEDED: " : "UNAVAILABLE: "));
   const std::string victim = absl::StrCat("rank ", fault.victims[0]);
-  if (fault.stops()) {
+  if (!fault.together.empty()) {
+    CHECK(absl::StrContains(lines[0], " (process"));
+  } else if (fault.stops()) {
     CHECK((absl::StrContains(lines[0], victim + ";") || absl::StrContains(lines[0], victim + ", the root;")));
   } else {
     CHECK(absl::StrContains(lines[0], victim + " (process"));
@@ -137,14 +147,14 @@ std::string Run(const Fault& fault) {
   Job job(DDP_SURVIVOR_RANK);
   const int port = fault.tcp ? FreePort() : 0;
   for (int rank = 0; rank < fault.size; ++rank) {
-    job.Start(
-        rank, fault.size,
-        {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
-         absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")), absl::StrCat("--delay_us=", fault.delay_us),
-         absl::StrCat("--seed=", fault.seed), absl::StrCat("--patience=", fault.patience),
-         absl::StrCat("--port=", port), absl::StrCat("--recover=", fault.recover ? 1 : 0)},
-        {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
-         "DDP_STORE_SECRET=known to the test"});
+    job.Start(rank, fault.size,
+              {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
+               absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")),
+               absl::StrCat("--delay_us=", fault.delay_us), absl::StrCat("--seed=", fault.seed),
+               absl::StrCat("--patience=", fault.patience), absl::StrCat("--port=", port),
+               absl::StrCat("--recover=", fault.recover ? 1 : 0), "--together=" + fault.together},
+              {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
+               "DDP_STORE_SECRET=known to the test"});
   }
   const int victim = fault.victims[0], other = victim == 0 ? 1 : 0;
   for (int rank = 0; fault.stops() && rank < fault.size; ++rank) {
@@ -278,6 +288,34 @@ TEST_CASE("Context::Recover goes on without the ranks that have died") {
        .delay_us = 30'000,
        .tcp = true,
        .recover = true});
+}
+
+// Whoever waits for a dead rank does so for longer than the test allows.
+TEST_CASE("nobody waits for ranks that die together, or while the others meet again") {
+  const int patience = 3 * static_cast<int>(absl::ToInt64Seconds(kPatience));
+  for (const bool recover : {true, false}) {
+    for (const char* together : {"round", "meeting"}) {
+      for (const char* work : {"training", "messages"}) {
+        Run({.how = "kill",
+             .work = work,
+             .wake = "",
+             .size = 4,
+             .victims = {1, 3},
+             .patience = patience,
+             .tcp = work[0] == 'm',
+             .recover = recover,
+             .together = together});
+      }
+    }
+  }
+  Run({.how = "kill",
+       .work = "hot",
+       .wake = "",
+       .size = 4,
+       .victims = {3, 0, 1},
+       .patience = patience,
+       .recover = true,
+       .together = "round"});
 }
 
 TEST_CASE("survivors meet again in a TCP store") {

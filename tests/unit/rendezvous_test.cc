@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "ddp/process_group.h"
 #include "tests/support/catch.h"
 
 namespace ddp {
@@ -107,6 +108,30 @@ TEST_CASE("a time-out names exactly the ranks that did not come, on every rank t
               {"rank 0: start of the world: ", "ranks 1, 3 of 5 did not come within 300ms; is every rank started"});
   CheckFailed(outcomes[1], absl::StatusCode::kDeadlineExceeded, {"rank 2: start of the world: ", "ranks 1, 3 of 5"});
   CheckFailed(outcomes[2], absl::StatusCode::kDeadlineExceeded, {"rank 4: start of the world: ", "ranks 1, 3 of 5"});
+}
+
+TEST_CASE("nobody waits for a rank that has died, which all learn") {
+  const absl::Time start = absl::Now();
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  // Ranks of a world of which only some are to meet. One of them sees who has died.
+  const std::vector<int> called = {2, 3, 5, 7};
+  const auto meet = [&](int rank, bool sees) {
+    const auto find_dead = [] { return std::vector<int>{4, 5, 7}; };
+    return CreateStoreRendezvous(store, rank, 4, "part", called, sees ? find_dead : std::function<std::vector<int>()>())
+        ->AllGather("", "start", absl::Now() + absl::Minutes(5));
+  };
+  Gathered first = absl::UnknownError("did not run");
+  std::thread other([&] { first = meet(0, false); });
+  const Gathered second = meet(1, true);
+  other.join();
+  CheckFailed(first, absl::StatusCode::kUnavailable,
+              {"rank 2: start: rank 3 reports: ranks 5, 7 of 4 have died before they came"});
+  CheckFailed(second, absl::StatusCode::kUnavailable, {"rank 3: start: ranks 5, 7 of 4 have died before they came"});
+  CHECK(FailedRanks(first.status()) == std::vector<int>{5, 7});
+  CHECK(FailedRanks(second.status()) == std::vector<int>{5, 7});
+  CHECK(FailedRanks(StoreRendezvousFailure(*store, "part")) == std::vector<int>{5, 7});
+  CHECK(StoreRendezvousFailure(*store, "another").ok());
+  CHECK(absl::Now() - start < absl::Minutes(2));
 }
 
 TEST_CASE("one who comes after the others gave up fails at once") {

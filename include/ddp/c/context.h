@@ -169,7 +169,8 @@ DDP_C_API ddp_status ddp_context_recover(ddp_context* context, double patience);
 
 // Creates a group of `count` ranks of the world, this one included; ranks[i] becomes rank i (ddp::Context::NewGroup).
 // Collective over the listed ranks, which all pass the same list. `timeout` in seconds, 0: that of the context. Errors:
-// DDP_FAILED_PRECONDITION without a store, DDP_DEADLINE_EXCEEDED if ranks do not arrive (ddp_failed_ranks has them).
+// DDP_FAILED_PRECONDITION without a store, DDP_DEADLINE_EXCEEDED if ranks do not arrive, DDP_UNAVAILABLE, at once, if
+// they have died (ddp_failed_ranks has them).
 DDP_C_API ddp_status ddp_context_new_group(ddp_context* context, const int32_t* ranks, size_t count, double timeout,
                                            ddp_group** group);
 

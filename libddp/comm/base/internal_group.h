@@ -56,6 +56,10 @@ class InternalGroup : public ProcessGroup {
   // that lives does so within kAnswerNs. Never waits. Empty where nobody can be asked. Any thread.
   virtual AbsentRanks AskNodes() { return {}; }
 
+  // The ranks whose processes have ended, as far as they can be watched from here; not those that had left in good
+  // order. Never waits. Any thread.
+  virtual std::vector<int> Dead() const { return {}; }
+
   // Split, but nobody hears of the new group's operations, which are parts of this one's.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) { return Split(color, key); }
 

@@ -67,7 +67,7 @@ class Engine final : public Driver {
     int rank;
     bool died;
   };
-  std::vector<GonePeer> GonePeers() const;
+  std::vector<GonePeer> GonePeers() const;  // any thread
   absl::Status GoneError(const GonePeer& peer, absl::string_view left_without) const;
 
   // Fails the group, here and at the peers, unless it has failed already.

@@ -103,11 +103,17 @@ std::vector<Engine::GonePeer> Engine::GonePeers() const {
   return gone;
 }
 
+// All that have died are to blame, so that nobody goes on with one of them; the text is of one.
 absl::Status Engine::GoneError(const GonePeer& peer, absl::string_view left_without) const {
   const int name = options_.NameOf(peer.rank);
+  std::vector<int> names = {name};
+  for (const GonePeer& other : GonePeers()) {
+    if (other.died && other.rank != peer.rank) names.push_back(options_.NameOf(other.rank));
+  }
+  std::sort(names.begin(), names.end());
   return WithFailedRanks(
       absl::UnavailableError(peer.died ? DiedText(name, options_.peers.pid(peer.rank)) : LeftText(name, left_without)),
-      {name});
+      names);
 }
 
 void Engine::CheckPeers(int64_t waited_ns) {

@@ -2,11 +2,14 @@
 // Memory common to processes: what one of them makes its own, and what it maps elsewhere.
 #include "libddp/comm/memory/shared_segment.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +27,23 @@
 #include "absl/strings/str_split.h"
 #include "libddp/comm/memory/share_segment.h"
 #include "tests/support/catch.h"
+
+namespace {
+
+// What stands in for signals that come whenever the kernel has reserved so many bytes: a call for more is undone.
+std::atomic<size_t> bytes_between_signals{SIZE_MAX};
+std::atomic<size_t> reservations{0}, largest_reservation{0};
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int posix_fallocate(int fd, off_t offset, off_t length) {
+  const size_t bytes = static_cast<size_t>(length);
+  largest_reservation = std::max(largest_reservation.load(), bytes);
+  if (++reservations > 100'000) return ENOSPC;  // it would never end
+  if (bytes > bytes_between_signals) return EINTR;
+  return fallocate(fd, 0, offset, length) == 0 ? 0 : errno;
+}
 
 namespace ddp {
 namespace {
@@ -52,6 +72,31 @@ TEST_CASE("all of what is reserved in huge pages has memory, zeros for everybody
   REQUIRE(view.ok());
   const char* const data = view->get();
   CHECK((data[kBegin] == 0 && std::memcmp(data + kBegin, data + kBegin + 1, kReserved - 1) == 0));
+}
+
+TEST_CASE("memory is reserved although signals undo what the kernel has not completed") {
+  constexpr size_t kHuge = size_t{2} << 20, kBytes = 4 * kHuge, kBegin = 3 * kPage, kReserved = kBytes - 5 * kPage;
+  for (const bool huge : {false, true}) {
+    for (const size_t bytes : {SIZE_MAX, 100 * kPage, kPage}) {
+      INFO("signals after " << bytes << " bytes" << (huge ? ", huge pages" : ""));
+      const absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
+          SharedSegment::Create(kBytes, SharedSegment::Kind::kMemfd);
+      REQUIRE(segment.ok());
+      reservations = largest_reservation = 0;
+      bytes_between_signals = bytes;
+      const absl::Status status =
+          huge ? (*segment)->ReserveHugePages(kBegin, kReserved) : (*segment)->Reserve(kBegin, kReserved);
+      bytes_between_signals = SIZE_MAX;
+      INFO(status.ToString() << " after " << reservations << " calls");
+      REQUIRE(status.ok());
+      // Few signals come while a kernel reserves so much.
+      CHECK(largest_reservation <= kHuge);
+      const std::vector<std::string> fields = absl::StrSplit((*segment)->handle(), ',');
+      struct stat file = {};
+      REQUIRE(stat(fields.back().c_str(), &file) == 0);
+      CHECK(static_cast<size_t>(file.st_blocks) * 512 >= kReserved);
+    }
+  }
 }
 
 // Runs `body` in another process, which sees the segment where we do, and shares it.

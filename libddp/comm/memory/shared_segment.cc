@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -170,12 +171,23 @@ absl::Status SharedSegment::Reserve(size_t offset, size_t bytes) {
   return Back(offset, bytes);
 }
 
+// Piece by piece: at a signal a kernel before 6.10 gives back what the call has reserved so far, so that under a timer
+// of the program's one call for everything would never end. A piece that is interrupted is tried again in halves.
 absl::Status SharedSegment::Back(size_t offset, size_t bytes) {
-  int error = 0;
-  do {
-    error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (error == EINTR);
-  return error == 0 ? absl::OkStatus() : NoMemory("posix_fallocate", error, bytes);
+  const size_t end = offset + bytes;
+  for (size_t at = offset, most = kHugePage; at < end;) {
+    const size_t piece = std::min(end - at, most - at % most);
+    const int error = posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(piece));
+    if (error == EINTR) {
+      most = std::max(PageSize(), most / 2);
+    } else if (error == 0) {
+      at += piece;
+      most = std::min(kHugePage, most * 2);
+    } else {
+      return NoMemory("posix_fallocate", error, bytes);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SharedSegment::ReserveHugePages(size_t offset, size_t bytes) {
@@ -183,7 +195,7 @@ absl::Status SharedSegment::ReserveHugePages(size_t offset, size_t bytes) {
   const size_t from = RoundUp(offset, kHugePage), to = (offset + bytes) / kHugePage * kHugePage;
   bool begun = from < to;
   for (size_t at = from; begun && at < to; at += kHugePage) {
-    begun = posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(PageSize())) == 0;
+    begun = Back(at, PageSize()).ok();
   }
   if (begun) madvise(data_ + from, to - from, MADV_COLLAPSE);
   return Back(offset, bytes);

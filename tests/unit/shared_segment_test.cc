@@ -3,6 +3,7 @@
 #include "libddp/comm/memory/shared_segment.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -113,6 +114,38 @@ void InAnotherProcess(Body body) {
 }
 
 bool AllAre(const char* data, size_t n, char value) { return std::string_view(data, n) == std::string(n, value); }
+
+// What Create says under a limit, in another process: the program may not get it back.
+std::string ErrorUnder(decltype(RLIMIT_FSIZE) resource, rlim_t limit, size_t bytes, SharedSegment::Kind kind) {
+  int ends[2] = {};
+  REQUIRE(pipe(ends) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const rlimit tight = {limit, limit};
+    if (setrlimit(resource, &tight) != 0) _exit(1);
+    const std::string text = SharedSegment::Create(bytes, kind).status().ToString();
+    _exit(write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 2);
+  }
+  close(ends[1]);
+  std::string text(4096, ' ');
+  const ssize_t n = read(ends[0], text.data(), text.size());
+  close(ends[0]);
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  INFO("status " << status);
+  REQUIRE(status == 0);
+  return text.substr(0, static_cast<size_t>(std::max<ssize_t>(0, n)));
+}
+
+TEST_CASE("a file that is larger than the process may make is an error, and not the end by a signal") {
+  const SharedSegment::Kind kind = GENERATE(SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);
+  constexpr size_t kHuge = size_t{2} << 20;
+  CHECK(ErrorUnder(RLIMIT_FSIZE, 3 * kHuge, 3 * kHuge, kind) == "OK");
+  const std::string error = ErrorUnder(RLIMIT_FSIZE, 3 * kHuge, 3 * kHuge + 1, kind);
+  INFO(error);
+  CHECK(absl::StartsWith(error, "RESOURCE_EXHAUSTED: "));
+  CHECK(absl::StrContains(error, "may be, 6291456 bytes; raise ulimit -f"));
+}
 
 TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {
   const SharedSegment::Kind kind = GENERATE(SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);

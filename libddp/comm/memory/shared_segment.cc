@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,17 @@ absl::Status NoMemory(absl::string_view call, int error, size_t bytes) {
                                                    "--shm-size=, --memory=)"));
 }
 
+// A larger file ends the process by SIGXFSZ.
+absl::Status CheckFileLimit(size_t bytes) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("shared memory of ", bytes,
+                                                   " bytes is larger than a file of this process may be, ",
+                                                   limit.rlim_cur, " bytes; raise ulimit -f"));
+}
+
 }  // namespace
 
 absl::StatusOr<SharedSegment::Kind> SharedSegment::KindFromEnv() {
@@ -68,6 +80,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
   const ProcessId self = ProcessId::OfSelf();
   std::shared_ptr<SharedSegment> segment(new SharedSegment);
   segment->bytes_ = RoundUp(bytes, kHugePage);
+  if (absl::Status s = CheckFileLimit(segment->bytes_); !s.ok()) return s;
   std::string where;
   if (kind != Kind::kPosix) {
     segment->fd_ = memfd_create("ddp", MFD_CLOEXEC);

@@ -42,8 +42,12 @@ std::string HostName() {
 }
 
 std::string HostId() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  // Once: a process that may open no more files still knows its host.
+  static const std::string boot = [] {
+    std::string id;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+    return id;
+  }();
   return absl::StrCat(boot, " ", HostName());
 }
 

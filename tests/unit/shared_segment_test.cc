@@ -26,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/memory/share_segment.h"
 #include "tests/support/catch.h"
 
@@ -145,6 +146,55 @@ TEST_CASE("a file that is larger than the process may make is an error, and not 
   INFO(error);
   CHECK(absl::StartsWith(error, "RESOURCE_EXHAUSTED: "));
   CHECK(absl::StrContains(error, "may be, 6291456 bytes; raise ulimit -f"));
+}
+
+// The number that the next file of this process gets: with that as the limit it gets none.
+rlim_t NextDescriptor() {
+  const int fd = dup(STDIN_FILENO);
+  REQUIRE(fd >= 0);
+  close(fd);
+  return static_cast<rlim_t>(fd);
+}
+
+void CheckOutOfDescriptors(const absl::Status& status, const char* call) {
+  INFO(status.ToString());
+  CHECK(absl::IsResourceExhausted(status));
+  CHECK(absl::StrContains(status.message(), call));
+  CHECK(absl::StrContains(status.message(), "Too many open files; raise ulimit -n, or keep fewer groups and alloc"));
+  CHECK_FALSE(absl::StrContains(status.message(), "/dev/shm"));
+}
+
+TEST_CASE("a process that may open no more files says so, and asks for no other kind of memory") {
+  const SharedSegment::Kind kind =
+      GENERATE(SharedSegment::Kind::kAuto, SharedSegment::Kind::kMemfd, SharedSegment::Kind::kPosix);
+  const bool memfd = kind != SharedSegment::Kind::kPosix;
+  const absl::StatusOr<std::shared_ptr<SharedSegment>> theirs = SharedSegment::Create(kPage, kind);
+  REQUIRE(theirs.ok());
+  // As another process opens it.
+  std::vector<std::string> fields = absl::StrSplit((*theirs)->handle(), ',');
+  fields[0] = "1";
+  const std::string host = HostId();
+  rlimit before = {};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none = {NextDescriptor(), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const absl::Status made = SharedSegment::Create(kPage, kind).status();
+  const absl::Status opened = SharedSegment::Open(absl::StrJoin(fields, ",")).status();
+  const bool same_host = HostId() == host;
+  // One exchange: the others learn of it, and nobody tries again.
+  int exchanges = 0;
+  setenv("DDP_SHARED_MEMORY", memfd ? "auto" : "posix", 1);
+  const absl::Status shared = ShareSegment(ControlShare(0, {0}, kPage), [&](const Note& mine) {
+                                ++exchanges;
+                                return std::vector<Note>{mine};
+                              }).status();
+  unsetenv("DDP_SHARED_MEMORY");
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(same_host);
+  CheckOutOfDescriptors(made, memfd ? "memfd_create: " : "shm_open: ");
+  CheckOutOfDescriptors(opened, memfd ? "open: " : "shm_open: ");
+  CheckOutOfDescriptors(shared, memfd ? "rank 0: memfd_create: " : "rank 0: shm_open: ");
+  CHECK(exchanges == 1);
 }
 
 TEST_CASE("what a process makes its own keeps its contents and is out of the others' reach") {

@@ -54,6 +54,13 @@ absl::Status NoMemory(absl::string_view call, int error, size_t bytes) {
                                                    "--shm-size=, --memory=)"));
 }
 
+// Not Unavailable: another kind of memory takes a file descriptor, too.
+absl::Status OutOfDescriptors(absl::string_view call, int error) {
+  if (error != EMFILE && error != ENFILE) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(Failure(call, error), "; raise ulimit -n, or keep fewer groups and allocations"));
+}
+
 // A larger file ends the process by SIGXFSZ.
 absl::Status CheckFileLimit(size_t bytes) {
   rlimit limit = {};
@@ -84,9 +91,11 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
   std::string where;
   if (kind != Kind::kPosix) {
     segment->fd_ = memfd_create("ddp", MFD_CLOEXEC);
-    if (segment->fd_ < 0 && kind == Kind::kMemfd) {
+    const int error = segment->fd_ < 0 ? errno : 0;
+    if (absl::Status s = OutOfDescriptors("memfd_create", error); !s.ok()) return s;
+    if (error != 0 && kind == Kind::kMemfd) {
       return absl::UnavailableError(
-          absl::StrCat(Failure("memfd_create", errno), "; DDP_SHARED_MEMORY=posix uses /dev/shm instead"));
+          absl::StrCat(Failure("memfd_create", error), "; DDP_SHARED_MEMORY=posix uses /dev/shm instead"));
     }
     where = absl::StrCat(kProc, self.pid, "/fd/", segment->fd_);
   }
@@ -94,8 +103,9 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
     where = absl::StrCat("/ddp-", self.pid, "-", absl::Hex(self.token), "-",
                          absl::Hex(reinterpret_cast<uintptr_t>(segment.get())));
     segment->fd_ = shm_open(where.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (segment->fd_ < 0) {
-      return absl::UnavailableError(absl::StrCat(Failure("shm_open", errno), "; is /dev/shm mounted and writable?"));
+    if (const int error = errno; segment->fd_ < 0) {
+      if (absl::Status s = OutOfDescriptors("shm_open", error); !s.ok()) return s;
+      return absl::UnavailableError(absl::StrCat(Failure("shm_open", error), "; is /dev/shm mounted and writable?"));
     }
     segment->posix_name_ = where;
   }
@@ -144,7 +154,11 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_
   segment->bytes_ = bytes;
   segment->handle_ = std::string(handle);
   segment->fd_ = memfd ? open(where.c_str(), O_RDWR | O_CLOEXEC) : shm_open(where.c_str(), O_RDWR | O_CLOEXEC, 0);
-  if (segment->fd_ < 0) return unreachable(Failure(memfd ? "open" : "shm_open", errno));
+  if (const int error = errno; segment->fd_ < 0) {
+    const char* const call = memfd ? "open" : "shm_open";
+    if (absl::Status s = OutOfDescriptors(call, error); !s.ok()) return s;
+    return unreachable(Failure(call, error));
+  }
   if (fstat(segment->fd_, &file) != 0) return unreachable(Failure("fstat", errno));
   if (!is_meant(file)) return unreachable("another file has that name here");
   if (!memfd) segment->posix_name_ = where;  // whoever is left takes the name away

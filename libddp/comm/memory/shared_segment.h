@@ -30,11 +30,12 @@ class SharedSegment {
   static absl::StatusOr<Kind> KindFromEnv();
 
   // A segment of `bytes` bytes of zeros, with no memory behind it yet (see Reserve). ResourceExhausted or Unavailable
-  // name the system call and the remedy.
+  // name the system call and the remedy: Unavailable where another kind may work.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Create(size_t bytes, Kind kind);
 
   // Opens what another rank of this host created: `handle` is that rank's handle(). It keeps its segment, unsealed,
-  // until everybody has it open, or a rank has failed. Unavailable where this process cannot reach that segment.
+  // until everybody has it open, or a rank has failed. Unavailable where this process cannot reach that segment,
+  // ResourceExhausted where it may not open another file.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Open(absl::string_view handle);
 
   ~SharedSegment();

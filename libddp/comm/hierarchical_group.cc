@@ -24,14 +24,22 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const s
                                                         const ExchangeNotes& exchange, const GroupOptions& options,
                                                         absl::FunctionRef<std::unique_ptr<NodeWire>()> make_wire) {
   std::vector<int> node;
-  for (const int r : members.node()) node.push_back(names[static_cast<size_t>(r)]);
+  std::vector<ProcessId> processes;
+  for (const int r : members.node()) {
+    node.push_back(names[static_cast<size_t>(r)]);
+    processes.push_back(members.all[static_cast<size_t>(r)].process);
+  }
   const int width = static_cast<int>(node.size());
   const bool one_node = members.layout.nodes() == 1;
   const size_t bytes = one_node ? HostGroupBytes(width) : MultiNodeGroupBytes(width);
-  absl::StatusOr<std::shared_ptr<SharedSegment>> segment =
-      ShareSegment(ControlShare(names[static_cast<size_t>(members.rank)], node, bytes), exchange);
+  absl::StatusOr<PeerWatch> peers = PeerWatch::Create(processes);
+  SegmentShare share = ControlShare(names[static_cast<size_t>(members.rank)], node, bytes);
+  share.ready = peers.status();
+  absl::StatusOr<std::shared_ptr<SharedSegment>> segment = ShareSegment(share, exchange);
   if (!segment.ok()) return segment.status();
   (*segment)->Prepare(0, bytes);
+  members.peers = *std::move(peers);
+  members.peers.UseMarks(*segment);
   if (one_node) return MakeHostGroup(std::move(members), *std::move(segment), options);
   return MakeMultiNodeGroup(std::move(members), *segment, options, make_wire());
 }
@@ -70,19 +78,16 @@ absl::StatusOr<std::unique_ptr<Wire>> OpenWire(Rendezvous& rendezvous, const Mem
 
 }  // namespace
 
-EngineOptions HierarchicalGroup::EngineAt(const std::shared_ptr<SharedSegment>& segment, size_t offset,
-                                          const GroupOptions& options) {
-  std::vector<ProcessId> processes;
-  for (const int r : members_.node()) processes.push_back(members_.all[static_cast<size_t>(r)].process);
-  const int width = static_cast<int>(processes.size());
+EngineOptions HierarchicalGroup::EngineAt(const SharedSegment& segment, size_t offset, const GroupOptions& options) {
+  const int width = static_cast<int>(members_.node().size());
   return {.rank = members_.local(),
           .size = width,
           .oversubscribed = members_.oversubscribed,
           .stall_warning = options.stall_warning,
           .observer = options.observer,
           .group = GroupNumber(options),
-          .control = ControlBlock(segment->data() + offset, width),
-          .peers = PeerWatch(processes, segment),
+          .control = ControlBlock(segment.data() + offset, width),
+          .peers = members_.peers,
           .allocations = &allocations_,
           .names = members_.node(),
           .world_ranks = options.world_ranks};

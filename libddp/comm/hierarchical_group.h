@@ -18,6 +18,7 @@
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/health/context_observer.h"
+#include "libddp/comm/health/peer_watch.h"
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/introduction.h"
 #include "libddp/comm/memory/allocation_table.h"
@@ -53,6 +54,7 @@ struct Members {
   std::vector<Introduction> all;  // by rank
   NodeLayout layout;
   bool oversubscribed = false;
+  PeerWatch peers = {};  // over those of this node
 
   int local() const { return layout.local_of(rank); }
   const std::vector<int>& node() const { return layout.ranks[static_cast<size_t>(layout.node_of(rank))]; }
@@ -94,7 +96,7 @@ class HierarchicalGroup : public CheckedGroup {
         memory_(this, members_.node(), &allocations_, viewed) {}
 
   // Of an engine of this node's ranks, with its control block in the segment at `offset`.
-  EngineOptions EngineAt(const std::shared_ptr<SharedSegment>& segment, size_t offset, const GroupOptions& options);
+  EngineOptions EngineAt(const SharedSegment& segment, size_t offset, const GroupOptions& options);
   // What events call this group, of those of its Context.
   static uint64_t GroupNumber(const GroupOptions& options) {
     return options.observer == nullptr ? 0 : options.observer->AddGroup();

@@ -17,7 +17,7 @@ class HostGroup final : public HierarchicalGroup {
             uint64_t allocation_numbers)
       : HierarchicalGroup(std::move(members), options, allocation_numbers, /*viewed=*/false),
         segment_(std::move(segment)),
-        engine_(EngineAt(segment_, 0, options), options.progress),
+        engine_(EngineAt(*segment_, 0, options), options.progress),
         channels_(ChannelBlock(segment_->data() + ControlBlock::Bytes(size()), size()), &engine_, options.progress) {
     engine_.SetIdleCallback([this] { channels_.Progress(); });
   }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract of ProcessGroup, part 7: several groups of the same ranks, at the same time and one after the other.
 #include <malloc.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <exception>
 #include <filesystem>
@@ -34,6 +37,52 @@ void RunTogether(const std::vector<std::function<void()>>& bodies) {
   for (const std::exception_ptr& failure : failures) {
     if (failure != nullptr) std::rethrow_exception(failure);
   }
+}
+
+// Leaves this process so many more files, as long as it lives.
+class FewFiles {
+ public:
+  explicit FewFiles(int left) {
+    std::vector<int> taken;
+    for (int i = 0; i <= left; ++i) taken.push_back(dup(STDERR_FILENO));
+    for (const int fd : taken) close(fd);
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few = {static_cast<rlim_t>(taken.back()), before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+  FewFiles(const FewFiles&) = delete;
+  FewFiles& operator=(const FewFiles&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_CASE("no group is made whose ranks could not all watch each other", "[host]") {
+  RunOnRanks([](Rank& rank) {
+    if (RanksAreThreads() || rank.size() == 1) return;
+    const bool last = rank.rank() == rank.size() - 1;
+    const int self = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+    if (self >= 0) close(self);
+    // One file for each peer of the node, and one for the memory.
+    const int needed = self < 0 ? 1 : rank.size();
+    int failures = 0;
+    bool made = false;
+    for (; !made && failures <= needed; failures += made ? 0 : 1) {
+      absl::StatusOr<std::unique_ptr<ProcessGroup>> part = absl::UnknownError("");
+      {
+        std::unique_ptr<FewFiles> few;
+        if (last) few = std::make_unique<FewFiles>(failures);
+        part = rank.group().Split(0, rank.rank());
+      }
+      made = part.ok();
+      if (made) RANK_CHECK_OK((*part)->Barrier().Wait());
+      if (!made) RANK_CHECK_STATUS(part.status(), absl::StatusCode::kResourceExhausted, "rank", "ulimit -n");
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
+    }
+    RANK_CHECK(made);
+    if (OnOneNode()) RANK_CHECK_EQ(failures, needed);
+  });
 }
 
 TEST_CASE("a world and its parts work at once, each from a thread of its own") {

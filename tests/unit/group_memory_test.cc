@@ -58,6 +58,7 @@ struct SmallGroup {
     Members members;
     members.all.assign(kRanks, Introduction::OfSelf(0).value());
     members.layout = CutIntoNodes(std::vector<std::string>(kRanks), 0);
+    members.peers = PeerWatch::Create(std::vector<ProcessId>(kRanks, members.all[0].process)).value();
     for (members.rank = 0; members.rank < kRanks; ++members.rank) {
       ranks.push_back(MakeHostGroup(members, segment, options, kNumbers));
     }

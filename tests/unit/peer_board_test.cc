@@ -2,6 +2,12 @@
 // What ranks learn of each other's operations, however far one is ahead.
 #include "libddp/comm/health/peer_board.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,9 +18,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "ddp/context.h"
 #include "ddp/store.h"
 #include "libddp/base/failed_ranks.h"
+#include "libddp/base/process_id.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_peers.h"
@@ -71,6 +79,53 @@ TEST_CASE("an operation is compared with itself, also when its rank is a whole r
   CHECK(absl::StrContains(*text, "operation 1: rank 0 calls "));
   CHECK(absl::StrContains(*text, " 2 elements"));
   CHECK(absl::StrContains(*text, " 1000 elements"));
+}
+
+// A child that does nothing until it is killed. `id`: as it would introduce itself.
+struct IdleChild {
+  pid_t pid = fork();
+  ProcessId id = ProcessId::OfSelf();
+
+  IdleChild() {
+    if (pid == 0) {
+      while (true) pause();
+    }
+    id.token += 1;
+    id.pid = pid;
+  }
+  ~IdleChild() {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+};
+
+TEST_CASE("a death is noticed before anybody waits for the process, or the watch cannot be made") {
+  IdleChild child;
+  REQUIRE(child.pid > 0);
+  const int here = static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0));
+  if (here < 0) return;  // not in this container
+  close(here);
+  // With that number as the limit the process gets no more files.
+  rlimit before = {};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none = {static_cast<rlim_t>(here), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const absl::Status status = PeerWatch::Create({child.id}).status();
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(absl::IsResourceExhausted(status));
+  CHECK(absl::StrContains(status.message(), "pidfd_open: Too many open files; raise ulimit -n"));
+
+  PeerWatch copy;
+  {
+    const PeerWatch watch = PeerWatch::Create({ProcessId::OfSelf(), child.id}).value();
+    CHECK(watch.InThisProcess(0));
+    CHECK(watch.Dead().empty());
+    copy = watch;
+  }
+  kill(child.pid, SIGKILL);
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (copy.Dead().empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  CHECK(copy.Dead() == std::vector<int>{1});
 }
 
 // Over NCCL the connection to a peer breaks before the peer is seen to be gone.

@@ -117,7 +117,7 @@ TEST_CASE("results are exact in whatever order ranks take their turns") {
   REQUIRE(base != nullptr);
   const std::unique_ptr<char, decltype(&std::free)> memory(base, &std::free);
   const bool reads = CanReadItself();
-  const PeerWatch peers(std::vector<ProcessId>(kRanks, ProcessId::OfSelf()));
+  const PeerWatch peers = *PeerWatch::Create(std::vector<ProcessId>(kRanks, ProcessId::OfSelf()));
   std::mt19937 random(1);
   for (int run = 0; run < 60; ++run) {
     std::fill_n(base, bytes, 0);

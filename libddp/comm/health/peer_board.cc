@@ -27,18 +27,25 @@ absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group
   absl::StatusOr<std::vector<Member>> all = Exchange(group, self);
   if (!all.ok()) return all.status();
   std::vector<int> ranks;
+  std::vector<ProcessId> processes;
   for (int r = 0; r < group.size(); ++r) {
-    if ((*all)[static_cast<size_t>(r)].host == host) ranks.push_back(r);
+    const Member& member = (*all)[static_cast<size_t>(r)];
+    if (member.host != host) continue;
+    ranks.push_back(r);
+    processes.push_back(member.process);
   }
   const ExchangeNotes exchange = ExchangeOver(group);
-  absl::StatusOr<std::shared_ptr<SharedSegment>> memory =
-      ShareSegment(ControlShare(group.rank(), ranks, Bytes(ranks.size())), exchange);
+  absl::StatusOr<PeerWatch> watch = PeerWatch::Create(processes);
+  SegmentShare share = ControlShare(group.rank(), ranks, Bytes(ranks.size()));
+  share.ready = watch.status();
+  absl::StatusOr<std::shared_ptr<SharedSegment>> memory = ShareSegment(share, exchange);
   if (absl::IsUnavailable(memory.status()) && group.status().ok()) {
     if (group.rank() == 0) {
       Log().warn("NCCL ranks on one host do not learn at once of each other's deaths and failures: {}",
                  std::string(memory.status().message()));
     }
     ranks = {group.rank()};
+    watch = PeerWatch::Create({self.process});
     memory = ShareSegment(ControlShare(group.rank(), ranks, Bytes(1)), exchange);
   }
   if (!memory.ok()) return memory.status();
@@ -46,13 +53,10 @@ absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group
   std::unique_ptr<PeerBoard> board(new PeerBoard);
   board->rank_ = group.rank();
   board->memory_ = *std::move(memory);
-  std::vector<ProcessId> processes;
-  for (const int r : ranks) {
-    if (r == group.rank()) board->place_ = processes.size();
-    processes.push_back((*all)[static_cast<size_t>(r)].process);
-  }
+  board->place_ = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), group.rank()) - ranks.begin());
   board->ranks_ = std::move(ranks);
-  board->watch_ = PeerWatch(processes, board->memory_);
+  board->watch_ = *std::move(watch);
+  board->watch_.UseMarks(board->memory_);
   return board;
 }
 

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,45 +24,56 @@ std::string LeftText(int rank, absl::string_view without) {
   return absl::StrCat("rank ", rank, " has left the group without ", without);
 }
 
-PeerWatch::PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment)
-    : self_(ProcessId::OfSelf()), segment_(std::move(segment)) {
+class PeerWatch::OwnedDescriptor {
+ public:
+  explicit OwnedDescriptor(int fd) : fd_(fd) {}
+  ~OwnedDescriptor() { close(fd_); }
+  OwnedDescriptor(const OwnedDescriptor&) = delete;
+  OwnedDescriptor& operator=(const OwnedDescriptor&) = delete;
+
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+absl::StatusOr<PeerWatch> PeerWatch::Create(absl::Span<const ProcessId> processes) {
+  PeerWatch watch;
+  watch.self_ = ProcessId::OfSelf();
   for (const ProcessId& process : processes) {
-    Peer peer{process};
-    if (process.SameProcess(self_)) {
+    Peer peer{.process = process};
+    if (process.SameProcess(watch.self_)) {
       peer.how = How::kNot;
-    } else if (process.VisibleTo(self_)) {
+    } else if (process.VisibleTo(watch.self_)) {
       peer.how = How::kByPidfd;
-      peer.pidfd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+      const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+      // Otherwise the kernel has no pidfds, a container does not permit them, or the process has gone already.
+      if (const int error = errno; fd < 0 && (error == EMFILE || error == ENFILE)) {
+        return absl::ResourceExhaustedError(absl::StrCat("pidfd_open: ", std::strerror(error),
+                                                         "; raise ulimit -n, or keep fewer groups and allocations"));
+      }
+      if (fd >= 0) peer.pidfd = std::make_shared<OwnedDescriptor>(fd);
     } else {
-      const bool marked = segment_ != nullptr && segment_->Marked(static_cast<int>(peers_.size()));
-      peer.how = marked ? How::kByMark : How::kUnknown;
+      peer.how = How::kUnknown;
     }
-    peers_.push_back(peer);
+    watch.peers_.push_back(std::move(peer));
   }
+  return watch;
 }
 
-PeerWatch::~PeerWatch() {
-  for (const Peer& peer : peers_) {
-    if (peer.pidfd >= 0) close(peer.pidfd);
+void PeerWatch::UseMarks(std::shared_ptr<const SharedSegment> segment) {
+  segment_ = std::move(segment);
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (peers_[r].how == How::kUnknown && segment_->Marked(static_cast<int>(r))) peers_[r].how = How::kByMark;
   }
-}
-
-PeerWatch::PeerWatch(PeerWatch&& other) noexcept
-    : self_(other.self_), peers_(std::exchange(other.peers_, {})), segment_(std::move(other.segment_)) {}
-
-PeerWatch& PeerWatch::operator=(PeerWatch&& other) noexcept {
-  std::swap(self_, other.self_);
-  std::swap(peers_, other.peers_);
-  std::swap(segment_, other.segment_);
-  return *this;
 }
 
 std::vector<int> PeerWatch::Dead() const {
   std::vector<pollfd> fds;
   std::vector<int> ranks, dead;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-    if (peer(r).pidfd >= 0) {
-      fds.push_back({peer(r).pidfd, POLLIN, 0});
+    if (peer(r).pidfd != nullptr) {
+      fds.push_back({peer(r).pidfd->get(), POLLIN, 0});
       ranks.push_back(r);
     } else if (peer(r).how == How::kByPidfd && kill(pid(r), 0) != 0 && errno == ESRCH) {
       dead.push_back(r);  // without pidfds a zombie still counts as alive; its time-out ends it

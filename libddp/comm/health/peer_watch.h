@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "libddp/base/process_id.h"
@@ -29,16 +30,16 @@ inline constexpr int64_t kAnswerNs = 2'000'000'000;
 std::string DiedText(int rank, pid_t pid);
 std::string LeftText(int rank, absl::string_view without);  // "taking part in operation 7"
 
-// Not thread-safe.
+// Copies watch by the same descriptors. Dead may be called by several threads at a time.
 class PeerWatch {
  public:
   PeerWatch() = default;
-  // By rank. Ranks of this process are not watched; those that it does not see, in other containers, by their marks in
-  // `segment`, where there is one and they have made them.
-  explicit PeerWatch(absl::Span<const ProcessId> processes, std::shared_ptr<const SharedSegment> segment = nullptr);
-  ~PeerWatch();
-  PeerWatch(PeerWatch&& other) noexcept;
-  PeerWatch& operator=(PeerWatch&& other) noexcept;
+  // By rank. Ranks of this process are not watched; of those that it does not see, in other containers, nothing is
+  // known before UseMarks. ResourceExhausted if this process may not open so many files: it would learn of deaths too
+  // late.
+  static absl::StatusOr<PeerWatch> Create(absl::Span<const ProcessId> processes);
+  // Watches those by their marks in `segment`, where they have made them.
+  void UseMarks(std::shared_ptr<const SharedSegment> segment);
 
   // The ranks whose process has ended, also if nobody has waited for it yet. One system call, and one more for each
   // rank in another container; never blocks.
@@ -51,16 +52,17 @@ class PeerWatch {
   const ProcessId& process(int rank) const { return peer(rank).process; }
 
  private:
+  class OwnedDescriptor;
   enum class How {
     kNot,      // it is this process
-    kByPidfd,  // -1 on a kernel without pidfd_open
+    kByPidfd,  // null on a kernel without pidfd_open
     kByMark,
     kUnknown,  // only its silence can be noticed
   };
   struct Peer {
     ProcessId process;
     How how = How::kNot;
-    int pidfd = -1;
+    std::shared_ptr<const OwnedDescriptor> pidfd = nullptr;
   };
   const Peer& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
 

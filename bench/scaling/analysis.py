@@ -38,28 +38,43 @@ def step_ms(run):
     return 1000 * run["ranks"] * run["batch"] / rate(run)
 
 
-def communication_ms(run):
-    """Time per step in which at least one bucket was under way, on rank 0, hidden or not; None if it is not known."""
-    summary = run["summary"]
-    exposed, visible = summary["exposed_comm_ms"], 1 - summary["overlap"]
-    if run["ranks"] == 1 or not reduces(run) or summary["overlap"] == 0 and not run["buckets"]:
+def communication_is_measured(run):
+    """Whether the trainer told the means of its measured steps. Those of earlier versions did not."""
+    return "mean_communication_ms" in run["summary"]
+
+
+def communication(run):
+    """Per step and on rank 0: the time in which at least one bucket was under way, and the part of it that the backward
+    pass did not hide. None without communication.
+
+    Both are of the same steps. The summaries of earlier trainers have the median of the exposed times, and the quotient
+    of sums: these do not give the communication, as a few long waits change one of them only. Their last step is known.
+    """
+    if run["ranks"] == 1 or not reduces(run):
         return None
-    if visible > 0.02:
-        return exposed / visible
-    # Nearly all is hidden, and a quotient of two small numbers says nothing: the buckets of the last step.
+    if communication_is_measured(run):
+        total, exposed = run["summary"]["mean_communication_ms"], run["summary"]["mean_exposed_ms"]
+    else:
+        total, exposed = last_step(run["buckets"])
+    return (total, exposed) if total else None
+
+
+def last_step(buckets):
+    """As `communication`, of the buckets of one step. Its backward pass ends when the last of them is ready."""
     total, end = 0.0, 0.0
-    for bucket in sorted(run["buckets"], key=lambda b: b["launched_ms"]):
+    for bucket in sorted(buckets, key=lambda b: b["launched_ms"]):
         total += max(0.0, bucket["done_ms"] - max(end, bucket["launched_ms"]))
         end = max(end, bucket["done_ms"])
-    return total or None
+    exposed = max(0.0, end - max((bucket["ready_ms"] for bucket in buckets), default=0.0))
+    return total, min(total, exposed)
 
 
 def bus_bandwidth(run):
     """GB/s by nccl-tests' definition, for the reduction of all gradients (float32) in a step."""
-    time_ms = communication_ms(run)
-    if not time_ms or not run["parameters"]:
+    times = communication(run)
+    if not times or not run["parameters"]:
         return None
-    return 4 * run["parameters"] * 2 * (run["ranks"] - 1) / run["ranks"] / (time_ms * 1e6)
+    return 4 * run["parameters"] * 2 * (run["ranks"] - 1) / run["ranks"] / (times[0] * 1e6)
 
 
 def good_runs(result):
@@ -180,11 +195,10 @@ def cost(run, kind, name):
 
 
 def add_communication(p, made):
-    communication = [communication_ms(run) for run in made]
-    exposed = [run["summary"]["exposed_comm_ms"] for run in made if run["ranks"] > 1]
-    p["communication_ms"], p["exposed_ms"] = median(communication), median(exposed)
-    both = [c - run["summary"]["exposed_comm_ms"] for c, run in zip(communication, made) if c is not None]
-    p["hidden_ms"] = max(0.0, median(both)) if both else None
+    times = [found for found in map(communication, made) if found]
+    p["communication_ms"] = median(total for total, _ in times)
+    p["exposed_ms"] = median(exposed for _, exposed in times)
+    p["hidden_ms"] = median(total - exposed for total, exposed in times)
     alone = p["step_ms_without_reduction"]
     p["communication_to_computation"] = (
         p["communication_ms"] / alone if p["communication_ms"] is not None and alone else None
@@ -346,78 +360,63 @@ def disturbed(result):
 
 def notices(result, points_):
     """What a reader must know before the figures, the gravest first: pairs of "bad" or "warn" and a sentence."""
-    found = []
+    bad, warnings = [], []
     failed = failures(result)
     if failed:
-        found.append(
-            (
-                "bad",
-                (
-                    f"{plan.count(len(failed), 'run')} failed: the report lists {'it' if len(failed) == 1 else 'them'}"
-                    " under “Failed runs”."
-                ),
-            )
+        bad.append(
+            f"{plan.count(len(failed), 'run')} failed: the report lists {'it' if len(failed) == 1 else 'them'} under"
+            " “Failed runs”."
         )
     wrong = [p for p in points_ if p["loss_check"].startswith("differs")]
     if wrong:
-        found.append(
-            (
-                "bad",
-                (
-                    f"The loss differs where it should be equal, first for {wrong[0]['title']}, {wrong[0]['scaling']}, "
-                    f"{plan.count(wrong[0]['ranks'], 'rank')} ({wrong[0]['loss_check']}): not the same training was "
-                    "timed, so these figures mean nothing."
-                ),
-            )
+        bad.append(
+            f"The loss differs where it should be equal, first for {wrong[0]['title']}, {wrong[0]['scaling']}, "
+            f"{plan.count(wrong[0]['ranks'], 'rank')} ({wrong[0]['loss_check']}): not the same training was "
+            "timed, so these figures mean nothing."
         )
     for group in reductions(points_):
         for p in group:
             if not same_training(p, group[0]):
-                text = (
+                bad.append(
                     f"{p['training']}: --reduce={p['reduction']} has a loss of {p['early_loss']:.5g}, and"
                     f" --reduce={group[0]['reduction']} {group[0]['early_loss']:.5g}: they did not train the same."
                 )
-                found.append(("bad", text))
     if result["ended"] != "complete":
         how = {"interrupted": "was interrupted", "time limit": "reached its time limit"}.get(
             result["ended"], "has not ended"
         )
-        found.append(
-            (
-                "warn",
-                f"The measurement {how}: some figures come from fewer rounds, or are missing. --resume continues it.",
-            )
+        warnings.append(
+            f"The measurement {how}: some figures come from fewer rounds, or are missing. --resume continues it."
         )
+    warnings += doubts(result, points_)
+    return [("bad", text) for text in bad] + [("warn", text) for text in warnings]
+
+
+def doubts(result, points_):
+    """What makes figures say less than they seem to, one sentence each."""
+    found = []
     share = disturbed(result)
     if share > 0.1:
         found.append(
-            (
-                "warn",
-                (
-                    f"Other programs kept the processors busy during {100 * share:.0f} % of the runs. These figures"
-                    " show this machine as it was, not what it can do."
-                ),
-            )
+            f"Other programs kept the processors busy during {100 * share:.0f} % of the runs. These figures"
+            " show this machine as it was, not what it can do."
+        )
+    if any(run["ranks"] > 1 and reduces(run) and not communication_is_measured(run) for run in good_runs(result)):
+        found.append(
+            "The trainers of this measurement did not tell the mean times of communication: what is communicated,"
+            " exposed and hidden is that of the last step of each run."
         )
     build = result["environment"]["build"]
     if build.get("sanitizers") or build.get("build_type", "Release") not in ("Release", "RelWithDebInfo"):
         found.append(
-            (
-                "warn",
-                f"The trainers are not a release build ({build.get('build_type')}): measure with the release preset.",
-            )
+            f"The trainers are not a release build ({build.get('build_type')}): measure with the release preset."
         )
     if any(p["oversubscribed"] for p in points_):
         kind = "GPUs" if result["settings"]["device"] == "cuda" else "cores"
         slots = result["environment"]["slots"]
         found.append(
-            (
-                "warn",
-                (
-                    f"This machine has {slots} {kind if slots != 1 else kind[:-1]}. Points marked “oversubscribed” have"
-                    " more ranks than that. They show that the training works, not how it scales."
-                ),
-            )
+            f"This machine has {slots} {kind if slots != 1 else kind[:-1]}. Points marked “oversubscribed” have"
+            " more ranks than that. They show that the training works, not how it scales."
         )
     return found
 

@@ -327,9 +327,10 @@ gradients, so what they lose is caches, memory bandwidth, clock frequency and co
 links), and with strong scaling what smaller batches cost. <b>Communication</b>: the difference between that and the
 real training. It includes waiting for slower ranks and the cores that reduction itself needs. “Noise”: the rounds do
 not agree on its sign, or there is only one round.</li>
-<li><b>Exposed</b>: the time that a step waits for reductions after its backward pass, measured on rank 0 (median step).
-<b>Communication</b> time: that in which at least one bucket is under way, waiting included. <b>Bus bandwidth</b>: bytes
-of all gradients x 2 (N - 1) / N over that time, so less than a benchmark of all-reduce alone shows.</li>
+<li><b>Communication</b> time of a step: that in which at least one bucket is under way, waiting included.
+<b>Exposed</b>: the part of it that the step waits for after its backward pass. Both are measured on rank 0, means over
+the measured steps of a run; <b>hidden</b> is the difference. <b>Bus bandwidth</b>: bytes of all gradients x
+2 (N - 1) / N over the communication time, so less than a benchmark of all-reduce alone shows.</li>
 <li><b>Added by reduction</b>: the step with reduction minus the step without, in the same round, then the median.</li>
 <li><b>Share of the rate of large products</b>: multiplications and additions of the model's products and convolutions
 per second, beside those of large matrix products on all ranks at once, measured after each training.</li>

@@ -15,12 +15,16 @@ using Json = nlohmann::ordered_json;
 
 double Milliseconds(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
+double MeanMilliseconds(const Durations& durations) {
+  return durations.count() == 0 ? 0 : Milliseconds(durations.sum_ns()) / static_cast<double>(durations.count());
+}
+
 std::string OverlapText(const Summary& summary) {
   const ddp::DdpStatistics& c = summary.communication;
   std::string text = absl::StrFormat(
       "overlap: %.1f %% of the communication is hidden behind backward; exposed %.3f ms a step (median)\n"
       "  bucket        MiB      ready   launched       done   ms since the first gradient, in the last step\n",
-      100 * c.overlap, summary.exposed_comm_ms);
+      100 * summary.overlap(), summary.exposed_comm_ms);
   for (size_t i = 0; i < c.buckets.size(); ++i) {
     const ddp::BucketTimes& b = c.buckets[i];
     absl::StrAppendFormat(&text, "  %6d %10.2f %10.3f %10.3f %10.3f\n", i, static_cast<double>(b.bytes) / (1 << 20),
@@ -79,7 +83,7 @@ Json EnergyJson(const Summary& summary) {
 
 }  // namespace
 
-void Measure(const Durations& steps, const Durations& exposed, Summary& summary) {
+void Measure(const Durations& steps, const Durations& exposed, const Durations& communication, Summary& summary) {
   if (steps.count() == 0) return;
   summary.warmup_counted = steps.warmup_counted();
   summary.measured_steps = steps.count();
@@ -89,6 +93,8 @@ void Measure(const Durations& steps, const Durations& exposed, Summary& summary)
   summary.step_ms_max = Milliseconds(steps.most_ns());
   summary.step_ms_median = steps.median_ns() / 1e6;
   summary.exposed_comm_ms = exposed.median_ns() / 1e6;
+  summary.mean_communication_ms = MeanMilliseconds(communication);
+  summary.mean_exposed_ms = MeanMilliseconds(exposed);
 }
 
 std::string LossText(const Summary& summary) {
@@ -118,7 +124,9 @@ absl::Status WriteJson(const Summary& summary, const std::string& path) {
       {"samples_per_second", summary.samples_per_second},
       {"step_ms", {{"median", summary.step_ms_median}, {"min", summary.step_ms_min}, {"max", summary.step_ms_max}}},
       {"exposed_comm_ms", summary.exposed_comm_ms},
-      {"overlap", summary.communication.overlap},
+      {"mean_exposed_ms", summary.mean_exposed_ms},
+      {"mean_communication_ms", summary.mean_communication_ms},
+      {"overlap", summary.overlap()},
       {"measured_steps", summary.measured_steps},
       {"steps", summary.steps},
       {"skipped_steps", summary.skipped_steps},

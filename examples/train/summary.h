@@ -46,6 +46,9 @@ struct Summary {
   double step_ms_median = 0, step_ms_min = 0, step_ms_max = 0;
   double samples_per_second = 0;  // all ranks together
   double exposed_comm_ms = 0;     // median
+  // Of the same steps, so that one can be taken from the other: the time in which a bucket was under way, and the part
+  // of it that the backward pass did not hide.
+  double mean_communication_ms = 0, mean_exposed_ms = 0;
   ddp::DdpStatistics communication;
   int64_t peak_rss_mb = 0;  // the largest of all ranks
 
@@ -54,11 +57,14 @@ struct Summary {
   double product_flops_per_second = 0;  // of large matrix products on all ranks, measured in this run; 0: not measured
   std::optional<EnergySum> energy;
 
+  // The part of the communication that the backward pass hid, 0 to 1; 0 without communication.
+  double overlap() const { return mean_communication_ms > 0 ? 1 - mean_exposed_ms / mean_communication_ms : 0; }
   int64_t measured_samples() const { return measured_steps * batch * accumulate * world_size; }
 };
 
-// Computes the times from those of the steps of this run.
-void Measure(const Durations& steps, const Durations& exposed, Summary& summary);
+// Computes the times from those of the steps of this run. `exposed`, `communication`: see ddp::DdpStatistics, of the
+// same steps.
+void Measure(const Durations& steps, const Durations& exposed, const Durations& communication, Summary& summary);
 
 // "loss 0.0123", or that there is none.
 std::string LossText(const Summary& summary);

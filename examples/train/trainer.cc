@@ -16,10 +16,6 @@
 namespace examples {
 namespace {
 
-int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
-}
-
 // News that outweighs any signal; and what outweighs that, by which the ranks learn whose loss it is.
 constexpr int32_t kSaveFailed = 1000;
 constexpr int32_t kNonFiniteLoss = 2000;
@@ -229,7 +225,7 @@ absl::Status Trainer::Replay(const Batch& batch) {
     const ddp::TraceScope scope(*group_, "replay");
     graph->Launch();
   }
-  exposed_times_.Add(ExposedOnGpu());
+  TakeCommunication();
   return EndNews();
 }
 
@@ -318,16 +314,21 @@ absl::Status Trainer::Backward(int micro, bool captured) {
     const ddp::TraceScope scope(*group_, "backward");
     replica_->Backward(/*first=*/micro == 0, last);
   }
-  const Clock::time_point before = Clock::now();
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last && !captured) exposed_times_.Add(device_.is_host() ? Nanoseconds(Clock::now() - before) : ExposedOnGpu());
+  if (last && !captured) TakeCommunication();
   return absl::OkStatus();
 }
 
-// The GPU's stream waits, not the host: what the library has measured last, of one step in 16.
-int64_t Trainer::ExposedOnGpu() {
-  if (started_ % 16 == 0) exposed_on_gpu_ns_ = replica_->statistics().exposed_ns;
-  return exposed_on_gpu_ns_;
+// What the library has measured of the step. On a GPU, where steps end later: what it has measured last, of one step in
+// 16, and sooner only until the first is known.
+void Trainer::TakeCommunication() {
+  if (device_.is_host() || started_ % 16 == 0 || (started_ < 16 && communication_ns_ == 0)) {
+    const ddp::DdpStatistics statistics = replica_->statistics();
+    exposed_ns_ = statistics.exposed_ns;
+    communication_ns_ = statistics.communication_ns;
+  }
+  exposed_times_.Add(exposed_ns_);
+  communication_times_.Add(communication_ns_);
 }
 
 absl::Status Trainer::Update() {

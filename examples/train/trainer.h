@@ -119,7 +119,7 @@ class Trainer {
   void TakeLosses(int64_t end);
   int32_t News() const;
   absl::Status Backward(int micro, bool captured);
-  int64_t ExposedOnGpu();
+  void TakeCommunication();
   absl::Status Update();
   absl::Status UpdateScaled();
   void Advance();
@@ -202,8 +202,9 @@ class Trainer {
   // This rank's times of the steps of this run, or of those since a recovery has changed the number of ranks; without
   // the warm-up, which ends before step measured_from_, counted like started_.
   int64_t measured_from_ = flags_.warmup;
-  Durations step_times_{flags_.warmup}, exposed_times_{flags_.warmup};
-  int64_t exposed_on_gpu_ns_ = 0;
+  Durations step_times_{flags_.warmup}, exposed_times_{flags_.warmup}, communication_times_{flags_.warmup};
+  // Of the last step of which they are known.
+  int64_t exposed_ns_ = 0, communication_ns_ = 0;
 
   std::vector<uint32_t> evaluation_share_;
   Summary summary_;

@@ -67,6 +67,8 @@ absl::Status Trainer::GoOn() {
 void Trainer::MeasureAnew() {
   step_times_.Restart();
   exposed_times_.Restart();
+  communication_times_.Restart();
+  exposed_ns_ = communication_ns_ = 0;
   measured_from_ = started_ + flags_.warmup;
   if (energy_ != nullptr) energy_->Clear();
 }

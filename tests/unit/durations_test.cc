@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "examples/train/summary.h"
 #include "tests/support/catch.h"
 
 namespace examples {
@@ -41,6 +42,33 @@ TEST_CASE("A long run needs no more memory, and keeps its median to what the spa
   CHECK(durations.least_ns() == 0);
   CHECK(durations.most_ns() == kSteps - 1);
   CHECK(std::abs(durations.median_ns() - kSteps / 2.0) <= 2.0 * kSteps / (Durations::kMost / 2));
+}
+
+TEST_CASE("Communication and exposed time are means of the same measured steps") {
+  constexpr int64_t kMs = 1'000'000;
+  Durations steps(2), exposed(2), communication(2);
+  for (int i = 0; i < 2; ++i) {  // the warm-up waits for slow starts
+    steps.Add(900 * kMs);
+    exposed.Add(800 * kMs);
+    communication.Add(850 * kMs);
+  }
+  for (int i = 0; i < 100; ++i) {  // nine steps of ten hide nearly all, the tenth waits
+    const bool waits = i % 10 == 9;
+    steps.Add(20 * kMs);
+    exposed.Add(waits ? 10 * kMs : kMs / 100);
+    communication.Add(waits ? 12 * kMs : 2 * kMs);
+  }
+  Summary summary;
+  Measure(steps, exposed, communication, summary);
+  CHECK(summary.exposed_comm_ms == 0.01);
+  CHECK(summary.mean_communication_ms == 3);
+  CHECK(std::abs(summary.mean_exposed_ms - 1.009) < 1e-12);
+  CHECK(std::abs(summary.overlap() - (1 - 1.009 / 3)) < 1e-12);
+
+  Summary none;
+  Measure(Durations(0), Durations(0), Durations(0), none);
+  CHECK(none.mean_communication_ms == 0);
+  CHECK(none.overlap() == 0);
 }
 
 }  // namespace

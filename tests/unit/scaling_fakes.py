@@ -58,6 +58,8 @@ summary = {{
     "samples_per_second": 1000 * ranks * batch / step, "step_ms": {{"median": step, "min": step, "max": step}},
     "exposed_comm_ms": 0.0 if not communicates else 1.0 if communication == 2 else communication,
     "overlap": 0.5 if communicates and communication == 2 else 0.0,
+    "mean_communication_ms": communication if communicates else 0.0,
+    "mean_exposed_ms": 0.0 if not communicates else 1.0 if communication == 2 else communication,
     "final_loss": 0.0012 if wrong == "noise" else 0.001, "first_step_losses": [2 * loss - 0.5, 0.5],
     "peak_rss_mb": 100 + ranks, "world_size": ranks, "steps": steps}}
 if what == "metered":

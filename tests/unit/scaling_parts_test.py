@@ -134,18 +134,40 @@ class Parts(unittest.TestCase):
         self.assertEqual(snapshot["gpu_topology"], ["\tGPU0\tGPU1", "GPU0\t X \tNV18"])
         self.assertEqual(snapshot["launcher"]["version"], "mpirun (Open MPI) 4.1.4")
 
-    def test_communication_from_buckets_if_nearly_all_is_hidden(self):
+    def test_communication_of_steps_of_which_few_wait_long(self):
+        # 9 steps of 10 expose 0.01 ms of 2, the others 10 ms of 12: a mean of 1.009 of 3 ms.
         run = {
             "ranks": 2,
             "case": {"reduce": "overlap"},
-            "summary": {"exposed_comm_ms": 0.001, "overlap": 0.999},
+            "parameters": 750_000,
+            "summary": {
+                "exposed_comm_ms": 0.01,
+                "overlap": 1 - 1.009 / 3,
+                "mean_communication_ms": 3.0,
+                "mean_exposed_ms": 1.009,
+            },
+            "buckets": [{"ready_ms": 1, "launched_ms": 1, "done_ms": 90}],
+        }
+        self.assertEqual(analysis.communication(run), (3.0, 1.009))
+        self.assertAlmostEqual(analysis.bus_bandwidth(run), 1.0)
+        self.assertIsNone(analysis.communication({**run, "ranks": 1}))
+        self.assertIsNone(analysis.communication({**run, "case": {"reduce": "none"}}))
+        nothing = {"mean_communication_ms": 0.0, "mean_exposed_ms": 0.0}
+        self.assertIsNone(analysis.communication({**run, "summary": nothing}))
+
+    def test_communication_of_earlier_trainers_is_that_of_the_last_step(self):
+        run = {
+            "ranks": 2,
+            "case": {"reduce": "overlap"},
+            "summary": {"exposed_comm_ms": 0.01, "overlap": 0.5},
             "buckets": [
-                {"launched_ms": 1, "done_ms": 3},
-                {"launched_ms": 2, "done_ms": 4},
-                {"launched_ms": 6, "done_ms": 7},
+                {"ready_ms": 1, "launched_ms": 1, "done_ms": 3},
+                {"ready_ms": 2, "launched_ms": 2, "done_ms": 4},
+                {"ready_ms": 5, "launched_ms": 6, "done_ms": 7},
             ],
         }
-        self.assertEqual(analysis.communication_ms(run), 4)
+        self.assertEqual(analysis.communication(run), (4, 2))
+        self.assertIsNone(analysis.communication({**run, "buckets": []}))
 
     def test_output_of_the_trainers(self):
         read = trainers.read_output(

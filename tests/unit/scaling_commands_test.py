@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of bench/scaling.py: streams, refused flags and files, comparisons. Takes the arguments of unittest."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from unittest import mock
+
+from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
+
+import scaling_fakes as fakes
+from scaling import charts, result as result_file
+
+
+class Streams(Scaling):
+    """The program as a process of its own."""
+
+    def start(self, *flags, **variables):
+        command = [sys.executable, os.path.join(BENCH, "scaling.py"), *self.programs, f"--out={self.out}", *flags]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **variables}, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def test_ctrl_c_before_anything_is_measured(self):
+        modules = os.path.join(self.folder, "modules")
+        os.mkdir(modules)
+        stop = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        fakes.write_program(os.path.join(modules, "shlex.py"), stop)
+        stopped = (130, "", "ddp-scaling: stopped by Ctrl-C; what has been measured is kept\n")
+        self.assertEqual(self.start(PYTHONPATH=modules), stopped)
+        if charts.matplotlib is not None:
+            fakes.write_program(os.path.join(self.folder, "mpirun"), "#!/bin/sh\nkill -INT $PPID; sleep 5\n")
+            self.assertEqual(self.start(), stopped)
+        self.assertFalse(os.path.exists(self.out))
+
+    def test_output_that_is_lost(self):
+        program = os.path.join(BENCH, "scaling.py")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(
+                [sys.executable, program, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        self.assertIn(done.returncode, (1, 2))
+        self.assertRegex(done.stderr, r"^ddp-scaling: .*No space left on device.*\n$")
+        closed = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "-", sys.executable, program, "--help"], check=False)
+        self.assertEqual(closed.returncode, 0)
+
+    @needs_matplotlib
+    def test_output_in_another_encoding(self):
+        flags = ("--models=mlp", "--scaling=weak", "--ranks=1,2", "--seconds=0.01", "--rounds=1")
+        code, out, err = self.start(*flags, PYTHONIOENCODING="ascii", FAKE_BEHAVIOUR="fail:2")
+        self.assertEqual(code, 1, err)
+        self.assertIn("under ?Failed runs?", out)
+
+
+class Refused(Scaling):
+    @needs_matplotlib
+    def test_no_mpirun(self):
+        self.assert_refused(
+            "/no/mpirun is not a program: install an MPI", *self.call(self.programs[0], "--mpirun=/no/mpirun")
+        )
+        self.assertFalse(os.path.exists(self.out))
+
+    @needs_matplotlib
+    def test_no_trainers(self):
+        self.assert_refused("no train_mlp in /nowhere: build them", *self.measure("--bin=/nowhere"))
+
+    @needs_matplotlib
+    def test_trainers_that_do_not_describe_the_machine(self):
+        fakes.write_program(os.path.join(self.folder, "train_mlp"), "#!/bin/sh\necho 'train_mlp: unknown flag' >&2\n")
+        self.assert_refused("train_mlp --environment failed: train_mlp: unknown flag; build the", *self.measure())
+
+    @needs_matplotlib
+    def test_no_gpu(self):
+        with mock.patch("scaling.main.environment.gpus", return_value=[]):
+            self.assert_refused("--device=cuda needs a GPU", *self.measure("--device=cuda"))
+
+    @needs_matplotlib
+    def test_flags(self):
+        for flag, words in (
+            ("--models=alexnet", "may be mlp, lenet"),
+            ("--ranks=0", "out of range"),
+            ("--ranks=x", "not a list of numbers"),
+            ("--rounds=0", "not a number above 0"),
+            ("--precision=fp16", "not possible with --device=cpu"),
+            ("--backend=gloo", "may be auto"),
+            ("--scaling=both", "may be weak, strong"),
+            ("--bucket-mb=-1", "out of range"),
+            ("--reduce=ring", "may be overlap, end, each, gather, none"),
+            ("--reduce=none", "is always measured"),
+            ("--colour=red", "unrecognized arguments: --colour=red; --help lists the flags"),
+            ("--ranks=1,3", "cannot be divided by 3 ranks"),
+            ("--out=/proc/x", "cannot write to --out"),
+        ):
+            with self.subTest(flag):
+                self.assert_refused(words, *self.measure(flag))
+
+    def test_no_matplotlib(self):
+        code = (
+            "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, sys.argv.pop(1)); from scaling.main"
+            " import main; sys.exit(main(sys.argv[1:]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, BENCH, *self.programs], capture_output=True, text=True, check=False
+        )
+        self.assert_refused("needs matplotlib: install it", done.returncode, done.stdout, done.stderr)
+
+    @needs_matplotlib
+    def test_files_that_are_no_results(self):
+        path = os.path.join(self.folder, "other.json")
+        settings = dict.fromkeys(result_file.SETTINGS_KEYS, [])
+        good = result_file.new_result(settings, dict.fromkeys(result_file.ENVIRONMENT_KEYS), "")
+        for text, words in (
+            ("{", "is not JSON"),
+            ("[" * 100000, "is not JSON"),
+            (json.dumps({**good, "version": float("nan")}), "is not JSON: NaN"),
+            ("[1]", "is not a scaling result"),
+            (json.dumps({**good, "version": 99}), "has version 99"),
+            (json.dumps({**good, "runs": [{}]}), "damaged: its run has no"),
+            (json.dumps({**good, "runs": 1}), "damaged: it has no"),
+            (json.dumps({**good, "environment": {}}), "damaged: its environment has no"),
+        ):
+            with self.subTest(text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self.assert_refused(words, *self.call("report", path))
+        self.assert_refused("cannot read", *self.call("compare", path + ".not", path))
+
+
+@needs_matplotlib
+class Broken(Scaling):
+    """Result files that look whole but are not."""
+
+    def test_each_command_names_the_file(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        good = self.read("scaling.json")
+        path = os.path.join(self.out, "scaling.json")
+
+        def spoil(run, **changes):
+            return lambda result: result["runs"][run].update(changes)
+
+        for change, words in (
+            (lambda result: result["environment"]["cpu"].pop("hardware_threads"), 'has no .hardware_threads'),
+            (lambda result: result["environment"].update(build=[]), "damaged"),
+            (lambda result: result["pilots"].clear(), "has no .mlp-cpu-fp32-auto/weak"),
+            (spoil(0, case=7), "damaged"),
+            (spoil(0, ranks="two"), "damaged"),
+            (spoil(1, wall_s=None), "damaged"),
+            (spoil(1, buckets=[{"mib": 1}]), "has no .done_ms"),
+            (lambda result: result["runs"][0]["summary"].update(samples_per_second=0), "division by zero"),
+            (lambda result: result["runs"][1]["summary"].update(first_step_losses=["low"]), "damaged"),
+        ):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(good)
+            fakes.edit_result(self.out, change)
+            words = f"{re.escape(path)} is damaged: .*{words.removeprefix('damaged')}.*; give a scaling.json"
+            with self.subTest(words):
+                self.assert_refused(words, *self.call("report", self.out))
+        self.assert_refused(words, *self.call("compare", path, path))
+        self.assert_refused(words, *self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--resume"))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(good[: len(good) // 2])
+        self.assert_refused("is not JSON", *self.call("report", self.out))
+
+
+@needs_matplotlib
+class Compare(Scaling):
+    def test_two_results_side_by_side(self):
+        self.measure("--ranks=1,2", "--scaling=weak")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=1,2,4", "--scaling=weak")
+
+        def twice_as_fast(result):
+            for run in result["runs"]:
+                run["summary"]["samples_per_second"] *= 2
+
+        fakes.edit_result(self.out, twice_as_fast)
+        b, self.out = self.out, os.path.join(self.folder, "both")
+        code, out, _ = self.call("compare", a, b, f"--out={self.out}", "--price-a=3.6", "--price-b=9")
+        self.assertEqual(code, 0)
+        self.assertIn("B is 2.00 to 2.00 times as fast as A", out)
+        page = self.read("compare.html")
+        self.assertIn("Only in B: mlp, CPU, fp32, weak, 4 ranks", page)
+        # 6400 samples/s at 3.6 an hour: 0.156 for a million; B: 2.5 times the price at twice the rate.
+        self.assertRegex(page, r"<td>0\.156</td><td>0\.195</td><td>1\.25</td>")
+        self.assertEqual(len(re.findall(r"<svg ", page)), 2)
+
+    def test_nothing_in_common(self):
+        self.measure("--ranks=1", "--scaling=weak")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=2", "--scaling=weak")
+        code, out, _ = self.call("compare", a, self.out, f"--out={self.out}")
+        self.assertEqual(code, 0)
+        self.assertIn("nothing in common", out)
+        self.assertIn("have no case", self.read("compare.html"))
+
+
+if __name__ == "__main__":
+    run_tests()

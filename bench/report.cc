@@ -6,8 +6,11 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -87,13 +90,45 @@ size_t Count(const Case& c) { return c.counts.front() > 0 ? c.counts.front() : c
 absl::StatusOr<std::unique_ptr<Report>> Report::Create(const Options& options, int ranks, absl::string_view backend,
                                                        std::string command) {
   std::unique_ptr<Report> report(new Report(options, ranks, backend, std::move(command)));
-  if (!options.json.empty()) {
-    report->json_.reset(std::fopen(options.json.c_str(), "w"));
-    if (report->json_ == nullptr) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("--json=", options.json, " cannot be written"));
-    }
+  if (report->writes_json()) {
+    if (absl::Status status = report->PrepareJson(); !status.ok()) return status;
   }
   return report;
+}
+
+absl::Status Report::JsonError(int error) const {
+  return absl::ErrnoToStatus(error, absl::StrCat("--json=", options_.json, " cannot be written"));
+}
+
+absl::Status Report::PrepareJson() {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(options_.json, error);
+  // A link stays one.
+  json_path_ = exists ? std::filesystem::canonical(options_.json, error).string() : options_.json;
+  if (exists && !error && std::filesystem::is_regular_file(json_path_, error)) {
+    if (access(json_path_.c_str(), W_OK) != 0) return JsonError(errno);
+  } else if (exists) {  // a pipe or a terminal
+    json_.reset(std::fopen(options_.json.c_str(), "w"));
+    return json_ == nullptr ? JsonError(errno) : absl::OkStatus();
+  }
+  new_json_path_ = absl::StrCat(json_path_, ".new");
+  const std::unique_ptr<std::FILE, CloseFile> attempt(std::fopen(new_json_path_.c_str(), "w"));
+  if (attempt == nullptr) return JsonError(errno);
+  std::remove(new_json_path_.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Report::WriteJson(const std::string& text) {
+  if (json_ == nullptr) json_.reset(std::fopen(new_json_path_.c_str(), "w"));
+  if (json_ == nullptr) return JsonError(errno);
+  const bool written = std::fputs(text.c_str(), json_.get()) >= 0;
+  const bool closed = std::fclose(json_.release()) == 0;
+  const int error = errno;
+  if (new_json_path_.empty()) return written && closed ? absl::OkStatus() : JsonError(error);
+  if (written && closed && std::rename(new_json_path_.c_str(), json_path_.c_str()) == 0) return absl::OkStatus();
+  const absl::Status status = JsonError(written && closed ? errno : error);
+  std::remove(new_json_path_.c_str());
+  return status;
 }
 
 Report::Report(const Options& options, int ranks, absl::string_view backend, std::string command)
@@ -149,7 +184,7 @@ void Report::PrintFooter() const {
 }
 
 absl::Status Report::Finish(const std::string& environment) {
-  if (json_ == nullptr) return absl::OkStatus();
+  if (!writes_json()) return absl::OkStatus();
   nlohmann::json list = nlohmann::json::array();
   for (const Row& row : rows_) {
     const Case& c = row.shape;
@@ -182,12 +217,7 @@ absl::Status Report::Finish(const std::string& environment) {
                               {"mode", options_.fresh ? "fresh" : "hot"},
                               {"environment", nlohmann::json::parse(environment)},
                               {"rows", std::move(list)}};
-  const bool written =
-      std::fputs((all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n").c_str(), json_.get()) >= 0;
-  if (std::fclose(json_.release()) != 0 || !written) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("--json=", options_.json, " cannot be written"));
-  }
-  return absl::OkStatus();
+  return WriteJson(all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace bench

@@ -37,8 +37,8 @@ class Bench {
 
 class Report {
  public:
-  // `command` is quoted as it is. Opens the JSON file, if one is asked for: NotFound or PermissionDenied here, not
-  // after the measurement.
+  // `command` is quoted as it is. Checks that the JSON file can be written, if one is asked for: NotFound or
+  // PermissionDenied here, not after the measurement.
   static absl::StatusOr<std::unique_ptr<Report>> Create(const Options& options, int ranks, absl::string_view backend,
                                                         std::string command);
 
@@ -47,10 +47,10 @@ class Report {
   void Print(const Row* out_of_place, const Row* in_place);
   void PrintFooter() const;
 
-  // Writes the rows and what they depend on: `environment` is a JSON object. Unavailable if the file could not be
-  // written.
+  // Writes the rows and what they depend on: `environment` is a JSON object. An error if the file could not be written.
+  // An earlier file of that name stays as it was until then.
   absl::Status Finish(const std::string& environment);
-  bool writes_json() const { return json_ != nullptr; }
+  bool writes_json() const { return !options_.json.empty(); }
 
  private:
   struct CloseFile {
@@ -58,6 +58,9 @@ class Report {
   };
 
   Report(const Options& options, int ranks, absl::string_view backend, std::string command);
+  absl::Status PrepareJson();
+  absl::Status WriteJson(const std::string& text);
+  absl::Status JsonError(int error) const;
 
   const Options options_;
   const int ranks_;
@@ -65,7 +68,8 @@ class Report {
   const std::string command_;
   const std::string host_;
   std::vector<Row> rows_;
-  std::unique_ptr<std::FILE, CloseFile> json_;
+  std::string json_path_, new_json_path_;       // the second is written and then takes the place of the first
+  std::unique_ptr<std::FILE, CloseFile> json_;  // where none can take its place: what is not a plain file
 };
 
 }  // namespace bench

@@ -65,6 +65,26 @@ PYTHON
 ranks 1 18 --collectives=all --sizes=1K # all but messages, which need two ranks
 "$program" -n 4 -w 1 --budget=0.001 --sizes=1K --json=closed.json >&- 2>&- <&- || fail "without standard streams: exit code $?"
 python3 -c 'import json; json.load(open("closed.json"))' || fail "the table is in the JSON file"
+
+# An earlier file stays until all rows are measured, and its folder holds nothing else after an end before that.
+mkdir kept
+printf 'rows of before' >kept/rows.json
+ln -s kept/rows.json link.json
+rm out # that of the call before
+"$program" -b 1K -e 64M -f 2 -n 1000 -w 1 --budget=1 --json=link.json >out 2>err &
+for ((i = 0; i < 600; ++i)); do
+  [[ -s out ]] && break
+  sleep 0.1
+done
+kill $!
+wait $! && fail "it was through before it was ended"
+[[ $(cat kept/*) == "rows of before" ]] || fail "the rows of before are lost"
+"$program" -n 4 -w 1 --budget=0.001 --sizes=1K --json=link.json >out 2>err || fail "--json=LINK: $(tail -3 err)"
+[[ -L link.json && $(ls kept) == rows.json ]] || fail "a link or a second file was left: $(ls -l . kept)"
+python3 -c 'import json; json.load(open("kept/rows.json"))' || fail "the rows replace those of before"
+"$program" -n 4 -w 1 --budget=0.001 --sizes=1K --json=/dev/stderr >out 2>err || fail "--json=/dev/stderr: $(tail -3 err)"
+grep -q '"rows"' err || fail "no rows on standard error"
+
 mpirun=("$@")
 if ((${#mpirun[@]} > 0)); then
   # 8 operations out of place and in place; broadcast; 2 messages; and a barrier

@@ -212,9 +212,9 @@ Json DescribeBuild() {
 
 // Launchers set many more, with names of hosts and addresses; these are what people tune.
 constexpr absl::string_view kPrefixes[] = {
-    "DDP_",          "OMP_",         "GOMP_",        "KMP_",          "DNNL_",         "ONEDNN_",         "NCCL_",
-    "CUDA_",         "CUDNN_",       "CUBLAS_",      "NVIDIA_TF32",   "UCX_",          "HYDRA_",          "MALLOC_",
-    "OMPI_MCA_btl_", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_coll", "OMPI_MCA_mpi_", "OMPI_MCA_hwloc_", "SLURM_CPU"};
+    "DDP_",         "OMP_",         "GOMP_",        "KMP_",          "DNNL_",         "ONEDNN_",         "NCCL_",
+    "CUDA_",        "CUDNN_",       "CUBLAS_",      "NVIDIA_TF32",   "UCX_",          "HYDRA_",          "MALLOC_",
+    "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_coll", "OMPI_MCA_mpi_", "OMPI_MCA_hwloc_", "SLURM_CPU"};
 constexpr absl::string_view kPrivateWords[] = {"SECRET", "TOKEN", "PASS", "KEY", "CREDENTIAL"};
 
 bool IsShown(absl::string_view name) {

@@ -97,6 +97,7 @@ TEST_CASE("Variables that change how a program runs are kept, secrets and names 
   machine.sources.variables = {"OMP_NUM_THREADS=2",
                                "DDP_BACKEND=auto",
                                "NCCL_ALGO=ring=x",
+                               "OMPI_MCA_btl=self,tcp",
                                "OMPI_MCA_btl_tcp_if_include=lo",
                                "DDP_STORE_SECRET=hidden",
                                "NCCL_API_TOKEN=hidden",
@@ -113,10 +114,11 @@ TEST_CASE("Variables that change how a program runs are kept, secrets and names 
   const json variables = json::parse(text)["variables"];
   CHECK(variables["OMP_NUM_THREADS"] == "2");
   CHECK(variables["NCCL_ALGO"] == "ring=x");
+  CHECK(variables["OMPI_MCA_btl"] == "self,tcp");
   CHECK(variables["OMPI_MCA_btl_tcp_if_include"] == "lo");
   CHECK(variables["DDP_NCCL_LIBRARY"] == "(a path)");
   CHECK(variables["NCCL_DEBUG"].get<std::string>().empty());
-  CHECK(variables.size() == 7);
+  CHECK(variables.size() == 8);
 }
 
 TEST_CASE("This process's environment is valid JSON") {

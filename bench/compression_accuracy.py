@@ -16,6 +16,9 @@ import subprocess
 import sys
 import tempfile
 
+from scaling import UserError
+from scaling.trainers import Launcher
+
 MODES = ["off", "bf16", "int8", "fp8"]
 # Two-sided 95 % quantiles of Student's t distribution, by degrees of freedom.
 QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -44,14 +47,17 @@ def write_images(folder):
                 file.write(bytes([label]) + bytes((value + 3 * other) // 4 for value, other in zip(image, noise)))
 
 
-def accuracy(arguments, data, mode, seed):
-    """Test accuracy of one training, in percent."""
+def accuracy(arguments, launcher, data, mode, seed):
+    """Test accuracy of one training, in percent. `launcher`: None for one rank, which needs none."""
     with tempfile.TemporaryDirectory() as scratch:
         summary = os.path.join(scratch, "summary.json")
-        command = [*(["mpirun", "-n", str(arguments.ranks), "--oversubscribe", "--bind-to", "none"] if arguments.ranks > 1 else []),
-                   os.path.join(arguments.bin, arguments.program), f"--data={data}", f"--seed={seed}", f"--compress={mode}",
-                   f"--summary_json={summary}", *arguments.flags]
-        done = subprocess.run(command, capture_output=True, text=True)
+        words, environment = [], None
+        if launcher is not None:
+            # As if there were too few processors: how long it takes does not matter, and no rank is then refused.
+            words, environment = launcher.command(arguments.ranks, True, 1), launcher.environment()
+        command = [*words, os.path.join(arguments.bin, arguments.program), f"--data={data}", f"--seed={seed}",
+                   f"--compress={mode}", f"--summary_json={summary}", *arguments.flags]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}\nfailed:\n{done.stderr}")
         with open(summary) as file:
@@ -79,10 +85,15 @@ def main():
     parser.add_argument("--program", default="train_mlp", help="train_mlp or train_cnn")
     parser.add_argument("--data", help="a folder that --data of the trainer takes; default: images made here")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--mpirun", default="mpirun", help="the launcher, and flags of yours for it")
     parser.add_argument("--seeds", type=int, default=5, choices=range(2, 11))
     parser.add_argument("--modes", default=",".join(MODES[1:]), help="what --compress is compared with off")
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
+    try:
+        launcher = Launcher(arguments.mpirun) if arguments.ranks > 1 else None
+    except UserError as error:
+        sys.exit(f"compression_accuracy.py: {error}")
     with tempfile.TemporaryDirectory() as made:
         if arguments.data is None:
             write_images(made)
@@ -90,7 +101,7 @@ def main():
         results.update((mode, []) for mode in arguments.modes.split(","))
         for seed in range(1, arguments.seeds + 1):
             for mode in results:
-                results[mode].append(accuracy(arguments, arguments.data or made, mode, seed))
+                results[mode].append(accuracy(arguments, launcher, arguments.data or made, mode, seed))
                 print(f"seed {seed}, {mode}: {results[mode][-1]:.2f} %", file=sys.stderr)
     report(results)
 

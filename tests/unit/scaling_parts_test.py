@@ -5,12 +5,14 @@ import argparse
 import io
 import os
 import shlex
+import subprocess
+import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree
 from unittest import mock
 
-from scaling_case import Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
+from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import compare_training
 import peer_tools
@@ -250,6 +252,35 @@ class Parts(unittest.TestCase):
             self.assertEqual(compare_training.train_torch(setup, "python3", 1, 32)["flags"], "")
         with mock.patch("compare_training.run", return_value=None):
             self.assertIsNone(compare_training.train_torch(setup, "python3", 1, 64))
+
+    def test_compressed_trainings_start_as_the_other_tools_do(self):
+        program = os.path.join(BENCH, "compression_accuracy.py")
+        trainer = '#!/bin/sh\nfor word; do :; done\necho "{\\"test_accuracy\\": 0.5}" >${word#*=}\n'
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
+        for version in ("mpirun (Open MPI) 4.1.4", "HYDRA build details:"):
+            with self.subTest(version), tempfile.TemporaryDirectory() as folder:
+                log = os.path.join(folder, "log")
+                text = fakes.MPIRUN.replace("mpirun (Open MPI) 4.1.4", version)
+                note = f'echo "$* as ${{OMPI_ALLOW_RUN_AS_ROOT-nobody}}" >>{log}'
+                text = text.replace("esac\nwhile", f"esac\n{note}\nwhile")
+                mpirun = fakes.write_program(os.path.join(folder, "mpirun"), text)
+                fakes.write_program(os.path.join(folder, "train_mlp"), trainer)
+                command = [sys.executable, program, f"--bin={folder}", "--data=x", "--modes=bf16", "--seeds=2"]
+                done = subprocess.run(
+                    [*command, f"--mpirun={mpirun}"], capture_output=True, text=True, check=False, env=variables
+                )
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("| bf16 | 50.000 % | +0.000 | +0.000 to +0.000 |", done.stdout)
+                with open(log, encoding="utf-8") as file:
+                    first = file.readline()
+                self.assertEqual("--oversubscribe" in first, "Open MPI" in version)
+                allowed = "Open MPI" in version and os.geteuid() == 0
+                self.assertIn(" as 1" if allowed else " as nobody", first)
+                done = subprocess.run(
+                    [*command, f"--mpirun={folder}/none"], capture_output=True, text=True, check=False, env=variables
+                )
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, r"^compression_accuracy.py: .*/none is not a program: .*\n$")
 
     def test_launcher_needs_a_program(self):
         with self.assertRaises(UserError):

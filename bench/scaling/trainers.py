@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from scaling import UserError
+from scaling import UserError, plan
 from scaling.environment import first_line, read_text
 from scaling.result import SUMMARY_KEYS
 
@@ -101,7 +101,16 @@ def error_line(program, returncode, err):
     return f"{words} (exit code {returncode})"
 
 
-def read_summary(path):
+def check_ranks(ranks, found):
+    """A launcher that is not of the programs' MPI starts each rank as a job of its own. Raises ValueError."""
+    if found != ranks:
+        raise ValueError(
+            f"ran as {plan.count(found, 'rank') if isinstance(found, int) else 'an unknown number of ranks'} instead of"
+            f" {ranks}: give the launcher of the MPI that it was built with (--mpirun)"
+        )
+
+
+def read_summary(path, ranks):
     """The trainer's summary, with the numbers that the report needs. Raises ValueError."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -115,6 +124,7 @@ def read_summary(path):
     for name in SUMMARY_KEYS:
         if isinstance(summary.get(name), bool) or not isinstance(summary.get(name), (int, float)):
             raise ValueError(f"wrote a summary without the number {name}")
+    check_ranks(ranks, summary.get("world_size"))
     if summary["samples_per_second"] <= 0:
         raise ValueError("measured no step: give it more steps")
     return summary
@@ -178,10 +188,14 @@ def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout, device=
             returncode, _, err = start(command, timeout, environment)
             if returncode == 0:
                 with open(path, encoding="utf-8") as file:
-                    return {row["bytes"]: row["time_us"] for row in json.load(file)["rows"]}
+                    found = json.load(file)
+                check_ranks(ranks, found["ranks"])
+                return {row["bytes"]: row["time_us"] for row in found["rows"]}
             why = "it took too long" if returncode is None else error_line(ALL_REDUCE_BENCH, returncode, err)
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             why = f"it wrote no times: {error}"
+        except ValueError as error:
+            why = f"it {error}"
         raise UserError(f"{ALL_REDUCE_BENCH} on {ranks} ranks failed: {why}")
 
 
@@ -216,7 +230,7 @@ def run(launcher, bin_folder, program, flags, ranks, oversubscribed, threads, ti
             record.update(status="failed", error=error_line(program, returncode, err))
         else:
             try:
-                record.update(summary=read_summary(path), **read_output(out))
+                record.update(summary=read_summary(path, ranks), **read_output(out))
                 record["summary"].pop("environment", None)  # the result has it once
             except ValueError as error:
                 record.update(status="failed", error=f"{program}: {error}")

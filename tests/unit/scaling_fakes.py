@@ -88,7 +88,8 @@ def time(size):
     rough = 2 if behaviour == "rough" and size.bit_length() % 2 == 0 else 1
     return rough * (level(local, size, 2, 5e-4) + level(ranks // local, size, 20, 1e-3))
 with open(flags["json"], "w") as file:
-    json.dump({{"rows": [{{"bytes": size, "time_us": time(size)}} for size in map(int, flags["sizes"].split(","))]}}, file)
+    rows = [{{"bytes": size, "time_us": time(size)}} for size in map(int, flags["sizes"].split(","))]
+    json.dump({{"ranks": ranks, "rows": rows}}, file)
 """
 
 NVIDIA_SMI = """#!/bin/sh

@@ -115,6 +115,12 @@ class Prediction(Scaling):
         self.assertIn("At a glance", self.read("report.html"))
         self.assertNotIn("What more ranks", self.read("report.html"))
 
+    def test_all_reduces_of_fewer_ranks_are_a_failure(self):
+        alone = fakes.MPIRUN.replace("FAKE_RANKS=$2", "FAKE_RANKS=1")
+        launcher = trainers.Launcher(fakes.write_program(os.path.join(self.folder, "alone"), alone))
+        with self.assertRaisesRegex(UserError, "ddp_perf on 2 ranks failed: it ran as 1 rank instead of 2: give the"):
+            trainers.time_all_reduces(launcher, self.folder, 2, 2, [1024], 60)
+
     def test_refused(self):
         self.assert_refused("give --predict too", *self.measure("--node-size=4"))
         self.assert_refused("give --link-gb-s too", *self.predict("--link-latency-us=4"))

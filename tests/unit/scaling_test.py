@@ -193,6 +193,17 @@ class Measurement(Scaling):
                 self.assertEqual(code, 1)
                 self.assertIn(words, err)
 
+    def test_launcher_that_starts_each_rank_alone_is_a_failure(self):
+        alone = fakes.MPIRUN.replace("FAKE_RANKS=$2", "FAKE_RANKS=1")
+        fakes.write_program(os.path.join(self.folder, "mpirun"), alone)
+        code, out, err = self.measure("--ranks=1,2", "--scaling=weak")
+        self.assertEqual(code, 1)
+        words = "train_mlp: ran as 1 rank instead of 2: give the launcher of the MPI that it was built with (--mpirun)"
+        self.assertIn(words, err)
+        self.assertIn(words, self.read("report.html"))
+        self.assertNotIn("2 ranks train", out)
+        self.assertEqual(sorted(self.points()), [("weak", 1)])
+
     def test_other_loss_is_an_error(self):
         code, out, _ = self.measure("--ranks=1,2", "--scaling=strong", behaviour="loss:2")
         self.assertEqual(code, 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes all runs of a plan, round after round, and keeps every one as soon as it is measured."""
 
+import os
 import shutil
 import signal
 import statistics
@@ -12,8 +13,11 @@ from scaling import UserError, analysis, model, plan, result as result_file, tra
 ALL_REDUCE_ROUNDS = 3
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or the terminal is lost (SIGHUP)."""
 
 
 class LiveLine:
@@ -27,17 +31,24 @@ class LiveLine:
     def show(self, text):
         if self.terminal:
             text = text[: shutil.get_terminal_size().columns - 1]  # a longer line could not be rewritten
-            self.stream.write("\r" + text.ljust(self.width))
+            self._write("\r" + text.ljust(self.width))
             self.width = len(text)
         else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+            self._write(text + "\n")
 
     def say(self, text):
         """A line that stays, in full."""
-        self.stream.write(f"\r{' ' * self.width}\r{text}\n" if self.terminal else f"{text}\n")
-        self.stream.flush()
+        self._write(f"\r{' ' * self.width}\r{text}\n" if self.terminal else f"{text}\n")
         self.width = 0
+
+    def _write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # nobody reads it: the terminal or the reader of a pipe is gone, but the measurement goes on
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())  # else what is buffered would fail again at the end of the program
+            os.close(nowhere)
 
 
 def clock(seconds):
@@ -66,16 +77,19 @@ class Session:
 
     def measure(self):
         """Makes the runs. Returns how it ended: "complete", "interrupted", "time limit"."""
-        before = signal.signal(signal.SIGTERM, self._stop), signal.signal(signal.SIGINT, self._stop)
+        # nohup leaves SIGHUP ignored: the measurement is to outlive its terminal.
+        caught = [number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._stop) for number in caught}
         try:
             ended = self._rounds()
             if ended == "complete" and self.settings["predict"]:
                 self._time_all_reduces()
         except Stopped:
             ended = "interrupted"
+            before.pop(signal.SIGHUP, None)  # a shell may tell of its end again, while the report is written
         finally:
-            signal.signal(signal.SIGTERM, before[0])
-            signal.signal(signal.SIGINT, before[1])
+            for number, handler in before.items():
+                signal.signal(number, handler)
         self.result["ended"] = ended
         result_file.write(self.result, self.folder)
         return ended
@@ -83,8 +97,8 @@ class Session:
     @staticmethod
     def _stop(_number, _frame):
         # What follows, ending the run and saving, must not be interrupted too.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
     def _rounds(self):

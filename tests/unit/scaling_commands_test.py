@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of bench/scaling.py: streams, refused flags and files, comparisons. Takes the arguments of unittest."""
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from unittest import mock
 
 from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
 from scaling import charts, result as result_file
+
+
+def processes_of(program):
+    """Numbers of the processes in whose command line `program` is a word."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
+            if program in file.read().split(b"\0"):
+                found.append(number)
+    return found
 
 
 class Streams(Scaling):
@@ -35,6 +48,50 @@ class Streams(Scaling):
             fakes.write_program(os.path.join(self.folder, "mpirun"), "#!/bin/sh\nkill -INT $PPID; sleep 5\n")
             self.assertEqual(self.start(), stopped)
         self.assertFalse(os.path.exists(self.out))
+
+    @needs_matplotlib
+    def test_terminal_that_is_closed(self):
+        scratch = os.path.join(self.folder, "scratch")
+        os.mkdir(scratch)
+        trainer = os.path.join(self.folder, "train_mlp").encode()
+        with self.begin(FAKE_BEHAVIOUR="hang:2", TMPDIR=scratch) as process:
+            for line in process.stderr:
+                if "run 2/" in line:
+                    break
+            until = time.monotonic() + 60
+            while not processes_of(trainer) and time.monotonic() < until:
+                time.sleep(0.01)
+            self.assertTrue(processes_of(trainer))
+            process.stderr.close()
+            process.send_signal(signal.SIGHUP)
+            process.stdout.read()
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(processes_of(trainer), [])
+        self.assertEqual(os.listdir(scratch), [])
+        self.assertEqual(self.result()["ended"], "interrupted")
+        self.assertIn("was interrupted", self.read("report.html"))
+
+    @needs_matplotlib
+    def test_reader_of_the_live_line_that_ends(self):
+        with self.begin() as process:
+            process.stderr.readline()
+            process.stderr.close()
+            out = process.stdout.read()
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("2 ranks train 1.54 times as fast", out)
+        self.assertEqual(self.result()["ended"], "complete")
+        self.assertIn("At a glance", self.read("report.html"))
+
+    def begin(self, **variables):
+        flags = ("--models=mlp", "--scaling=weak", "--ranks=1,2", "--seconds=0.01", "--rounds=2")
+        return subprocess.Popen(
+            [sys.executable, os.path.join(BENCH, "scaling.py"), *self.programs, f"--out={self.out}", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where nohup runs the tests
+        )
 
     def test_output_that_is_lost(self):
         program = os.path.join(BENCH, "scaling.py")

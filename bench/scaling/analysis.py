@@ -367,6 +367,8 @@ def notices(result, points_):
             f"{plan.count(len(failed), 'run')} failed: the report lists {'it' if len(failed) == 1 else 'them'} under"
             " “Failed runs”."
         )
+    if result.get("prediction_error"):
+        bad.append(f"Nothing is predicted: {result['prediction_error']}. --resume tries again.")
     wrong = [p for p in points_ if p["loss_check"].startswith("differs")]
     if wrong:
         bad.append(

@@ -225,6 +225,19 @@ def look_around(arguments, launcher, bin_folder, program):
     return {**found, "slots": found["cpu"]["cores"] if arguments.device == "cpu" else len(found["gpus"])}
 
 
+def check_prediction(settings, slots):
+    """All-reduces of ranks that share a core would say nothing about more ranks."""
+    if settings["predict"] and not model.layouts(settings, slots):
+        threads = settings["threads"] if settings["device"] == "cpu" else 1
+        has = plan.count(slots, "GPU" if settings["device"] == "cuda" else "core")
+        needs = "each" if threads == 1 else f"each of their {threads} threads"
+        raise UserError(
+            f"--predict times all-reduces of ranks that have a core or GPU for {needs}, and this machine has {has}:"
+            f" none of --ranks={','.join(map(str, settings['ranks']))} above 1 fits; give one that does, or leave"
+            " --predict out"
+        )
+
+
 def check_resumed(old, new):
     """Figures of two machines, builds or settings must not become one result."""
     for name, value in new["settings"].items():
@@ -284,6 +297,7 @@ def measure(argv):
     snapshot = look_around(arguments, launcher, bin_folder, programs[0])
     slots = snapshot["slots"]
     settings = {**settings_of(arguments, slots), "mpirun_flags": shlex.join(launcher.words[1:]) or None}
+    check_prediction(settings, slots)
     jobs = plan.make_jobs(plan.make_cases(settings), settings)
     result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
     line = LiveLine()

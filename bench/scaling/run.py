@@ -153,6 +153,7 @@ class Session:
     def _time_all_reduces(self):
         """For the model of the machine: the median of ROUNDS times of each size and layout, taken in turn."""
         layouts = model.layouts(self.settings, self.slots)
+        self.result.pop("prediction_error", None)  # of an earlier attempt
         times = {}
         for round_ in range(ALL_REDUCE_ROUNDS):
             for ranks, nodes in layouts:
@@ -172,6 +173,7 @@ class Session:
                     )
                 except UserError as error:
                     self.line.say(f"{error}; nothing is predicted")
+                    self.result["prediction_error"] = str(error)
                     return
                 for size, time_us in found.items():
                     times.setdefault((ranks, nodes, size), []).append(time_us)

@@ -109,11 +109,29 @@ class Prediction(Scaling):
         self.assertIn("within the noise", model.verdict(self.predicted()))
 
     def test_failing_benchmark_leaves_the_rest(self):
-        code, _, err = self.predict(behaviour="no_bench")
-        self.assertEqual(code, 0)
+        code, out, err = self.predict(behaviour="no_bench")
+        self.assertEqual(code, 1)
         self.assertIn("ddp_perf: no memory (exit code 1); nothing is predicted", err)
+        words = "Nothing is predicted: ddp_perf on 2 ranks failed: ddp_perf: no memory (exit code 1). --resume tries"
+        self.assertIn(f"error: {words}", out)
+        self.assertIn(words, self.read("report.html"))
         self.assertIn("At a glance", self.read("report.html"))
         self.assertNotIn("What more ranks", self.read("report.html"))
+        code, _, _ = self.predict("--resume")
+        self.assertEqual(code, 0)
+        self.assertNotIn("Nothing is predicted", self.read("report.html"))
+        self.assertIn("What more ranks", self.read("report.html"))
+
+    def test_ranks_that_share_cores_predict_nothing(self):
+        once = ("--scaling=weak", "--rounds=1", "--predict")
+        self.assert_refused(
+            "has 2 cores: none of --ranks=1,4 above 1 fits; give one that does", *self.measure("--ranks=1,4", *once)
+        )
+        self.assert_refused(
+            "a core or GPU for each of their 2 threads.*none of --ranks=1,2 above 1",
+            *self.measure("--ranks=1,2", "--threads=2", *once),
+        )
+        self.assertFalse(os.path.exists(self.out))
 
     def test_all_reduces_of_fewer_ranks_are_a_failure(self):
         alone = fakes.MPIRUN.replace("FAKE_RANKS=$2", "FAKE_RANKS=1")

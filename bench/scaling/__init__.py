@@ -11,6 +11,7 @@ model        the model of the machine, and what it predicts: pure functions
 analysis     figures computed from the runs: pure functions over scaling.json
 charts       the pictures (the only user of matplotlib)
 markup       parts of pages
+text         figures as text
 report       the page of one result
 compare      the page of two results
 """

@@ -4,6 +4,7 @@
 import statistics
 
 from scaling import plan
+from scaling.text import number
 
 # How far the mean loss of the first steps may differ, as a part of it. Other sums in other orders: hardly at all.
 LOSS_TOLERANCE = 1e-3
@@ -328,7 +329,7 @@ def reductions(points_):
 
 def reductions_line(group):
     """One line for the terminal: what each way to reduce adds to a step."""
-    added = [f"{p['reduction']} {p['added_ms']:.3g}" for p in group if p["added_ms"] is not None]
+    added = [f"{p['reduction']} {number(p['added_ms'])}" for p in group if p["added_ms"] is not None]
     return f"{group[0]['training']}, {group[0]['ranks']} ranks: reduction adds to a step, in ms: {', '.join(added)}"
 
 

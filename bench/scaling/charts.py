@@ -6,6 +6,7 @@ import math
 import re
 
 from scaling import UserError, plan
+from scaling.text import number
 
 try:
     import matplotlib
@@ -262,9 +263,8 @@ def breakdown(points, scaling, name):
             height = min(max(0.0, parts.get(key) or 0.0), p["step_ms"] - bottom)
             axes.bar(x, height, width, bottom=bottom, color=C[colour], linewidth=0)
             bottom += height
-        axes.annotate(
-            f"{p['step_ms']:.3g} ms", (x, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11
-        )
+        time = f"{number(p['step_ms'])} ms"
+        axes.annotate(time, (x, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11)
     present = [
         (label, colour)
         for key, label, colour in BREAKDOWN
@@ -351,7 +351,7 @@ def reductions(points, name):
         top = alone + max(0.0, added, p["added_ms_max"] or 0.0)
         sign = "+" if added >= 0 else "−"
         axes.annotate(
-            f"{sign}{abs(added):.3g}", (x, top), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11
+            f"{sign}{number(abs(added))}", (x, top), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11
         )
     axes.set_xticks(range(len(points)), [p["reduction"] for p in points])
     axes.set_xlim(-0.6, max(1, len(points) - 1) + 0.6)

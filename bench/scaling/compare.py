@@ -4,7 +4,8 @@
 import os
 
 from scaling import analysis, charts, markup, result as result_file
-from scaling.markup import escape, file_stem, number, percent_range
+from scaling.markup import escape, file_stem, percent_range
+from scaling.text import number
 
 
 def pairs(points_a, points_b):

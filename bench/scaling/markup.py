@@ -71,15 +71,6 @@ def notices(found):
     return "\n".join(f'<p class="notice {kind}"><b>{names[kind]}</b>{escape(text)}</p>' for kind, text in found)
 
 
-def number(value, digits=3):
-    """A figure with so many significant digits, or a dash."""
-    if value is None:
-        return "–"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
 def percent(value):
     if value is None:
         return "–"

@@ -4,7 +4,8 @@
 import os
 
 from scaling import analysis, charts, markup, model, plan, result as result_file
-from scaling.markup import bad_badge, escape, file_stem, number, percent, percent_range, ranks_cell
+from scaling.markup import bad_badge, escape, file_stem, percent, percent_range, ranks_cell
+from scaling.text import number
 
 
 def pictures(result, points):

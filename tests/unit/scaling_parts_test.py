@@ -17,8 +17,9 @@ from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also 
 import compare_training
 import peer_tools
 import scaling_fakes as fakes
-from scaling import UserError, analysis, environment, model, plan, trainers
+from scaling import UserError, analysis, charts, environment, model, plan, trainers
 from scaling.run import LiveLine
+from scaling.text import number
 
 
 @needs_matplotlib
@@ -305,6 +306,29 @@ class Parts(unittest.TestCase):
                 )
                 self.assertEqual(done.returncode, 1)
                 self.assertRegex(done.stderr, r"^compression_accuracy.py: .*/none is not a program: .*\n$")
+
+    def test_numbers_have_no_exponents(self):
+        for value, digits, text in (
+            (999.4, 3, "999"),
+            (999.7, 3, "1,000"),
+            (-999.7, 3, "-1,000"),
+            (1170.2, 3, "1,170"),
+            (150.3, 2, "150"),
+            (99.96, 3, "100"),
+            (9999.7, 4, "10,000"),
+            (0.01234, 3, "0.0123"),
+            (0.0, 3, "0"),
+            (None, 3, "–"),
+        ):
+            self.assertEqual(number(value, digits), text)
+
+    @needs_matplotlib
+    def test_pictures_name_a_step_of_a_second_in_figures(self):
+        p = {"step_ms": 1170.2, "ideal_ms": None, "ranks": 1, "oversubscribed": False, "title": "resnet50"}
+        p |= {key: None for key, _, _ in charts.BREAKDOWN}
+        with mock.patch("scaling.charts.finish", side_effect=lambda figure, *_: figure):
+            texts = [text.get_text() for text in charts.breakdown([p], "weak", "name").axes[0].texts]
+        self.assertEqual(texts, ["1,170 ms"])
 
     def test_launcher_needs_a_program(self):
         with self.assertRaises(UserError):

@@ -3,8 +3,8 @@
 
 An all-reduce of S bytes on n ranks of a node and m nodes takes
   inside(n, S) + between(m, S), each: ceil(log2 k) * latency + v * cost + max(0, v - knee) * extra
-for k = n or m members that move v = 2 (k - 1) / k * S bytes. `extra` is what a byte costs more if the data do not fit into the caches. The figures are fitted to
-measured all-reduces, and the model is checked with others. Pure functions.
+for k = n or m members that move v = 2 (k - 1) / k * S bytes. `extra` is what a byte costs more if the data do not fit
+into the caches. The figures are fitted to measured all-reduces, and the model is checked with others. Pure functions.
 """
 
 import math
@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass
 
 from scaling import analysis, plan
+from scaling.text import number
 
 LIMIT = 0.15  # a prediction is shown if the median error is at most this, for all-reduces and for steps
 # And at most this for what reduction adds to a step. Most of a step is measured, not predicted: a model without any
@@ -41,6 +42,21 @@ class Level:
 
     def gb_s(self):
         return 1e-3 / self.us_per_byte if self.us_per_byte > 0 else math.inf
+
+    def has_knee(self):
+        return math.isfinite(self.knee) and self.extra_us_per_byte > 0
+
+    def gb_s_beyond(self):
+        """The rate of the bytes beyond the knee, which is all that counts for large arrays."""
+        return 1e-3 / (self.us_per_byte + self.extra_us_per_byte) if self.has_knee() else self.gb_s()
+
+    def text(self, micro="u"):
+        """Its figures in words. `micro`: how a microsecond begins."""
+        rate = f"{number(self.gb_s())} GB/s" if math.isfinite(self.gb_s()) else "no cost of a byte"
+        if self.has_knee():
+            knee, beyond = number(self.knee / 2**20), number(self.gb_s_beyond())
+            rate += f" up to {knee} MiB that a member moves, {beyond} GB/s beyond"
+        return f"{number(self.latency_us)} {micro}s and {rate}"
 
 
 @dataclass(frozen=True)
@@ -190,8 +206,7 @@ def line(predicted):
     """The model in a line for the terminal."""
     inside, between = predicted["machine"].inside, predicted["machine"].between
     return (
-        f"model of the machine: within a node {inside.latency_us:.3g} us and {inside.gb_s():.3g} GB/s, between nodes"
-        f" {between.latency_us:.3g} us and {between.gb_s():.3g} GB/s; {verdict(predicted)}"
+        f"model of the machine: within a node {inside.text()}, between nodes {between.text()}; {verdict(predicted)}"
     )
 
 

@@ -267,8 +267,7 @@ def prediction_section(predicted, drawn):
     inside, between = predicted["machine"].inside, predicted["machine"].between
     text = (
         "<h2>What more ranks would do</h2><p>The model of the machine was fitted to all-reduces: within a node"
-        f" {inside.latency_us:.3g} µs and {inside.gb_s():.3g} GB/s, between nodes {between.latency_us:.3g} µs and"
-        f" {between.gb_s():.3g} GB/s. {escape(model.verdict(predicted)).capitalize()}.</p>"
+        f" {inside.text('µ')}, between nodes {between.text('µ')}. {escape(model.verdict(predicted)).capitalize()}.</p>"
     )
     if not predicted["good"]:
         return text

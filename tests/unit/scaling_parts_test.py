@@ -52,6 +52,20 @@ class Prediction(Scaling):
         self.assertIn(">100,000</td>", page)
         xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-default-predicted.svg"))
 
+    def test_both_rates_are_shown_where_large_arrays_are_slower(self):
+        self.predict()
+
+        def slower(result):
+            for collective in result["collectives"]:
+                if collective["nodes"] == 1:  # which move as many bytes as they reduce
+                    collective["time_us"] += max(0, collective["bytes"] - (1 << 20)) * 2e-3
+
+        fakes.edit_result(self.out, slower)
+        words = "2 {}s and 2 GB/s up to 1 MiB that a member moves, 0.4 GB/s beyond, between nodes 20 {}s and 1 GB/s"
+        self.assertIn(words.format("u", "u"), model.line(self.predicted()))
+        self.call("report", self.out)
+        self.assertIn(words.format("µ", "µ"), self.read("report.html"))
+
     def test_other_nodes_and_links(self):
         self.predict()
         before = self.predicted()["trainings"]
@@ -214,6 +228,12 @@ class Parts(unittest.TestCase):
         self.assertAlmostEqual(level.us_per_byte * 1e4, 1)
         self.assertAlmostEqual(level.extra_us_per_byte * 1e4, 2)
         self.assertEqual(level.knee, 1.5 * 2**22)
+        # Large arrays get a third of the rate of small ones.
+        self.assertEqual(level.text(), "3 us and 10 GB/s up to 6 MiB that a member moves, 3.33 GB/s beyond")
+        big = 1 << 40
+        self.assertAlmostEqual(1e-3 * model.moved(4, big) / level.time_us(4, big), level.gb_s_beyond(), places=3)
+        self.assertEqual(model.Level(2.0, 1e-3).text("µ"), "2 µs and 1 GB/s")
+        self.assertEqual(model.Level(2.0, 0.0).text(), "2 us and no cost of a byte")
         # Never a negative latency or cost.
         level = model.fit([(2, 1 << 20, 100.0), (2, 1 << 22, 500.0)])
         self.assertGreaterEqual(level.latency_us, 0)

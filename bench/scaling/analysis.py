@@ -160,6 +160,7 @@ def point(series, ranks, crowd):
         "rounds": len(made),
         "batch": made[0]["batch"],
         "samples_per_second": median(map(rate, made)),
+        "rates": {round_: rate(run) for round_, run in runs.items()},
         "step_ms": median(map(step_ms, made)),
         "step_ms_without_reduction": median(map(step_ms, alone.values())),
     }
@@ -297,7 +298,8 @@ def largest(points_, scaling):
 
 
 def choices(points_, scaling="weak"):
-    """What each choice (precision, backend, bucket size) gains over the first case of its model, on as many ranks.
+    """What each choice (precision, backend, bucket size) gains over the first case of its model, on as many ranks: the
+    median of the ratios within rounds, None if no round has both.
 
     For the ways to reduce see `reductions`."""
     gains, first = [], {}
@@ -310,7 +312,7 @@ def choices(points_, scaling="weak"):
                     "title": p["title"],
                     "over": base["title"],
                     "ranks": p["ranks"],
-                    "gain": p["samples_per_second"] / base["samples_per_second"],
+                    "gain": median(paired(p["rates"], base["rates"], lambda above, below: above / below)),
                     "exposed_ms": p["exposed_ms"],
                     "base_exposed_ms": base["exposed_ms"],
                 }

@@ -168,7 +168,7 @@ def choices_section(points, drawn):
             escape(g["title"]),
             escape(g["over"]),
             str(g["ranks"]),
-            f"{g['gain']:.2f}",
+            "–" if g["gain"] is None else f"{g['gain']:.2f}",
             number(g["base_exposed_ms"]),
             number(g["exposed_ms"]),
         ]
@@ -176,7 +176,8 @@ def choices_section(points, drawn):
     ]
     figures = "".join(markup.figure(svg, caption) for _, svg, caption in drawn)
     return (
-        "<h2>What each choice gains</h2><p>Weak scaling, on the most ranks that have a core or GPU each.</p>"
+        "<h2>What each choice gains</h2><p>Weak scaling, on the most ranks that have a core or GPU each. Ratios"
+        " are those of the rates within a round; the median of the rounds.</p>"
         + markup.table(
             ["choice", "beside", "ranks", "rate over rate", "exposed before (ms)", "exposed (ms)"], rows, (0, 1)
         )

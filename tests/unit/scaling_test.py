@@ -129,6 +129,29 @@ class Measurement(Scaling):
         rows = list(csv.DictReader(io.StringIO(self.read("scaling.csv"))))
         self.assertEqual([row["ranks"] for row in rows], ["1", "2", "4"] * 2)
 
+    def test_gains_of_choices_are_medians_of_ratios_within_rounds(self):
+        self.measure("--ranks=1,2", "--bucket-mb=1,25", "--scaling=weak", "--rounds=3")
+        rates = {1: (100, 300, 200), 25: (200, 150, 400)}  # 2, 0.5 and 2 times; of the medians it is 1
+
+        def change(result):
+            for run in result["runs"]:
+                if run["case"]["reduce"] == "overlap":
+                    run["summary"]["samples_per_second"] = rates[run["case"]["bucket_mb"]][run["round"]]
+
+        fakes.edit_result(self.out, change)
+        (gain,) = analysis.choices(analysis.points(self.result()))
+        self.assertEqual(gain["gain"], 2)
+
+        def no_round_in_common(result):
+            result["runs"] = [
+                run for run in result["runs"] if run["round"] == {1: 0, 25: 1}.get(run["case"]["bucket_mb"], 0)
+            ]
+
+        fakes.edit_result(self.out, no_round_in_common)
+        (gain,) = analysis.choices(analysis.points(self.result()))
+        self.assertIsNone(gain["gain"])
+        self.assertEqual(self.call("report", self.out)[0], 0)
+
     def test_oversubscribed_is_marked_everywhere(self):
         self.measure("--ranks=1,2,4", "--scaling=weak")
         point = self.points()["weak", 4]

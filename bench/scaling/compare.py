@@ -3,7 +3,7 @@
 
 import os
 
-from scaling import analysis, charts, markup, result as result_file
+from scaling import analysis, charts, markup, plan, result as result_file
 from scaling.markup import escape, file_stem, percent_range
 from scaling.text import number
 
@@ -109,6 +109,29 @@ def environments(a, b):
     return markup.table(["", "A", "B"], rows, (0, 1, 2), wrapped=(1, 2))
 
 
+# What changes figures but is not in the key of a case, and its name; see settings_of in main.py.
+SETTINGS = {"threads": "threads of a rank", "data": "data", "seconds": "seconds of a run"}
+
+
+def differences(a, b, matched):
+    """Sentences about what makes figures in one row differ beside what is compared. `a`, `b`: settings."""
+    found = []
+    other = [(p, q) for p, q in matched if p["base_ranks"] != q["base_ranks"]]
+    if other:
+        p, q = other[0]
+        found.append(
+            f"The efficiencies have different bases, and cannot be compared, first for {p['title']}, {p['scaling']}:"
+            f" those of A are relative to {plan.count(p['base_ranks'], 'rank')}, those of B to"
+            f" {plan.count(q['base_ranks'], 'rank')}."
+        )
+    for name, title in SETTINGS.items():
+        if matched and a.get(name) != b.get(name):
+            # No data set means random images.
+            in_a, in_b = (settings.get(name) or "not given" for settings in (a, b))
+            found.append(f"The two were measured with other {title}: {in_a} in A, {in_b} in B.")
+    return found
+
+
 def notices(a, b, matched, alone):
     found = []
     for side, result in (("A", a), ("B", b)):
@@ -117,6 +140,7 @@ def notices(a, b, matched, alone):
         found.append(("bad", "The results have no case, kind of scaling and number of ranks in common."))
     elif any(p["batch"] != q["batch"] for p, q in matched):
         found.append(("warn", "The batches differ, so the rates compare different work."))
+    found += [("warn", text) for text in differences(a["settings"], b["settings"], matched)]
     found += [
         ("warn", f"Only in {side}: {'; '.join(titles[:6])}{' and more' if len(titles) > 6 else ''}.")
         for side, titles in alone.items()

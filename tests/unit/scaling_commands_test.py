@@ -244,6 +244,27 @@ class Compare(Scaling):
         self.assertRegex(page, r"<td>0\.156</td><td>0\.195</td><td>1\.25</td>")
         self.assertEqual(len(re.findall(r"<svg ", page)), 2)
 
+    def test_what_differs_beside_the_machines_is_said(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=2", "--scaling=weak", "--rounds=1", "--seconds=0.02", "--data=images", "--threads=2")
+        b, self.out = self.out, os.path.join(self.folder, "both")
+        self.call("compare", a, b, f"--out={self.out}")
+        words = (
+            "The efficiencies have different bases, and cannot be compared, first for mlp, CPU, fp32, weak: those of A"
+            " are relative to 1 rank, those of B to 2 ranks.",
+            "with other threads of a rank: 1 in A, 2 in B.",
+            "with other data: not given in A, images in B.",
+            "with other seconds of a run: 0.01 in A, 0.02 in B.",
+        )
+        page = self.read("compare.html")
+        for text in words:
+            self.assertIn(text, page)
+        self.call("compare", a, a, f"--out={self.out}")
+        page = self.read("compare.html")
+        for text in ("different bases", "measured with other"):
+            self.assertNotIn(text, page)
+
     def test_nothing_in_common(self):
         self.measure("--ranks=1", "--scaling=weak")
         a, self.out = self.out, os.path.join(self.folder, "b")

@@ -94,10 +94,20 @@ def own_seconds():
 
 
 def error_line(program, returncode, err):
-    """The line of standard error that says most: the trainer's own, else the first that is not a frame of mpirun's."""
-    lines = [line.strip() for line in err.splitlines() if line.strip(" -\t")]
+    """The line of standard error that says most: the trainer's own, else what mpirun says of the rank that ended first.
+
+    mpirun stops the other ranks then, and that they were stopped is not the reason."""
+    lines = [line.strip(" =\t") for line in err.splitlines() if line.strip(" -=\t")]
     own = [line for line in lines if line.startswith(f"{program}:")]
-    words = (own or lines or ["it printed nothing on standard error"])[0]
+    reasons = [line for line in own if not re.search(r": stopped by SIG[A-Z]", line)]
+    ended = [line for line in lines if re.search(r"exited on signal|EXIT STRING: .*signal", line)]
+    first = re.search(r"Process name: +\[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)", err)
+    if first:
+        ended.append(f"rank {first.group(1)} ended first, with exit code {first.group(2)}")
+    if ended and not reasons:
+        words = "; ".join([*own[:1], ended[0]])
+    else:
+        words = (reasons or own or lines or ["it printed nothing on standard error"])[0]
     return f"{words} (exit code {returncode})"
 
 

@@ -266,6 +266,22 @@ class Parts(unittest.TestCase):
         )
         self.assertEqual(trainers.error_line("train_mlp", 1, "----\nnot found\n"), "not found (exit code 1)")
 
+    def test_error_line_names_the_rank_that_died_and_not_those_that_were_stopped(self):
+        frame = "-----\nPrimary job  terminated normally, but\n-----\n"
+        stopped = "train_mlp: rank 0: stopped by SIGTERM after step 90; nothing is saved without --save"
+        killed = "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed)."
+        hydra = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"
+        first = "The first process to do so was:\n\n  Process name: [[150,1],1]\n  Exit code:    3\n-----\n"
+        for err, words in (
+            (f"{frame}{stopped}\n-----\n{killed}\n-----\n", f"{stopped}; {killed}"),
+            (f"{frame}{killed}\n", killed),
+            (f"{stopped}\n{'=' * 20}\n=   EXIT CODE: 9\n{'=' * 20}\n{hydra}\n", f"{stopped}; {hydra}"),
+            (f"{frame}{stopped}\n{first}", f"{stopped}; rank 1 ended first, with exit code 3"),
+            (f"{stopped}\ntrain_mlp: rank 1: no memory\n{killed}\n{first}", "train_mlp: rank 1: no memory"),
+            (f"{stopped}\n", stopped),
+        ):
+            self.assertEqual(trainers.error_line("train_mlp", 137, err), f"{words} (exit code 137)")
+
     def test_flags_of_open_mpi_are_for_open_mpi(self):
         for version, flags in (
             ("mpirun (Open MPI) 4.1.4", {"--oversubscribe", "--mca", "--bind-to"}),

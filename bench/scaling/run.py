@@ -13,9 +13,6 @@ from scaling import UserError, analysis, model, plan, result as result_file, tra
 ALL_REDUCE_ROUNDS = 3
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class Stopped(Exception):
     """Ctrl-C, SIGTERM, or the terminal is lost (SIGHUP)."""
 
@@ -78,7 +75,8 @@ class Session:
     def measure(self):
         """Makes the runs. Returns how it ended: "complete", "interrupted", "time limit"."""
         # nohup leaves SIGHUP ignored: the measurement is to outlive its terminal.
-        caught = [number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        caught = [number for number in trainers.STOPS if number != signal.SIGHUP or not ignored]
         before = {number: signal.signal(number, self._stop) for number in caught}
         try:
             ended = self._rounds()
@@ -97,7 +95,7 @@ class Session:
     @staticmethod
     def _stop(_number, _frame):
         # What follows, ending the run and saving, must not be interrupted too.
-        for number in STOPS:
+        for number in trainers.STOPS:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 

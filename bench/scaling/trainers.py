@@ -158,19 +158,41 @@ def read_output(out):
     return {"parameters": int(parameters.group(1)) if parameters else None, "buckets": buckets}
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class HeldStops:
+    """Holds back the signals that stop the program until `release`.
+
+    Their handler raises an exception. Within Popen that would leave a program running that nobody knows of.
+    """
+
+    def __init__(self):
+        self.held = []
+        self.before = {}
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # a program that is started is to ignore it, too
+                self.before[number] = signal.signal(number, lambda held, _: self.held.append(held))
+
+    def release(self):
+        before, self.before = self.before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in self.held:
+            signal.raise_signal(number)
+
+
 def start(command, timeout, environment):
     """Exit code (None: the time was up), standard output, standard error."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    stops = HeldStops()
+    try:
+        process = launch(command, environment)
+    except BaseException:
+        stops.release()
+        raise
+    with process:
         try:
+            stops.release()
             out, err = process.communicate(timeout=timeout)
             return process.returncode, out, err
         except subprocess.TimeoutExpired:
@@ -179,6 +201,19 @@ def start(command, timeout, environment):
         except BaseException:
             end(process)
             raise
+
+
+def launch(command, environment):
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def time_all_reduces(launcher, bin_folder, ranks, nodes, sizes, timeout, device="cpu"):

@@ -5,6 +5,7 @@ import argparse
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -365,6 +366,33 @@ class Parts(unittest.TestCase):
         with mock.patch("scaling.charts.finish", side_effect=lambda figure, *_: figure):
             texts = [text.get_text() for text in charts.breakdown([p], "weak", "name").axes[0].texts]
         self.assertEqual(texts, ["1,170 ms"])
+
+    def test_program_that_is_being_started_at_ctrl_c_is_ended(self):
+        started = []
+
+        class Interrupted(subprocess.Popen):
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
+                started.append(self)
+                signal.raise_signal(signal.SIGINT)
+
+        def stop(_number, _frame):
+            raise InterruptedError
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            with (
+                mock.patch("scaling.trainers.subprocess.Popen", Interrupted),
+                self.assertRaises(InterruptedError),
+            ):
+                trainers.start(["sleep", "60"], 60, None)
+            self.assertIs(signal.getsignal(signal.SIGINT), stop)
+            self.assertEqual(started[0].returncode, -signal.SIGTERM)
+            with self.assertRaises(FileNotFoundError):
+                trainers.start(["/no/such/program"], 60, None)
+            self.assertIs(signal.getsignal(signal.SIGINT), stop)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def test_launcher_needs_a_program(self):
         with self.assertRaises(UserError):

@@ -15,6 +15,7 @@
 #include "libddp/launch/asio.h"
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
+#include "libddp/launch/store_socket.h"
 
 namespace ddp {
 namespace {
@@ -34,6 +35,7 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(StoreServerImpl& server, tcp::socket socket)
       : server_(server), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+  ~Session() { HangUp(&socket_); }
 
   void Start(StoreService& service, std::string nonce);
   void Close();
@@ -76,6 +78,7 @@ class StoreServerImpl final : public StoreServer {
   absl::Status Bind();
   absl::Status PortError(const std::error_code& error) const;
   void Accept();
+  void Finish();
   void Welcome(tcp::socket socket);
 
   const StoreServerOptions options_;
@@ -107,8 +110,7 @@ void Session::Start(StoreService& service, std::string nonce) {
 
 void Session::Close() {
   if (!socket_.is_open()) return;
-  std::error_code ignored;
-  socket_.close(ignored);
+  HangUp(&socket_);
   timer_.cancel();
   server_.Left(shared_from_this());
   connection_.reset();  // nobody answers its Gets any more
@@ -170,7 +172,12 @@ void Session::Write() {
 }
 
 StoreServerImpl::~StoreServerImpl() {
-  if (!thread_.joinable()) return;
+  if (thread_.joinable()) Finish();
+  HangUp(&acceptor_);
+}
+
+// Until all clients have left.
+void StoreServerImpl::Finish() {
   asio::post(io_, [this] {
     ending_ = true;
     if (clients_.empty()) {
@@ -200,10 +207,11 @@ absl::Status StoreServerImpl::Bind() {
   const auto bind = [&](const tcp::endpoint& endpoint) {
     std::error_code ignored;
     acceptor_.close(ignored);
-    acceptor_.open(endpoint.protocol(), error);
+    OpenAcceptor(endpoint.protocol(), &acceptor_, &error);
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error && endpoint.protocol() == tcp::v6()) acceptor_.set_option(asio::ip::v6_only(false), error);
     if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.non_blocking(true, error);
   };
   if (options_.loopback_only) {
     bind({asio::ip::address_v4::loopback(), port});
@@ -232,9 +240,12 @@ absl::Status StoreServerImpl::Start() {
 }
 
 void StoreServerImpl::Accept() {
-  acceptor_.async_accept([this](std::error_code error, tcp::socket socket) {
+  acceptor_.async_wait(tcp::acceptor::wait_read, [this](std::error_code error) {
     if (!error) {
-      Welcome(std::move(socket));
+      tcp::socket socket = AcceptSocket(&acceptor_, &error);
+      if (!error) Welcome(std::move(socket));
+    }
+    if (!error || error == asio::error::would_block) {
       Accept();
       return;
     }

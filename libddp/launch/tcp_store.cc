@@ -31,6 +31,7 @@
 #include "libddp/launch/store_protocol.h"
 #include "libddp/launch/store_secret.h"
 #include "libddp/launch/store_server.h"
+#include "libddp/launch/store_socket.h"
 
 namespace ddp {
 namespace {
@@ -59,6 +60,7 @@ class TcpStore final : public Store {
   absl::Status Connect(absl::Time deadline);
   absl::Status Try(absl::Time deadline);
   absl::StatusOr<std::vector<tcp::endpoint>> Resolve(absl::Time deadline);
+  std::error_code ConnectTo(const tcp::endpoint& endpoint, absl::Time deadline);
   absl::StatusOr<std::string> Secret() const;
   absl::StatusOr<std::string> ReceiveFrame(absl::Time deadline);
   template <typename Start>
@@ -96,11 +98,11 @@ class TcpStore final : public Store {
 };
 
 TcpStore::~TcpStore() {
-  if (!thread_.joinable()) return;
-  asio::post(io_, [this] {
-    std::error_code ignored;
-    socket_.close(ignored);
-  });
+  if (!thread_.joinable()) {
+    HangUp(&socket_);
+    return;
+  }
+  asio::post(io_, [this] { HangUp(&socket_); });
   thread_.join();
 }
 
@@ -170,8 +172,7 @@ std::error_code TcpStore::Await(absl::Time deadline, const Start& start) {
   start([&](std::error_code error, const auto&... /*rest*/) { result = error; });
   io_.run_until(absl::ToChronoTime(deadline));
   if (result.has_value()) return *result;
-  std::error_code ignored;
-  socket_.close(ignored);
+  HangUp(&socket_);
   // Returns at once, except that a look-up of a name cannot be interrupted: it has time-outs of its own.
   io_.run();
   return asio::error::timed_out;
@@ -220,15 +221,24 @@ absl::StatusOr<std::string> TcpStore::ReceiveFrame(absl::Time deadline) {
   }
 }
 
+std::error_code TcpStore::ConnectTo(const tcp::endpoint& endpoint, absl::Time deadline) {
+  HangUp(&socket_);
+  std::error_code error;
+  OpenSocket(endpoint.protocol(), &socket_, &error);
+  if (error) return error;
+  return Await(deadline, [&](auto done) { socket_.async_connect(endpoint, done); });
+}
+
 // Unavailable: may work when tried again.
 absl::Status TcpStore::Try(absl::Time deadline) {
   const absl::StatusOr<std::vector<tcp::endpoint>> endpoints = Resolve(deadline);
   if (!endpoints.ok()) return endpoints.status();
-  std::error_code error;
-  socket_.close(error);
-  reader_ = FrameReader(kMaxHandshakeFrame);
-  error = Await(deadline, [&](auto done) { asio::async_connect(socket_, *endpoints, done); });
+  std::error_code error = asio::error::host_not_found;
+  for (auto endpoint = endpoints->begin(); error && endpoint != endpoints->end(); ++endpoint) {
+    error = ConnectTo(*endpoint, deadline);
+  }
   if (error) return absl::UnavailableError(error.message());
+  reader_ = FrameReader(kMaxHandshakeFrame);
   // A port of the range from which the kernel takes a client's own: with nobody listening, TCP may connect it to
   // itself.
   if (socket_.local_endpoint(error) == socket_.remote_endpoint(error)) return absl::UnavailableError("nobody listens");
@@ -297,8 +307,7 @@ void TcpStore::WriteNext() {
 }
 
 void TcpStore::Fail(const absl::Status& why) {
-  std::error_code ignored;
-  socket_.close(ignored);
+  HangUp(&socket_);
   std::lock_guard lock(mutex_);
   broken_ = why;
   changed_.notify_all();

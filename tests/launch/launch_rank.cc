@@ -2,6 +2,7 @@
 // One rank of a launch test: says who it is and what the sum over all ranks of (rank + 1) is, or why it could not
 // start.
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "absl/status/status.h"
@@ -37,7 +38,8 @@ absl::Status MakeSeveral(int count) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Run() {
+// `command`, unless empty, is run by a shell before this rank leaves.
+absl::StatusOr<std::string> Run(const std::string& command) {
   absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create();
   if (!context.ok()) return context.status();
   float value = static_cast<float>((*context)->rank() + 1);
@@ -45,6 +47,7 @@ absl::StatusOr<std::string> Run() {
   ddp::Work work = (*context)->world().AllReduce(buffer, buffer);
   const absl::Status status = work.Wait();
   if (!status.ok()) return status;
+  if (!command.empty() && std::system(command.c_str()) != 0) return absl::InternalError("the command has failed");
   return absl::StrCat("rank ", (*context)->rank(), " of ", (*context)->world_size(), ", local ",
                       (*context)->local_rank(), " of ", (*context)->local_world_size(), ", by ", (*context)->launcher(),
                       ": sum ", value);
@@ -54,13 +57,15 @@ absl::StatusOr<std::string> Run() {
 
 int main(int argc, char** argv) {
   int worlds = 0;
-  if (argc > 1 && absl::SimpleAtoi(argv[1], &worlds)) {
+  std::string command = argc > 1 ? argv[1] : "";
+  if (absl::SimpleAtoi(command, &worlds)) {
+    command.clear();
     if (const absl::Status s = MakeSeveral(worlds); !s.ok()) {
       std::printf("%s\n", s.ToString().c_str());
       return 1;
     }
   }
-  const absl::StatusOr<std::string> said = Run();
+  const absl::StatusOr<std::string> said = Run(command);
   // In one piece, as the lines of several ranks come together.
   const std::string line = absl::StrCat(said.ok() ? *said : said.status().ToString(), "\n");
   std::fwrite(line.data(), 1, line.size(), stdout);

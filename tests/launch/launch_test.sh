@@ -183,6 +183,19 @@ case $case_name in
     says 1 "rank 1: " DDP_STORE_SECRET
     ;;
 
+  children)
+    # What a rank starts, and leaves behind, keeps neither rank 0 nor the port. Rank 0 says so when it has waited in vain.
+    trap 'xargs -r kill <children 2>/dev/null; rm -rf "$folder"' EXIT
+    for worlds in 'sleep 300 & echo $! >>children' ""; do
+      for rank in 0 1; do as_torchrun $rank 2 DDP_LOG_LEVEL=warn; done
+      all_succeed
+      all_say 2 torchrun
+      grep "left in time" 0 && fail "rank 0 has waited for a rank that has left"
+    done
+    xargs kill -0 <children && [[ $(wc -l <children) == 2 ]] && exit 0
+    fail "the children were not there all the time"
+    ;;
+
   no_store)
     export DDP_TIMEOUT=1
     as_torchrun 1 2

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,6 +24,7 @@
 #include "libddp/launch/store_secret.h"
 #include "tests/support/catch.h"
 #include "tests/unit/store_contract.h"
+#include "tests/unit/store_place.h"
 
 namespace ddp {
 namespace {
@@ -45,13 +44,13 @@ class RawSocket {
   }
 
   bool Bind(int port) {
-    const sockaddr_in address = Loopback(port);
+    const sockaddr_in address = LoopbackAddress(port);
     return bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   }
   bool Listen() { return listen(fd_, 16) == 0; }
   RawSocket Accept() { return RawSocket(accept(fd_, nullptr, nullptr)); }
   bool Connect(int port) {
-    const sockaddr_in address = Loopback(port);
+    const sockaddr_in address = LoopbackAddress(port);
     return connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   }
   void Send(const std::string& bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
@@ -74,46 +73,7 @@ class RawSocket {
   }
 
  private:
-  static sockaddr_in Loopback(int port) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return address;
-  }
   int fd_;
-};
-
-// Below the range from which the system gives ports to those who ask for any.
-int FreePort() {
-  static std::mt19937 random(std::random_device{}());
-  while (true) {
-    const int port = 15000 + static_cast<int>(random() % 15000);
-    if (RawSocket().Bind(port)) return port;
-  }
-}
-
-// A free port, and a folder of the test's own where secrets are kept.
-struct Place {
-  Place() { setenv("XDG_RUNTIME_DIR", folder.path().c_str(), 1); }
-  ~Place() { unsetenv("XDG_RUNTIME_DIR"); }
-
-  TcpStoreOptions Options(bool serve) const {
-    TcpStoreOptions options;
-    options.port = port;
-    options.serve = serve;
-    options.run_id = "run";
-    options.timeout = absl::Seconds(60);
-    return options;
-  }
-  TcpStoreOptions Hurried() const {
-    TcpStoreOptions options = Options(false);
-    options.timeout = absl::Milliseconds(300);
-    return options;
-  }
-
-  const Folder folder;
-  const int port = FreePort();
 };
 
 std::shared_ptr<Store> Open(TcpStoreOptions options) {

@@ -70,6 +70,23 @@ bool IsPrivateFolder(const std::string& path) {
          (about.st_mode & 077) == 0;
 }
 
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
+  // O_NONBLOCK: whatever has that name, opening it does not hang.
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return ErrnoError(path, "open");
+  absl::Status s = CheckOwner(fd, path);
+  std::string secret(kSecretSize, '\0');
+  ssize_t n = -1;
+  while (s.ok() && (n = read(fd, secret.data(), secret.size())) < 0 && errno == EINTR) {
+  }
+  if (s.ok() && n != static_cast<ssize_t>(kSecretSize)) {
+    s = FileError(absl::StatusCode::kDataLoss, path, "it holds no secret");
+  }
+  close(fd);
+  if (!s.ok()) return s;
+  return secret;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> RandomBytes(size_t size) {
@@ -120,31 +137,18 @@ absl::StatusOr<SecretFile> SecretFile::Create(int port) {
   }
   if (fd < 0) return ErrnoError(path, "open");
   SecretFile file;
-  file.path_ = path;
   file.secret_ = absl::BytesToHexString(*random);
   const absl::Status written = WriteAll(fd, path, file.secret_);
   close(fd);
-  if (!written.ok()) return written;
+  if (!written.ok()) {
+    unlink(path.c_str());
+    return written;
+  }
+  file.path_ = path;
   return file;
 }
 
-absl::StatusOr<std::string> SecretFile::Read(int port) {
-  const std::string path = PathFor(port);
-  // O_NONBLOCK: whatever has that name, opening it does not hang.
-  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) return ErrnoError(path, "open");
-  absl::Status s = CheckOwner(fd, path);
-  std::string secret(kSecretSize, '\0');
-  ssize_t n = -1;
-  while (s.ok() && (n = read(fd, secret.data(), secret.size())) < 0 && errno == EINTR) {
-  }
-  if (s.ok() && n != static_cast<ssize_t>(kSecretSize)) {
-    s = FileError(absl::StatusCode::kDataLoss, path, "it holds no secret");
-  }
-  close(fd);
-  if (!s.ok()) return s;
-  return secret;
-}
+absl::StatusOr<std::string> SecretFile::Read(int port) { return ReadSecretFile(PathFor(port)); }
 
 SecretFile::SecretFile(SecretFile&& other) noexcept
     : path_(std::exchange(other.path_, {})), secret_(std::exchange(other.secret_, {})) {}
@@ -155,8 +159,9 @@ SecretFile& SecretFile::operator=(SecretFile&& other) noexcept {
   return *this;
 }
 
+// By its text, as the next file may have the number of one that is gone.
 void SecretFile::Remove() {
-  if (!path_.empty()) unlink(path_.c_str());
+  if (!path_.empty() && ReadSecretFile(path_).value_or("") == secret_) unlink(path_.c_str());
   path_.clear();
 }
 

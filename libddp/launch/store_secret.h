@@ -48,7 +48,7 @@ class SecretFile {
 
   const std::string& secret() const { return secret_; }
 
-  // Removes the file, if there is one.
+  // Removes the file, if it is still there and has not become another run's.
   void Remove();
 
  private:

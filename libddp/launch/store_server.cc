@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "libddp/base/log.h"
 #include "libddp/launch/asio.h"
 #include "libddp/launch/store_protocol.h"
@@ -24,6 +25,7 @@ using asio::ip::tcp;
 
 // A rank proves itself in milliseconds; on a loaded machine, with many ranks that start at once, in a second or two.
 constexpr auto kProveTimeout = std::chrono::seconds(5);
+constexpr int kListenTries = 10;
 constexpr size_t kMaxUnproved = 256;
 // What a client has not yet fetched, before its next requests are read.
 constexpr size_t kMaxQueued = size_t{32} << 20;
@@ -75,7 +77,9 @@ class StoreServerImpl final : public StoreServer {
   void Refused(const absl::Status& why);
 
  private:
-  absl::Status Bind();
+  absl::Status Open();
+  std::error_code Listen();
+  std::error_code TryToListen(const tcp::endpoint& endpoint);
   absl::Status PortError(const std::error_code& error) const;
   void Accept();
   void Finish();
@@ -173,6 +177,7 @@ void Session::Write() {
 
 StoreServerImpl::~StoreServerImpl() {
   if (thread_.joinable()) Finish();
+  file_.Remove();  // while we have the port: then it is the next run's to make one
   HangUp(&acceptor_);
 }
 
@@ -199,26 +204,41 @@ absl::Status StoreServerImpl::PortError(const std::error_code& error) const {
                    "; set DDP_STORE_PORT to a free port, the same on all ranks (ss -ltnp shows who has it)"));
 }
 
-// The order matters: whoever has the port may replace the secret file of an earlier run, and who gets a connection
-// finds the new one, for it is there before we listen.
-absl::Status StoreServerImpl::Bind() {
-  std::error_code error;
+// try_again if another server is about to listen on the port, too; address_in_use if one does.
+std::error_code StoreServerImpl::TryToListen(const tcp::endpoint& endpoint) {
+  std::error_code error, ignored;
+  acceptor_.close(ignored);
+  OpenAcceptor(endpoint.protocol(), &acceptor_, &error);
+  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error && endpoint.protocol() == tcp::v6()) acceptor_.set_option(asio::ip::v6_only(false), error);
+  if (!error) acceptor_.non_blocking(true, error);
+  if (!error) acceptor_.bind(endpoint, error);
+  if (error) return error;
+  // Two that want to listen at the same moment can be in each other's way, so that neither does.
+  acceptor_.listen(tcp::acceptor::max_listen_connections, error);
+  return error == asio::error::address_in_use ? make_error_code(asio::error::try_again) : error;
+}
+
+std::error_code StoreServerImpl::Listen() {
   const auto port = static_cast<asio::ip::port_type>(options_.port);
-  const auto bind = [&](const tcp::endpoint& endpoint) {
-    std::error_code ignored;
-    acceptor_.close(ignored);
-    OpenAcceptor(endpoint.protocol(), &acceptor_, &error);
-    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error && endpoint.protocol() == tcp::v6()) acceptor_.set_option(asio::ip::v6_only(false), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.non_blocking(true, error);
-  };
-  if (options_.loopback_only) {
-    bind({asio::ip::address_v4::loopback(), port});
-  } else {
-    bind({tcp::v6(), port});
-    if (error && error != asio::error::address_in_use) bind({tcp::v4(), port});  // a host without IPv6
+  if (options_.loopback_only) return TryToListen({asio::ip::address_v4::loopback(), port});
+  const std::error_code error = TryToListen({tcp::v6(), port});
+  const bool taken = error == asio::error::address_in_use || error == asio::error::try_again;
+  return !error || taken ? error : TryToListen({tcp::v4(), port});  // a host without IPv6
+}
+
+// The order matters. An address may be bound by several servers, but one of them listens: that one may replace the
+// secret file of an earlier run. Connections are accepted only afterwards, and a client reads the file only after it
+// has been greeted: so it finds the new one.
+absl::Status StoreServerImpl::Open() {
+  std::error_code error = Listen();
+  for (int tries = 1; error == asio::error::try_again && tries < kListenTries; ++tries) {
+    const absl::StatusOr<std::string> random = RandomBytes(1);
+    if (!random.ok()) return random.status();
+    absl::SleepFor(absl::Milliseconds(1 + static_cast<unsigned char>(random->front()) % 32));
+    error = Listen();
   }
+  if (error == asio::error::try_again) error = asio::error::address_in_use;
   if (error) return PortError(error);
   std::string secret = options_.secret;
   if (secret.empty()) {
@@ -228,12 +248,11 @@ absl::Status StoreServerImpl::Bind() {
     secret = file_.secret();
   }
   service_.emplace(std::move(secret), options_.run_id);
-  acceptor_.listen(tcp::acceptor::max_listen_connections, error);
-  return error ? PortError(error) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::Status StoreServerImpl::Start() {
-  if (absl::Status s = Bind(); !s.ok()) return s;
+  if (absl::Status s = Open(); !s.ok()) return s;
   Accept();
   thread_ = std::thread([this] { io_.run(); });
   return absl::OkStatus();

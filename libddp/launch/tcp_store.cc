@@ -198,7 +198,7 @@ absl::StatusOr<std::string> TcpStore::Secret() const {
   if (!options_.secret.empty()) return options_.secret;
   absl::StatusOr<std::string> secret = SecretFile::Read(options_.port);
   if (!absl::IsNotFound(secret.status())) return secret;
-  // Our server makes the file before it listens, and removes it after all ranks have come.
+  // Our server makes the file before it greets anybody, and removes it after all ranks have come.
   return absl::FailedPreconditionError(
       absl::StrCat("a program listens there, but it is not this run's store: ", secret.status().message()));
 }
@@ -246,7 +246,7 @@ absl::Status TcpStore::Try(absl::Time deadline) {
 
   const absl::StatusOr<std::string> greeting = ReceiveFrame(deadline);
   if (!greeting.ok()) return greeting.status();
-  // Not before we are connected: then the file is no longer an earlier run's.
+  // Not before we are greeted: then the file is no longer an earlier run's.
   absl::StatusOr<std::string> secret = Secret();
   if (!secret.ok()) return secret.status();
   absl::StatusOr<std::string> nonce = RandomBytes(kNonceSize);

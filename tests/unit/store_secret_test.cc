@@ -79,6 +79,14 @@ TEST_CASE("what an earlier run left behind is replaced, also a link, and not wha
   CHECK(std::filesystem::file_size(other) == 64);
 }
 
+TEST_CASE("a file that another run has replaced is not removed") {
+  const RuntimeFolder folder;
+  SecretFile first = SecretFile::Create(kPort).value();
+  const SecretFile second = SecretFile::Create(kPort).value();
+  first.Remove();
+  CHECK(SecretFile::Read(kPort).value_or("") == second.secret());
+}
+
 TEST_CASE("a file that somebody else could have made or read is refused") {
   const RuntimeFolder folder;
   const std::string path = SecretFile::PathFor(kPort);

@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
+#include "libddp/base/log.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
 #include "libddp/comm/context_settings.h"
@@ -68,6 +69,11 @@ absl::Status ContextImpl::Identify(const ContextOptions& options) {
     absl::StatusOr<LaunchInfo> info = DetectLaunch(options);
     if (!info.ok()) return info.status();
     info_ = *std::move(info);
+    if (LacksSrun(info_)) {
+      Log().warn(
+          "this program is in a Slurm job of several tasks, but srun has not started it, so it is alone; start it with "
+          "srun if it is to have one rank for each task");
+    }
     return absl::OkStatus();
   }
   if (options.rank || options.world_size || options.local_rank || options.local_world_size || options.store) {

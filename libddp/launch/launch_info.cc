@@ -2,6 +2,7 @@
 #include "libddp/launch/launch_info.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -149,6 +150,15 @@ absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup
     if (absl::Status s = CheckAgreement(*chosen, other, lookup); !s.ok()) return s;
   }
   return info;
+}
+
+bool LacksSrun(const LaunchInfo& info, EnvLookup lookup) {
+  if (info.launcher != "none" || !lookup(Env::kSlurmProcId)) return false;
+  constexpr Env kCounts[] = {Env::kSlurmNtasks, Env::kSlurmNtasksPerNode, Env::kSlurmNnodes};
+  return std::any_of(std::begin(kCounts), std::end(kCounts), [&](Env variable) {
+    int count = 0;
+    return absl::SimpleAtoi(lookup(variable).value_or(""), &count) && count > 1;
+  });
 }
 
 }  // namespace ddp

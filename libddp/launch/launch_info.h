@@ -35,6 +35,9 @@ struct LaunchInfo {
 // what to do.
 absl::StatusOr<LaunchInfo> DetectLaunch(const ContextOptions& options, EnvLookup lookup = ReadEnv);
 
+// Whether it is a world of one in a Slurm job that has room for more: as a rule somebody has forgotten srun.
+bool LacksSrun(const LaunchInfo& info, EnvLookup lookup = ReadEnv);
+
 }  // namespace ddp
 
 #endif  // LIBDDP_LAUNCH_LAUNCH_INFO_H_

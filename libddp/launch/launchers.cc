@@ -81,8 +81,12 @@ std::optional<std::string> TasksOnNode(absl::string_view list, int64_t node) {
   return std::nullopt;
 }
 
+// A batch script has a rank, too, and the number of tasks of its job, but nobody has started the other ones.
+bool InSlurmStep(EnvLookup lookup) { return lookup(Env::kSlurmStepId) || lookup(Env::kSlurmStepNumTasks); }
+
 // A step (one srun) may have fewer tasks than its job. What it does not say is told by the job.
 std::optional<std::string> ReadSlurm(Env variable, EnvLookup lookup) {
+  if (!InSlurmStep(lookup)) return std::nullopt;
   if (variable == Env::kSlurmNtasks) {
     const std::optional<std::string> step = lookup(Env::kSlurmStepNumTasks);
     return step ? step : lookup(Env::kSlurmNtasks);

@@ -130,12 +130,19 @@ case $case_name in
     done
     ;;
 
+  batch_script)
+    # As a batch script of Slurm has it, whose program no srun has started.
+    env SLURM_JOB_ID=$$ SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NPROCS=2 SLURM_NNODES=1 \
+      SLURM_TASKS_PER_NODE=2 DDP_LOG_LEVEL=warn "$launch_rank" >out 2>&1 || fail "exit code $?"
+    says out "rank 0 of 1, local 0 of 1, by none: sum 1" "srun has not started it"
+    ;;
+
   srun_pmix)
     # As under srun --mpi=pmix: Slurm's variables, and a service for MPI to start by, which is mpirun's here. What Slurm says
     # are two nodes can meet by MPI alone.
     # shellcheck disable=SC2016 # the inner shell's
     step='unset "${!OMPI_COMM_WORLD_@}"
-      export SLURM_PROCID=$PMIX_RANK SLURM_NODEID=$PMIX_RANK SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)"
+      export SLURM_PROCID=$PMIX_RANK SLURM_NODEID=$PMIX_RANK SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE="1(x2)"
       exec "$0"'
     "${mpirun[@]}" 2 bash -c "$step" "$launch_rank" >out 2>&1 || fail "exit code $?"
     for rank in 0 1; do says out "rank $rank of 2, local 0 of 1, by srun: sum 3"; done

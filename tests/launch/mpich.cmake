@@ -46,7 +46,7 @@ unset(ENV{DDP_NODE_SIZE})
 
 # As under srun --mpi=pmi2: Slurm's variables, and PMI, which is mpirun's here. What Slurm says are two nodes can meet by MPI alone.
 set(step "unset MPI_LOCALRANKID MPI_LOCALNRANKS && SLURM_PROCID=$PMI_RANK SLURM_NODEID=$PMI_RANK SLURM_LOCALID=0 SLURM_NTASKS=2 \
-SLURM_STEP_TASKS_PER_NODE='1(x2)' exec \"$0\"")
+SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE='1(x2)' exec \"$0\"")
 run(text succeeds ${MPICH_RUN} -n 2 sh -c ${step} ${WORK_DIR}/launch_rank)
 expect("${text}" "rank 0 of 2, local 0 of 1, by srun: sum 3" "rank 1 of 2, local 0 of 1, by srun: sum 3")
 

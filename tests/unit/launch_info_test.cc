@@ -173,6 +173,49 @@ TEST_CASE("under srun the step says more than the job") {
   CheckPlace(Good(v), "srun", 1, 2, 1, 2);
 }
 
+// What sbatch sets for its script, and with it for a program that the script starts by itself.
+Variables Sbatch(const std::string& tasks) {
+  Variables variables = Set({"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS"},
+                            {"1234", "0", "0", "0", tasks});
+  variables.insert({{"SLURM_NNODES", "1"}, {"SLURM_TASKS_PER_NODE", "4"}, {"SLURM_NPROCS", "4"}, {"SLURM_GTIDS", "0"}});
+  return variables;
+}
+
+bool LacksSrunIn(const Variables& variables) {
+  return LacksSrun(Good(variables), [&](Env env) -> std::optional<std::string> {
+    const auto found = variables.find(std::string(EnvName(env)));
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST_CASE("in a batch script without srun it is a world of one") {
+  for (const char* tasks : {"4", "1", ""}) {
+    CheckPlace(Good(Sbatch(tasks)), "none", 0, 1, 0, 1);
+    CHECK(Good(Sbatch(tasks)).rendezvous == RendezvousMethod::kStore);
+    CheckPlace(Good(Both(Sbatch(tasks), Torchrun("1", "2", "1", "2"))), "torchrun", 1, 2, 1, 2);
+    CheckPlace(Good(Both(Sbatch(tasks), OpenMpi("1", "2", "1", "2"))), "mpirun", 1, 2, 1, 2);
+  }
+  // Whoever has asked for several tasks may have meant another thing.
+  CHECK(LacksSrunIn(Sbatch("4")));
+  CHECK(LacksSrunIn(Both(Sbatch(""), {{"SLURM_NNODES", "2"}})));
+  CHECK(LacksSrunIn(Both(Sbatch(""), {{"SLURM_NTASKS_PER_NODE", "2"}})));
+  CHECK_FALSE(LacksSrunIn(Sbatch("1")));
+  CHECK_FALSE(LacksSrunIn(Sbatch("")));
+  CHECK_FALSE(LacksSrunIn({}));
+  CHECK_FALSE(LacksSrunIn({{"SLURM_NTASKS", "4"}}));  // where the job's ranks are started from, by salloc
+  CHECK_FALSE(LacksSrunIn(Both(Sbatch("4"), Torchrun("0", "1", "0", "1"))));
+  CHECK_FALSE(LacksSrunIn(Srun("0", "4", "0", "4", "0")));
+}
+
+TEST_CASE("a shell that is a step of its own, as salloc may start it, is a world of one") {
+  Variables v = Sbatch("4");
+  v["SLURM_STEP_ID"] = "4294967290";
+  v["SLURM_STEP_NUM_TASKS"] = "1";
+  v["SLURM_STEP_TASKS_PER_NODE"] = "1";
+  CheckPlace(Good(v), "srun", 0, 1, 0, 1);
+  CHECK(Good(v).rendezvous == RendezvousMethod::kStore);
+}
+
 TEST_CASE("the ranks on a host come from Slurm's list, from the number that was asked for, or from the world") {
   CheckPlace(Good(Srun("8", "11", "0", "4(x2),3", "2")), "srun", 8, 11, 0, 3);
   CheckPlace(Good(Srun("7", "11", "3", "4(x2),3", "1")), "srun", 7, 11, 3, 4);

@@ -114,13 +114,14 @@ struct BackendChoice {
 // names the missing ranks or the contradiction. Destroy everything that was made from a Context before the Context.
 //
 // Under mpirun, and under srun with PMI (--mpi=pmix, --mpi=pmi2), ranks meet through MPI. If MPI is not initialised
-// before Create, the Context initialises it, and finalizes it at the end. Under torchrun and plain srun, ranks meet in
-// a TCP store, which rank 0 serves on the loopback interface until all ranks have left. Its port is DDP_STORE_PORT; if
-// unset, the one after MASTER_PORT under torchrun, and one derived from the job under srun. CPU ranks on several hosts
-// need MPI.
+// before Create, the Context initialises it, and the last Context finalizes it. Under torchrun and plain srun, ranks
+// meet in a TCP store, which rank 0 serves on the loopback interface until all ranks have left. Its port is
+// DDP_STORE_PORT; if unset, the one after MASTER_PORT under torchrun, and one derived from the job under srun. CPU
+// ranks on several hosts need MPI.
 //
 // A process may have several Contexts, one after the other or at the same time, if all ranks create and destroy them in
-// the same order. If the Context initialised MPI, only one is possible: MPI starts once in a process.
+// the same order. If a Context initialised MPI, it ends with the last of those that exist, and no other can be created
+// afterwards, for MPI starts once in a process. To create more, initialise MPI before (MPI_Init_thread), or keep one.
 //
 // After fork, the child may destroy its copies of the library's objects, or simply exit: its peers do not notice. It
 // cannot use them.

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <climits>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +25,22 @@ namespace {
 
 // How long a session of a failed world waits for the peers before it leaves without MPI_Finalize.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+
+// What the sessions of a process have in common if one of them initialised MPI, which then ends with the last one.
+// Under MpiMutex.
+struct MpiUse {
+  bool ours = false;       // one of them did
+  int open = 0;            // those that nobody destroys yet
+  int alive = 0;           // and those that are being destroyed
+  bool failed = false;     // the world of one has failed: a peer may be stuck
+  bool abandoned = false;  // one left something that MPI still works on, so that MPI cannot end
+  bool ending = false;     // the last one finalizes MPI, or has done so
+  std::condition_variable left;
+};
+MpiUse& Use() {
+  static auto* const use = new MpiUse;
+  return *use;
+}
 
 // Below MPI_THREAD_SERIALIZED only the thread that initialised MPI may use it.
 absl::Status CheckThread() {
@@ -85,10 +103,10 @@ class MpiRendezvous final : public Rendezvous {
     return CreateMpiWire(shared_);
   }
 
-  // Whether all ranks come to this point in time.
-  absl::Status Meet(absl::Time deadline) {
-    if (absl::Status s = Duplicate(deadline); !s.ok()) return status_ = s;
-    absl::Status s = Call([&] { return MPI_Ibarrier(pending_->comm, &pending_->request); }, "MPI_Ibarrier");
+  // Whether all ranks of the job come to this point in time: which of a rank's sessions is the last one, and whether it
+  // is of a part of them, differs.
+  absl::Status MeetWorld(absl::Time deadline) {
+    absl::Status s = Call([&] { return MPI_Ibarrier(MPI_COMM_WORLD, &pending_->request); }, "MPI_Ibarrier");
     if (s.ok()) s = Finish(deadline);
     return status_ = s;
   }
@@ -185,9 +203,17 @@ class MpiRendezvous final : public Rendezvous {
 
 class MpiSessionImpl final : public MpiSession {
  public:
+  // Under MpiMutex. `owner`: the program does not call MPI.
   MpiSessionImpl(int rank, int size, MPI_Comm comm, bool owner)
-      : shared_(std::make_shared<MpiShared>()), rendezvous_(rank, size, comm, shared_), owner_(owner) {
+      : shared_(std::make_shared<MpiShared>()),
+        rendezvous_(rank, size, comm, shared_),
+        owner_(owner),
+        counted_(Use().ours) {
     shared_->owner = owner;
+    if (counted_) {
+      ++Use().open;
+      ++Use().alive;
+    }
   }
 
   ~MpiSessionImpl() override {
@@ -197,22 +223,23 @@ class MpiSessionImpl final : public MpiSession {
     absl::Status s = rendezvous_.status();
     if (s.ok() && shared_->abandoned) s = absl::AbortedError("MPI still works on messages that were given up");
     if (s.ok()) s = CheckThread();
-    // MPI_Finalize waits for all ranks, without a time limit. So all meet here first: a rank that leaves early finds
-    // the others later, as it would in MPI_Finalize, and those whose world has failed see at once that it has come.
-    if (s.ok() && owner_ && (failed_ || rendezvous_.comm() != MPI_COMM_NULL)) {
-      s = rendezvous_.Meet(failed_ ? absl::Now() + kLeaveTimeout : absl::InfiniteFuture());
-    }
+    const bool finalizes = counted_ && BeginLeaving(s);
+    if (s.ok() && finalizes) s = MeetWorld();
     if (!s.ok()) {
-      if (owner_) Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
+      if (finalizes || (counted_ && Used())) {
+        Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
+      }
       KeepForever(shared_);  // MPI may still write to what is to be dropped
-      return;
     }
     std::lock_guard<std::mutex> lock(MpiMutex());
-    shared_->drain.Cancel();
-    // A last word of a wire may still be on its way here. It must not find the next communicator under this one's
-    // number.
-    if (rendezvous_.comm() != MPI_COMM_NULL && !shared_->wired) MPI_Comm_free(&rendezvous_.comm());
-    if (owner_) MPI_Finalize();
+    if (s.ok()) {
+      shared_->drain.Cancel();
+      // A last word of a wire may still be on its way here. It must not find the next communicator under this one's
+      // number.
+      if (rendezvous_.comm() != MPI_COMM_NULL && !shared_->wired) MPI_Comm_free(&rendezvous_.comm());
+      if (finalizes) MPI_Finalize();
+    }
+    if (counted_) EndLeaving(s, finalizes);
   }
 
   Rendezvous& rendezvous() override { return rendezvous_; }
@@ -233,10 +260,44 @@ class MpiSessionImpl final : public MpiSession {
   }
 
  private:
+  bool Used() { return rendezvous_.comm() != MPI_COMM_NULL || !rendezvous_.status().ok(); }
+
+  // Whether this is the session that is to finalize MPI. It waits for those that other threads are destroying.
+  bool BeginLeaving(const absl::Status& s) {
+    MpiUse& use = Use();
+    std::unique_lock<std::mutex> lock(MpiMutex());
+    use.failed |= failed_;
+    use.abandoned |= !s.ok() && Used();
+    if (--use.open > 0) return false;
+    use.ending = true;
+    use.left.wait(lock, [&] { return use.alive == 1; });
+    return use.ending = !use.abandoned;
+  }
+
+  // Under MpiMutex.
+  void EndLeaving(const absl::Status& s, bool finalizes) {
+    MpiUse& use = Use();
+    if (finalizes && !s.ok()) {
+      use.abandoned = true;
+      use.ending = false;
+    }
+    --use.alive;
+    use.left.notify_all();
+  }
+
+  // MPI_Finalize waits for all ranks, without a time limit. So all meet here first: a rank that leaves early finds the
+  // others later, as it would in MPI_Finalize, and those whose world has failed see at once that it has come.
+  absl::Status MeetWorld() {
+    const bool failed = Use().failed;  // no other session is left to change it
+    if (!failed && rendezvous_.comm() == MPI_COMM_NULL) return absl::OkStatus();
+    return rendezvous_.MeetWorld(failed ? absl::Now() + kLeaveTimeout : absl::InfiniteFuture());
+  }
+
   const std::shared_ptr<MpiShared> shared_;
   MpiRendezvous rendezvous_;
   const OwnerProcess process_;
   const bool owner_;
+  const bool counted_;  // a session initialised MPI, so the last one finalizes it
   bool failed_ = false;
 };
 
@@ -257,8 +318,13 @@ absl::Status CheckWorld(const LaunchInfo& info) {
       "understands), and leave MPI_COMM_WORLD whole"));
 }
 
-// FailedPrecondition if MPI has ended.
+// FailedPrecondition if MPI has ended. Under MpiMutex.
 absl::StatusOr<bool> IsInitialized() {
+  if (Use().ending) {
+    return absl::FailedPreconditionError(
+        "MPI has ended with the last Context of this process, and starts only once in it; initialise MPI yourself with "
+        "MPI_Init_thread, before the first Context, or keep one Context until you need no other");
+  }
   int finalized = 0;
   int initialized = 0;
   absl::Status s = CheckMpi(MPI_Finalized(&finalized), "MPI_Finalized");
@@ -276,6 +342,7 @@ absl::StatusOr<bool> IsInitialized() {
 bool MpiSession::Available() { return true; }
 
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& info) {
+  std::unique_lock<std::mutex> lock(MpiMutex());
   const absl::StatusOr<bool> initialized = IsInitialized();
   absl::Status s = initialized.status();
   if (!s.ok()) return absl::Status(s.code(), absl::StrCat("rank ", info.rank, ": ", s.message()));
@@ -285,14 +352,17 @@ absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Open(const LaunchInfo& i
     if (!s.ok()) return s;
     // The program does not use MPI itself: errors shall come to us, not end the process.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    Use().ours = true;
   }
-  auto session = std::make_unique<MpiSessionImpl>(info.rank, info.world_size, MPI_COMM_WORLD, !*initialized);
+  auto session = std::make_unique<MpiSessionImpl>(info.rank, info.world_size, MPI_COMM_WORLD, Use().ours);
+  lock.unlock();
   if (s = CheckThread(); s.ok()) s = CheckWorld(info);
   if (!s.ok()) return absl::Status(s.code(), absl::StrCat("rank ", info.rank, ": ", s.message()));
   return session;
 }
 
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Adopt(const void* handle) {
+  const std::lock_guard<std::mutex> lock(MpiMutex());
   const absl::StatusOr<bool> initialized = IsInitialized();
   if (!initialized.ok()) return initialized.status();
   if (!*initialized) {

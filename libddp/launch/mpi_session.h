@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's use of MPI: initialised if nobody did, finalized only by whoever initialised it.
+// The process's use of MPI: initialised if nobody did, finalized only by whoever initialised it. Where a session did,
+// that is the last one of the process.
 #ifndef LIBDDP_LAUNCH_MPI_SESSION_H_
 #define LIBDDP_LAUNCH_MPI_SESSION_H_
 
@@ -17,14 +18,15 @@ class MpiSession {
   static bool Available();
 
   // Initialises MPI (asking for MPI_THREAD_SERIALIZED) unless the program did. Unimplemented, with the remedy, in a
-  // build without MPI. FailedPrecondition if MPI is already finalized, or its world contradicts `info` (names both).
+  // build without MPI. FailedPrecondition if MPI is already finalized, by the program or with the last session, or its
+  // world contradicts `info` (names both).
   static absl::StatusOr<std::unique_ptr<MpiSession>> Open(const LaunchInfo& info);
 
   // The session of the ranks of a program's communicator, by the address of its MPI_Comm; see ContextOptions::mpi_comm.
   static absl::StatusOr<std::unique_ptr<MpiSession>> Adopt(const void* handle);
 
-  // Finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must live on and
-  // MPI_Finalize could hang.
+  // The last one finalizes MPI if Open initialised it and no call of ours has timed out: after that its buffers must
+  // live on and MPI_Finalize could hang. Then it first waits for all ranks of the job.
   virtual ~MpiSession() = default;
 
   // Rendezvous and wires over a duplicate of the communicator, made by the first AllGather; borrowed. Calls poll with a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cases tagged [owner], [leaver], [single], [stuck] and [waiting] need a process of their own each, for MPI starts
-// only once in it.
+// The cases tagged [owner], [several], [poisoned], [leaver], [single], [stuck] and [waiting] need a process of their
+// own each, for MPI starts only once in it.
 #include "libddp/launch/mpi_session.h"
 
 #include <mpi.h>
@@ -108,7 +108,60 @@ TEST_CASE("a session that started MPI ends it", "[.][owner]") {
   CHECK(IsFinalized());
   const absl::Status s = MpiSession::Open(Launch()).status();
   CHECK(s.code() == absl::StatusCode::kFailedPrecondition);
-  CHECK(absl::StrContains(s.message(), "already finalized"));
+  CHECK(absl::StrContains(s.message(), "MPI has ended with the last Context"));
+  CHECK(absl::StrContains(s.message(), "MPI_Init_thread"));
+}
+
+// Each rank but 0 has one more session than rank 0, of a communicator of its own: the world waits for that, too.
+TEST_CASE("the last of several sessions ends the MPI that the first one started", "[.][several]") {
+  auto first = Open();
+  CheckGather(first->rendezvous(), 1);
+  auto second = Open();
+  CheckGather(second->rendezvous(), 2);
+  first.reset();
+  CHECK_FALSE(IsFinalized());
+  CheckGather(second->rendezvous(), 3);
+  first = Open();
+  CheckGather(first->rendezvous(), 4);
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, testing::MpiRank() == 0 ? MPI_UNDEFINED : 0, testing::MpiRank(), &part);
+  std::unique_ptr<MpiSession> adopted;
+  if (part != MPI_COMM_NULL) adopted = MpiSession::Adopt(&part).value();
+  // Threads may destroy them at the same time.
+  std::thread other([&] { second.reset(); });
+  first.reset();
+  other.join();
+  CHECK(IsFinalized() == (adopted == nullptr));
+  if (adopted != nullptr) {
+    CheckGather(adopted->rendezvous(), 5);
+    adopted.reset();
+  }
+  CHECK(IsFinalized());
+}
+
+// Ends the job without MPI_Finalize, which mpirun reports as failed: what it prints tells that it went well.
+TEST_CASE("a session that left something behind keeps the others from ending MPI", "[.][poisoned]") {
+  auto healthy = Open();
+  CheckGather(healthy->rendezvous(), 1);
+  auto failing = Open();
+  CheckGather(failing->rendezvous(), 2);
+  if (testing::MpiRank() == 0) {
+    REQUIRE_FALSE(failing->rendezvous().AllGather("x", "start", absl::Now() + absl::Milliseconds(100)).ok());
+  }
+  testing::MpiBarrier();
+  failing.reset();
+  CheckGather(healthy->rendezvous(), 3);
+  const absl::Time start = absl::Now();
+  if (testing::MpiRank() == 0) {
+    healthy.reset();
+    REQUIRE_FALSE(IsFinalized());
+    REQUIRE(absl::Now() - start < absl::Seconds(30));
+    const auto next = Open();
+    std::puts("left without an end of MPI");
+    std::fflush(stdout);
+  }
+  testing::MpiBarrier();
+  _exit(1);
 }
 
 // One rank ends a healthy session; the others' world fails because of that, later.

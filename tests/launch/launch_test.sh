@@ -95,7 +95,7 @@ all_say() {
 
 # For a program that fails: mpirun ends the other rank as soon as one has, and both are to speak.
 # shellcheck disable=SC2016 # the inner shell's
-linger='"$0"; code=$?; sleep 1; exit $code'
+linger='"$0" "$@"; code=$?; sleep 1; exit $code'
 
 port=$(free_port)
 case $case_name in
@@ -208,6 +208,13 @@ case $case_name in
     as_torchrun 1 2
     finish
     says 1 DEADLINE_EXCEEDED "rank 1: " "127.0.0.1:$((port + 1))" "did not appear within 1s" "is the rank that serves it started"
+    ;;
+
+  mpi_worlds)
+    # Two Contexts at a time; MPI, which the first one started, ends with the last one, and does not start again. Over nodes,
+    # so that there are messages of MPI.
+    DDP_NODE_SIZE=1 "${mpirun[@]}" 2 bash -c "$linger" "$launch_rank" 1 >out 2>&1 && fail "succeeded"
+    [[ $(grep -c "MPI has ended with the last Context of this process.* MPI_Init_thread" out) == 2 ]] || fail "not said by both ranks"
     ;;
 
   contradiction)

@@ -5,9 +5,11 @@
 // therefore one whose writer died: readers ignore it, and the next writer cuts it off.
 //
 // Keys of other runs are stepped over, so what an earlier run left behind is not believed. A run that is still under
-// way is another matter: its ranks and ours would wait for each other's files. So each store holds a read lock (of the
-// open file, released by the kernel whatever becomes of the process) on one byte far behind the end of the file, which
-// byte depends on the run id; who finds another one locked is refused.
+// way is another matter: its ranks and ours would wait for each other's files. So each store holds a read lock on one
+// byte far behind the end of the file, which byte depends on the run id; who finds another one locked is refused. The
+// lock is of the open file: the kernel releases it when the last process that has it open ends. That is the rank, or a
+// child that it forked; a program that it started has not. A lock of the process would end with the rank, but also when
+// another of its threads, as a rank of its own, closes the file.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -192,9 +194,11 @@ absl::Status FileStore::ClaimRun() {
     lock.l_len = end - begin;
     if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return LockError(errno);
     if (lock.l_type != F_UNLCK) {
-      return absl::FailedPreconditionError(absl::StrCat("file store '", options_.path,
-                                                        "': another run is using it, not run '", options_.run_id,
-                                                        "'; give each run a path of its own"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("file store '", options_.path, "': another run is using it, not run '", options_.run_id,
+                       "'; give each run a path of its own, or end what an earlier "
+                       "run has left running, a forked child of a rank included (fuser "
+                       "names the processes that have the file open)"));
     }
   }
   struct flock lock = {};

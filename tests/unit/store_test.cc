@@ -157,6 +157,31 @@ TEST_CASE("a store in which an earlier run left keys is as good as new") {
   CHECK(a->Get("key", Soon()).value() == "fresh");
 }
 
+TEST_CASE("a forked child of a rank that has ended keeps its run's place, which the next run is told") {
+  const Folder folder;
+  int stay[2];
+  REQUIRE(pipe(stay) == 0);
+  CHECK(Succeeded(Spawn([&] {
+    const auto store = CreateFileStore({folder.File(), "monday", 2});
+    if (store.ok() && fork() == 0) {
+      char nothing = 0;
+      close(stay[1]);
+      _exit(read(stay[0], &nothing, 1) == 0 ? 0 : 1);  // until the test lets go
+    }
+    return store.ok();
+  })));
+  CheckStatus(CreateFileStore({folder.File(), "tuesday", 2}).status(), absl::StatusCode::kFailedPrecondition,
+              {folder.File(), "another run", "forked child", "fuser"});
+  close(stay[1]);
+  close(stay[0]);
+  absl::StatusOr<std::shared_ptr<Store>> next = absl::UnknownError("");
+  for (const absl::Time until = Soon(); !next.ok() && absl::Now() < until; absl::SleepFor(absl::Milliseconds(10))) {
+    next = CreateFileStore({folder.File(), "tuesday", 2});
+  }
+  INFO(next.status().ToString());
+  CHECK(next.ok());
+}
+
 TEST_CASE("ranks of another run are refused while the first is under way, and welcome afterwards") {
   const Folder folder;
   {

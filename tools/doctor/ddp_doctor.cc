@@ -25,6 +25,7 @@
 #include "ddp/store.h"
 #include "examples/train/environment.h"
 #include "libddp/base/env.h"
+#include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/probe/probe_nccl.h"
@@ -181,9 +182,7 @@ bool AllHaveGpus(ddp::ProcessGroup& world, const Facts& facts, Findings& finding
 
 // How many processors the ranks of this host may use, all of them together; 0: unknown.
 int SharedProcessors(ddp::ProcessGroup& world, const Facts& facts) {
-  char host[256] = {};
-  if (gethostname(host, sizeof host - 1) != 0) return 0;
-  const std::string prefix = absl::StrCat(host, " ");
+  const std::string prefix = absl::StrCat(ddp::HostId(), " ");
   const absl::StatusOr<std::vector<std::string>> all =
       ddp::GatherStrings(world, absl::StrCat(prefix, absl::StrJoin(facts.processors, ",")));
   if (!all.ok()) return 0;

@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/descriptors.h"
 
 namespace ddp {
 
@@ -47,11 +47,8 @@ absl::StatusOr<PeerWatch> PeerWatch::Create(absl::Span<const ProcessId> processe
     } else if (process.VisibleTo(watch.self_)) {
       peer.how = How::kByPidfd;
       const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
-      // Otherwise the kernel has no pidfds, a container does not permit them, or the process has gone already.
-      if (const int error = errno; fd < 0 && (error == EMFILE || error == ENFILE)) {
-        return absl::ResourceExhaustedError(absl::StrCat("pidfd_open: ", std::strerror(error),
-                                                         "; raise ulimit -n, or keep fewer groups and allocations"));
-      }
+      // Other errors: the kernel has no pidfds, a container does not permit them, or the process has gone already.
+      if (absl::Status s = OutOfDescriptors("pidfd_open", fd < 0 ? errno : 0); !s.ok()) return s;
       if (fd >= 0) peer.pidfd = std::make_shared<OwnedDescriptor>(fd);
     } else {
       peer.how = How::kUnknown;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "libddp/base/among_threads.h"
+#include "libddp/base/descriptors.h"
 #include "libddp/base/env.h"
 #include "libddp/base/memory_room.h"
 #include "libddp/base/page.h"
@@ -54,13 +55,6 @@ absl::Status NoMemory(absl::string_view call, int error, size_t bytes) {
                                                    "--shm-size=, --memory=)"));
 }
 
-// Not Unavailable: another kind of memory takes a file descriptor, too.
-absl::Status OutOfDescriptors(absl::string_view call, int error) {
-  if (error != EMFILE && error != ENFILE) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(Failure(call, error), "; raise ulimit -n, or keep fewer groups and allocations"));
-}
-
 // A larger file ends the process by SIGXFSZ.
 absl::Status CheckFileLimit(size_t bytes) {
   rlimit limit = {};
@@ -92,6 +86,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Create(size_t byte
   if (kind != Kind::kPosix) {
     segment->fd_ = memfd_create("ddp", MFD_CLOEXEC);
     const int error = segment->fd_ < 0 ? errno : 0;
+    // Not Unavailable: another kind of memory takes a file descriptor, too.
     if (absl::Status s = OutOfDescriptors("memfd_create", error); !s.ok()) return s;
     if (error != 0 && kind == Kind::kMemfd) {
       return absl::UnavailableError(

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "examples/nn/element.h"
 
@@ -52,6 +53,21 @@ __device__ Vector<T> Load(const T* p, size_t i) {
 template <class T>
 __device__ void Store(T* p, size_t i, const Vector<T>& v) {
   reinterpret_cast<uint4*>(p)[i] = *reinterpret_cast<const uint4*>(&v);
+}
+
+// What is loaded or stored 16 bytes at a time has to be.
+inline bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// V numbers from an aligned place on.
+template <int V>
+__device__ void LoadFloats(const float* from, float (&to)[V]) {
+  for (int i = 0; i < V; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    to[i] = four.x;
+    to[i + 1] = four.y;
+    to[i + 2] = four.z;
+    to[i + 3] = four.w;
+  }
 }
 
 // A NaN stays one.

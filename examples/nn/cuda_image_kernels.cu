@@ -9,47 +9,97 @@
 namespace nn::cuda {
 namespace {
 
-// Index `i` taken apart, the last dimension first.
-__device__ int Take(size_t* i, int dimension) {
-  const size_t all = *i;
+// Index `i` taken apart, the last dimension first. Of 32 bits: division by a number of 64 takes as long as all the
+// rest.
+__device__ int Take(unsigned* i, int dimension) {
+  const unsigned all = *i;
   *i = all / dimension;
   return static_cast<int>(all - *i * dimension);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    PackImagesKernel(const float* x, size_t pixels, int plane, int channels, int padded, T* y) {
+__global__ void __launch_bounds__(kThreads) PackImagesKernel(const float* x, size_t pixels, ImagePacking p, T* y) {
   const size_t pixel = ThreadIndex();
   if (pixel >= pixels) return;
-  const float* const image = x + pixel / plane * plane * channels + pixel % plane;
-  for (int first = 0; first < padded; first += kVector<T>) {
+  unsigned image = pixel;
+  const int column = Take(&image, p.width) * p.fold - p.padding, line = Take(&image, p.height) * p.fold - p.padding;
+  const size_t plane = static_cast<size_t>(p.in.height) * p.in.width;
+  const float* const from = x + image * plane * p.in.channels;
+  for (int first = 0; first < p.padded; first += kVector<T>) {
     Vector<T> out;
     for (int i = 0; i < kVector<T>; ++i) {
-      const int c = first + i;
-      out.Set(i, c < channels ? image[static_cast<size_t>(c) * plane] : 0);
+      const int square = (first + i) / p.in.channels, channel = (first + i) % p.in.channels;
+      const int row = line + square / p.fold, at = column + square % p.fold;
+      const bool has = square < p.fold * p.fold && row >= 0 && row < p.in.height && at >= 0 && at < p.in.width;
+      out.Set(i, has ? from[channel * plane + row * p.in.width + at] : 0);
     }
-    Store(y, (pixel * padded + first) / kVector<T>, out);
+    Store(y, (pixel * p.padded + first) / kVector<T>, out);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     PackWeightKernel(const float* weight, size_t count, WeightShape s, T* packed) {
-  size_t i = ThreadIndex();
+  unsigned i = ThreadIndex();
   if (i >= count) return;
   T* const to = packed + i;
-  const int c = Take(&i, s.padded), k = Take(&i, s.area);
-  *to = FromFloat<T>(c < s.channels ? weight[(i * s.channels + c) * s.area + k] : 0);
+  const int taps = s.taps(), c = Take(&i, s.padded), tap = Take(&i, taps * taps);
+  const int square = c / s.channels, channel = c % s.channels;
+  const int row = tap / taps * s.fold + square / s.fold, column = tap % taps * s.fold + square % s.fold;
+  const bool has = square < s.fold * s.fold && row < s.kernel && column < s.kernel;
+  *to = FromFloat<T>(
+      has ? weight[((static_cast<size_t>(i) * s.channels + channel) * s.kernel + row) * s.kernel + column] : 0);
+}
+
+// Of single taps, which lie as they do in float32.
+template <class T>
+__global__ void __launch_bounds__(kThreads) PackOneTapKernel(const float* weight, size_t vectors, T* packed) {
+  const size_t i = ThreadIndex();
+  if (i >= vectors) return;
+  float numbers[kVector<T>];
+  LoadFloats(weight + i * kVector<T>, numbers);
+  Vector<T> out;
+  for (int k = 0; k < kVector<T>; ++k) out.Set(k, numbers[k]);
+  Store(packed, i, out);
+}
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    UnpackOneTapKernel(const T* packed, size_t vectors, bool accumulate, float* grad) {
+  const size_t i = ThreadIndex();
+  if (i >= vectors) return;
+  float* const to = grad + i * kVector<T>;
+  const Vector<T> in = Load(packed, i);
+  for (int k = 0; k < kVector<T>; k += 4) {
+    float4 sum = accumulate ? *reinterpret_cast<const float4*>(to + k) : float4();
+    sum.x += in[k];
+    sum.y += in[k + 1];
+    sum.z += in[k + 2];
+    sum.w += in[k + 3];
+    *reinterpret_cast<float4*>(to + k) = sum;
+  }
+}
+
+// Of several taps and channels that need no padding. A thread for all taps of an output and a channel.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    PackTapsKernel(const float* weight, size_t count, int taps, int channels, T* packed) {
+  const unsigned i = ThreadIndex();
+  if (i >= count) return;
+  const float* const from = weight + static_cast<size_t>(i) * taps;
+  T* const to = packed + static_cast<size_t>(i / channels) * taps * channels + i % channels;
+  for (int tap = 0; tap < taps; ++tap) to[tap * channels] = FromFloat<T>(from[tap]);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     UnpackGradKernel(const T* packed, size_t count, WeightShape s, bool accumulate, float* grad) {
-  size_t i = ThreadIndex();
+  unsigned i = ThreadIndex();
   if (i >= count) return;
   float* const to = grad + i;
-  const int k = Take(&i, s.area), c = Take(&i, s.channels);
-  *to = ToFloat(packed[(i * s.area + k) * s.padded + c]) + (accumulate ? *to : 0);
+  const int column = Take(&i, s.kernel), row = Take(&i, s.kernel), channel = Take(&i, s.channels), taps = s.taps();
+  const int square = row % s.fold * s.fold + column % s.fold;
+  const size_t tap = (static_cast<size_t>(i) * taps + row / s.fold) * taps + column / s.fold;
+  *to = ToFloat(packed[tap * s.padded + square * s.channels + channel]) + (accumulate ? *to : 0);
 }
 
 template <class T>
@@ -119,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) PoolKernel(const T* x, size_t count,
   constexpr int V = kVector<T>;
   const size_t at = ThreadIndex();
   if (at >= count) return;
-  size_t image = at;
+  unsigned image = at;
   const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
             line = Take(&image, s.out.height);
   const bool max = s.kind == PoolKind::kMax;
@@ -157,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int V = kVector<T>;
   const size_t at = ThreadIndex();
   if (at >= count) return;
-  size_t image = at;
+  unsigned image = at;
   const int vectors = s.in.channels / V;
   const int vector = Take(&image, vectors), column = Take(&image, s.in.width) + s.padding,
             line = Take(&image, s.in.height) + s.padding;
@@ -165,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
   float sum[V] = {};
   for (int l = first(line, s.height, s.step_height); l < s.out.height && l * s.step_height <= line; ++l) {
     for (int c = first(column, s.width, s.step_width); c < s.out.width && c * s.step_width <= column; ++c) {
-      const size_t from = ((image * s.out.height + l) * s.out.width + c) * vectors + vector;
+      const size_t from = ((static_cast<size_t>(image) * s.out.height + l) * s.out.width + c) * vectors + vector;
       const unsigned here = (line - l * s.step_height) * s.width + column - c * s.step_width;
       const Bytes<T> chosen = which[from];
       const Vector<T> d = Load(dy, from), out = s.relu ? Load(y, from) : Vector<T>();
@@ -196,7 +246,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int V = kVector<T>;
   const size_t at = ThreadIndex();
   if (at >= count) return;
-  size_t image = at;
+  unsigned image = at;
   const int vector = Take(&image, s.out.channels / V), column = Take(&image, s.out.width),
             line = Take(&image, s.out.height);
   const Vector<T> d = Load(dy, at), out = Load(y, at);
@@ -238,21 +288,26 @@ __global__ void __launch_bounds__(kThreads)
   y[i] = FromFloat<T>(ToFloat(x[i]) * choice.Factor(i));  // a NaN stays, as in PyTorch
 }
 
+// What kernels can Take apart.
+size_t Counted(size_t count) {
+  NN_CHECK(count <= UINT32_MAX);
+  return count;
+}
+
 template <class T>
 size_t VectorsOf(int rows, const ImageShape& shape) {
   NN_CHECK(shape.channels % kVector<T> == 0);
-  return Pixels(rows, shape) * static_cast<size_t>(shape.channels / kVector<T>);
+  return Counted(Pixels(rows, shape) * static_cast<size_t>(shape.channels / kVector<T>));
 }
 
 }  // namespace
 
-cudaError_t PackImages(Element element, const float* x, int rows, const ImageShape& shape, int channels, void* y,
+cudaError_t PackImages(Element element, const float* x, int rows, const ImagePacking& packing, void* y,
                        cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const size_t pixels = Pixels(rows, shape);
-    PackImagesKernel<T><<<Blocks(pixels, kThreads), kThreads, 0, stream>>>(
-        x, pixels, shape.height * shape.width, shape.channels, channels, static_cast<T*>(y));
+    const size_t pixels = Counted(static_cast<size_t>(rows) * static_cast<size_t>(packing.height * packing.width));
+    PackImagesKernel<T><<<Blocks(pixels, kThreads), kThreads, 0, stream>>>(x, pixels, packing, static_cast<T*>(y));
   });
 }
 
@@ -260,9 +315,19 @@ cudaError_t PackWeight(Element element, const float* weight, const WeightShape& 
                        cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const size_t count = shape.packed_count();
-    PackWeightKernel<T>
-        <<<Blocks(count, kThreads), kThreads, 0, stream>>>(weight, count, shape, static_cast<T*>(packed));
+    T* const to = static_cast<T*>(packed);
+    NN_CHECK(IsAligned(weight));
+    const size_t count = Counted(shape.packed_count());
+    if (shape.IsOneTap()) {
+      const size_t vectors = count / kVector<T>;
+      PackOneTapKernel<T><<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(weight, vectors, to);
+    } else if (shape.fold == 1 && shape.padded == shape.channels) {
+      const int taps = shape.taps() * shape.taps();
+      const size_t lines = count / static_cast<size_t>(taps);
+      PackTapsKernel<T><<<Blocks(lines, kThreads), kThreads, 0, stream>>>(weight, lines, taps, shape.channels, to);
+    } else {
+      PackWeightKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(weight, count, shape, to);
+    }
   });
 }
 
@@ -270,9 +335,15 @@ cudaError_t UnpackGrad(Element element, const void* packed, const WeightShape& s
                        cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
-    const size_t count = shape.count();
-    UnpackGradKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(packed), count, shape,
-                                                                          accumulate, grad);
+    const T* const from = static_cast<const T*>(packed);
+    NN_CHECK(IsAligned(grad));
+    const size_t count = Counted(shape.count());
+    if (shape.IsOneTap()) {
+      const size_t vectors = count / kVector<T>;
+      UnpackOneTapKernel<T><<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(from, vectors, accumulate, grad);
+    } else {
+      UnpackGradKernel<T><<<Blocks(count, kThreads), kThreads, 0, stream>>>(from, count, shape, accumulate, grad);
+    }
   });
 }
 

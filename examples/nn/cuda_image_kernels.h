@@ -17,17 +17,28 @@
 
 namespace nn::cuda {
 
-// Converts a model's input from plain float32 images to native ones with `channels` channels. Additional channels are
-// 0.
-cudaError_t PackImages(Element element, const float* x, int rows, const ImageShape& shape, int channels, void* y,
-                       cudaStream_t stream);
-// Converts a convolution's weight from float32 [outputs, channels, area] to [outputs, area, padded], and its gradient
-// back.
-struct WeightShape {
-  int outputs, channels, area, padded;
+// How a model's input becomes native. With `fold` above 1, a pixel of the native image is a square of so many of the
+// plain one's, of which the first begins `padding` pixels outside; their channels are next to each other. So a
+// convolution with this stride and few channels is one with stride 1 and more channels, which GPUs do faster.
+struct ImagePacking {
+  ImageShape in;
+  int fold, padding;
+  int height, width, padded;  // of the native image; its channels, of which additional ones are 0
 
-  size_t count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(area * channels); }
-  size_t packed_count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(area * padded); }
+  size_t count() const { return static_cast<size_t>(height * width) * static_cast<size_t>(padded); }
+};
+// Converts plain float32 images.
+cudaError_t PackImages(Element element, const float* x, int rows, const ImagePacking& packing, void* y,
+                       cudaStream_t stream);
+// Converts a convolution's weight from float32 [outputs, channels, kernel, kernel] to [outputs, taps, taps, padded],
+// for images that are folded like this, and its gradient back.
+struct WeightShape {
+  int outputs, channels, kernel, fold, padded;
+
+  bool IsOneTap() const { return kernel == 1 && padded == channels; }
+  __host__ __device__ int taps() const { return (kernel + fold - 1) / fold; }
+  size_t count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(kernel * kernel * channels); }
+  size_t packed_count() const { return static_cast<size_t>(outputs) * static_cast<size_t>(taps() * taps() * padded); }
 };
 cudaError_t PackWeight(Element element, const float* weight, const WeightShape& shape, void* packed,
                        cudaStream_t stream);
@@ -65,10 +76,10 @@ struct NarrowConvolution {
 bool HasNarrowForward(Element element, const NarrowConvolution& c);
 cudaError_t NarrowForward(Element element, const NarrowConvolution& c, const void* x, const float* weight,
                           const float* bias, bool relu, int rows, void* y, cudaStream_t stream);
-// dx = the gradient of the input.
+// dx = the gradient of the input + added, an image of its shape, which may be null.
 bool HasNarrowInputGrad(Element element, const NarrowConvolution& c);
-cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight, int rows,
-                            void* dx, cudaStream_t stream);
+cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight,
+                            const void* added, int rows, void* dx, cudaStream_t stream);
 // grad = the weight's gradient (+= with `accumulate`), the same bits in each run. `scratch`: as many numbers as
 // NarrowWeightGradFloats.
 bool HasNarrowWeightGrad(Element element, const NarrowConvolution& c);
@@ -137,14 +148,16 @@ struct BatchMoments {
   float* mean;
   float* rstd;
 };
-// Also moves the running statistics towards those of the batch, by the share `momentum`.
 struct RunningMoments {
   float* mean;
   float* variance;
 };
-cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
-                             const BatchMoments& moments, const RunningMoments& running, const ColumnScratch& scratch,
-                             cudaStream_t stream);
+// Also moves the running statistics towards those of the batch, by the share `momentum`. `made`: null, or [2,
+// channels], the sums of x and of its squares. x is then read only where the variance is too small beside the mean for
+// them.
+cudaError_t BatchNormMoments(Element element, const void* x, const float* made, size_t pixels, int channels, float eps,
+                             float momentum, const BatchMoments& moments, const RunningMoments& running,
+                             const ColumnScratch& scratch, cudaStream_t stream);
 
 // The same in two parts, for the batches of several ranks. The first writes what this rank tells the others,
 // MomentFloats(channels) numbers; the second reads what all ranks have told, and also writes how many values a channel
@@ -163,22 +176,27 @@ struct BatchNormApply {
   const float* bias;
   bool relu;
 };
-// y = max(0, (x - mean) * rstd * weight + bias + shortcut). The shortcut (null) and the max(0, .) are optional.
+// What of an image has passed a ReLU: a byte for every 16 bytes of it, whose bit i is that of number i.
+using ReluBits = uint8_t;
+
+// y = max(0, (x - mean) * rstd * weight + bias + shortcut). The shortcut (null) and the max(0, .) are optional, and so
+// is `passed`, which says what is left of y.
 cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int channels, const BatchNormApply& apply,
-                             const Shortcut* shortcut, void* y, cudaStream_t stream);
+                             const Shortcut* shortcut, void* y, ReluBits* passed, cudaStream_t stream);
 
 // The ReLU behind a normalisation, by which dy is masked.
 enum class ReluMask {
   kNone,
   kOwn,    // right behind it: whether its result is above 0 is computed again from x, which costs less than to read it
-  kStore,  // behind a shortcut: by y > 0. The first pass stores the masked dy, for all that comes after it
+  kStore,  // behind a shortcut: by what has passed. The first pass stores the masked dy, for all that comes after it
 };
 // With apply.eps = 0. The first pass writes (adds, with `accumulate`) the gradients of weight and bias, and writes
 // `sums`, [2, channels]. The second pass needs `sums` for dx; it masks dy for kOwn. dx may be dy. `count`: how many
 // values of a channel the sums are of; null: `pixels`.
-cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
-                           int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
-                           float* bias_grad, float* sums, const ColumnScratch& scratch, cudaStream_t stream);
+cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const ReluBits* passed, void* dy,
+                           size_t pixels, int channels, const BatchNormApply& apply, bool accumulate,
+                           float* weight_grad, float* bias_grad, float* sums, const ColumnScratch& scratch,
+                           cudaStream_t stream);
 cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
                               int channels, const BatchNormApply& apply, const float* sums, const float* count,
                               void* dx, cudaStream_t stream);
@@ -188,12 +206,12 @@ cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, con
 bool BatchNormFits(Element element, size_t pixels, int channels, int processors);
 cudaError_t BatchNormForwardOnce(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
                                  const BatchMoments& moments, const RunningMoments& running,
-                                 const BatchNormApply& apply, const Shortcut* shortcut, void* y, int processors,
-                                 const ColumnScratch& scratch, cudaStream_t stream);
-cudaError_t BatchNormBackwardOnce(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
-                                  int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
-                                  float* bias_grad, void* dx, int processors, const ColumnScratch& scratch,
-                                  cudaStream_t stream);
+                                 const BatchNormApply& apply, const Shortcut* shortcut, void* y, ReluBits* passed,
+                                 int processors, const ColumnScratch& scratch, cudaStream_t stream);
+cudaError_t BatchNormBackwardOnce(Element element, const void* x, ReluMask mask, const ReluBits* passed, void* dy,
+                                  size_t pixels, int channels, const BatchNormApply& apply, bool accumulate,
+                                  float* weight_grad, float* bias_grad, void* dx, int processors,
+                                  const ColumnScratch& scratch, cudaStream_t stream);
 
 }  // namespace nn::cuda
 

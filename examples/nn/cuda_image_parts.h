@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "examples/nn/check.h"
 #include "examples/nn/cuda_image_kernels.h"
 #include "examples/nn/cuda_memory.h"
@@ -38,6 +40,9 @@ class Session {
   }
   int Floats(size_t elements) const { return static_cast<int>((elements * SizeOf(element) + 3) / 4); }
   std::shared_ptr<void> Allocate(size_t elements) const { return AllocateBytes(elements * SizeOf(element), stream); }
+  std::shared_ptr<ReluBits> AllocateRelu(size_t elements) const {
+    return AllocateBytes<ReluBits>(elements * SizeOf(element) / 16, stream);
+  }
   // The number of channels that fills vectors of 16 bytes.
   int Padded(int channels) const {
     const int vector = 16 / static_cast<int>(SizeOf(element));
@@ -55,7 +60,7 @@ class Session {
     sums_ = AllocateFloats(floats, stream);
   }
   ColumnScratch Scratch() const { return {sums_.get(), tickets_.get()}; }
-  static constexpr int kTemporaries = 3;
+  static constexpr int kTemporaries = 4;
   void ReserveTemporary(int which, size_t elements) {
     if (elements <= temporary_elements_[which]) return;
     temporary_elements_[which] = elements;
@@ -88,6 +93,7 @@ inline void Planned(bool has_plan) {
 
 inline constexpr int kBlockTemporary = 0;  // and the next one
 inline constexpr int kWeightGradTemporary = 2;
+inline constexpr int kShortcutTemporary = 3;
 
 class GpuConv2d final : public WeightedLayer {
  public:
@@ -97,7 +103,8 @@ class GpuConv2d final : public WeightedLayer {
         session_(std::move(session)),
         options_(o),
         max_batch_(max_batch),
-        weight_shape_{o.outputs, o.in.channels, o.kernel * o.kernel, session_->Padded(o.in.channels)},
+        fold_(o.in_layout == Layout::kPlain ? o.stride : 1),
+        weight_shape_{o.outputs, o.in.channels, o.kernel, fold_, session_->Padded(o.in.channels * fold_ * fold_)},
         small_(o.in_layout == Layout::kPlain && o.stride == 1 && session_->processors > 0 &&
                o.in.channels < weight_shape_.padded && IsSmallConvolution(Small())),
         narrow_forward_(HasNarrow(HasNarrowForward)),
@@ -111,7 +118,7 @@ class GpuConv2d final : public WeightedLayer {
     if (narrow_weight_grad_) session_->ReserveSums(NarrowWeightGradFloats(Narrow()));
     if (small_) session_->ReserveSums(SmallConvolutionFloats(Small()));
     if (o.in_layout == Layout::kPlain) {
-      packed_x_ = session_->Allocate(Pixels(max_batch, o.in) * static_cast<size_t>(weight_shape_.padded));
+      packed_x_ = session_->Allocate(static_cast<size_t>(max_batch) * Packing().count());
     }
   }
 
@@ -124,8 +131,7 @@ class GpuConv2d final : public WeightedLayer {
   void Forward(const float* x, float* y, int rows) override {
     NN_CHECK(weight_ != nullptr);
     if (packed_x_ != nullptr) {
-      Launched(
-          PackImages(session_->element, x, rows, options_.in, weight_shape_.padded, packed_x_.get(), session_->stream));
+      Launched(PackImages(session_->element, x, rows, Packing(), packed_x_.get(), session_->stream));
     }
     if (small_) {
       Launched(SmallConvolutionForward(session_->element, Small(), packed_x_.get(), weight_,
@@ -145,23 +151,54 @@ class GpuConv2d final : public WeightedLayer {
     const cudnn::Tensors tensors = {Input(x), packed_weight_.get(), y};
     if (!options_.bias) {
       Planned(passes.forward.Run(tensors));
-    } else if (cudnn::Tensors with_bias = tensors; with_bias.bias = bias_, !passes.fused.Run(with_bias)) {
+    } else if (cudnn::Tensors with_bias = tensors; with_bias.added = bias_, !passes.fused.Run(with_bias)) {
       Planned(passes.forward.Run(tensors));
       Launched(AddBias(session_->element, y, Pixels(rows, options_.out()), options_.outputs, bias_,
                        options_.activation == Activation::kRelu, session_->stream));
     }
   }
 
+  // Without a bias. Returns whether it has also written `sums` [2, outputs], of y and of its square. It does so where
+  // that takes less time than sum(), which may be called to find out.
+  bool Forward(const float* x, float* y, int rows, float* sums, absl::FunctionRef<void()> sum) {
+    NN_CHECK(!options_.bias && packed_x_ == nullptr);
+    if (narrow_forward_) {
+      Forward(x, y, rows);
+      return false;
+    }
+    Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
+    Passes& passes = PassesFor(rows);
+    const void* const w = packed_weight_.get();
+    const auto together = [&] {
+      return passes.forward_sums.Run({.x = x, .w = w, .y = y, .sums = sums, .squares = sums + options_.outputs});
+    };
+    const auto plain = [&] { Planned(passes.forward.Run({x, w, y})); };
+    if (!passes.sums_at_once.has_value()) {
+      passes.sums_at_once = session_->cudnn.IsFaster(cudnn::Pass::kForwardSums, passes.shape, together, [&] {
+        plain();
+        sum();
+      });
+    }
+    if (*passes.sums_at_once && together()) return true;
+    plain();
+    return false;
+  }
+
   void Backward(const float* x, const float* y, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override {
+    Backward(x, y, dy, nullptr, dx, rows, accumulate, grad_ready);
+  }
+  // With `added` [rows, input_size()] added to dx, unless it is null.
+  void Backward(const float* x, const float* y, float* dy, const float* added, float* dx, int rows, bool accumulate,
+                GradReadyFn grad_ready) {
     if (options_.bias) {
       Launched(BiasGrad(session_->element, options_.activation == Activation::kRelu ? y : nullptr, dy,
                         Pixels(rows, options_.out()), options_.outputs, accumulate, bias_grad_, session_->Scratch(),
                         session_->stream));
       grad_ready(1);
     }
+    NN_CHECK(dx == nullptr || packed_x_ == nullptr);  // not of a model's input
     if (small_) {
-      NN_CHECK(dx == nullptr);  // of a model's input
       Launched(SmallConvolutionWeightGrad(session_->element, Small(), packed_x_.get(), dy, rows, accumulate,
                                           weight_grad_, session_->processors, session_->Scratch().sums,
                                           session_->stream));
@@ -170,23 +207,23 @@ class GpuConv2d final : public WeightedLayer {
     }
     WeightGrad(x, dy, rows, accumulate);
     grad_ready(0);
-    if (dx == nullptr) return;
-    if (narrow_input_grad_) {
-      Launched(NarrowInputGrad(session_->element, Narrow(), dy, weight_, rows, dx, session_->stream));
-    } else {
-      Planned(PassesFor(rows).input_grad.Run({dx, packed_weight_.get(), dy}));
-    }
+    if (dx != nullptr) InputGrad(dy, added, dx, rows);
   }
 
  private:
   struct Passes {
-    Passes(cudnn::Context& context, const cudnn::ConvolutionShape& shape, bool relu)
-        : forward(context, cudnn::Pass::kForward, shape),
+    Passes(cudnn::Context& context, const cudnn::ConvolutionShape& of, bool relu)
+        : shape(of),
+          forward(context, cudnn::Pass::kForward, shape),
           fused(context, relu ? cudnn::Pass::kForwardBiasRelu : cudnn::Pass::kForwardBias, shape),
           input_grad(context, cudnn::Pass::kInputGrad, shape),
-          weight_grad(context, cudnn::Pass::kWeightGrad, shape) {}
+          input_grad_added(context, cudnn::Pass::kInputGradAdded, shape),
+          weight_grad(context, cudnn::Pass::kWeightGrad, shape),
+          forward_sums(context, cudnn::Pass::kForwardSums, shape) {}
 
-    cudnn::Convolution forward, fused, input_grad, weight_grad;
+    const cudnn::ConvolutionShape shape;
+    cudnn::Convolution forward, fused, input_grad, input_grad_added, weight_grad, forward_sums;
+    std::optional<bool> sums_at_once, added_at_once;  // whether one launch is faster, once it is known
   };
 
   Passes& PassesFor(int rows) {
@@ -195,10 +232,33 @@ class GpuConv2d final : public WeightedLayer {
       const Conv2dOptions& o = options_;
       // A ReLU without a bias is none of these layers'.
       NN_CHECK(o.bias || o.activation == Activation::kNone);
+      const ImagePacking x = Packing();
       const cudnn::ConvolutionShape shape = {
-          rows, weight_shape_.padded, o.in.height, o.in.width, o.outputs, o.kernel, o.stride, o.padding};
+          rows, x.padded, x.height, x.width, o.outputs, weight_shape_.taps(), o.stride / fold_, o.padding - x.padding};
       return std::make_unique<Passes>(session_->cudnn, shape, o.activation == Activation::kRelu);
     });
+  }
+  void InputGrad(const float* dy, const float* added, float* dx, int rows) {
+    if (narrow_input_grad_) {
+      Launched(NarrowInputGrad(session_->element, Narrow(), dy, weight_, added, rows, dx, session_->stream));
+      return;
+    }
+    Passes& passes = PassesFor(rows);
+    const auto plain = [&] { Planned(passes.input_grad.Run({dx, packed_weight_.get(), dy})); };
+    if (added == nullptr) {
+      plain();
+      return;
+    }
+    const auto together = [&] { return passes.input_grad_added.Run({dx, packed_weight_.get(), dy, added}); };
+    const auto apart = [&] {
+      plain();
+      Launched(Add(session_->element, added, static_cast<size_t>(rows) * session_->Elements(options_.in), dx,
+                   session_->stream));
+    };
+    if (!passes.added_at_once.has_value()) {
+      passes.added_at_once = session_->cudnn.IsFaster(cudnn::Pass::kInputGradAdded, passes.shape, together, apart);
+    }
+    if (!*passes.added_at_once || !together()) apart();
   }
   void WeightGrad(const float* x, const float* dy, int rows, bool accumulate) {
     if (narrow_weight_grad_) {
@@ -211,6 +271,12 @@ class GpuConv2d final : public WeightedLayer {
     Launched(UnpackGrad(session_->element, packed_grad, weight_shape_, accumulate, weight_grad_, session_->stream));
   }
 
+  ImagePacking Packing() const {
+    const ImageShape in = options_.in, out = options_.out();
+    if (fold_ == 1) return {in, 1, 0, in.height, in.width, weight_shape_.padded};
+    const int more = weight_shape_.taps() - 1;
+    return {in, fold_, options_.padding, out.height + more, out.width + more, weight_shape_.padded};
+  }
   SmallConvolution Small() const { return {options_.in, options_.out(), options_.kernel, options_.padding}; }
   bool HasNarrow(bool (*has)(Element, const NarrowConvolution&)) const {
     return options_.kernel == 3 && options_.in_layout == Layout::kNative && session_->HasTensorCores() &&
@@ -222,6 +288,7 @@ class GpuConv2d final : public WeightedLayer {
   SessionPtr session_;
   const Conv2dOptions options_;
   const int max_batch_;
+  const int fold_;
   const WeightShape weight_shape_;
   const bool small_;                                                    // a SmallConvolution
   const bool narrow_forward_, narrow_input_grad_, narrow_weight_grad_;  // passes of a NarrowConvolution
@@ -260,48 +327,47 @@ class GpuBatchNorm2d final : public WeightedLayer {
     told_ = AllocateFloats((1 + static_cast<size_t>(group->size())) * MomentFloats(channels()) + 1, session_->stream);
   }
 
-  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, relu_, y, rows); }
-  // With a shortcut added before the ReLU, unless that is null.
-  void Forward(const void* x, const Shortcut* shortcut, bool relu, void* y, int rows) {
+  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, nullptr, relu_, y, nullptr, rows); }
+  // `made`: as in BatchNormMoments. `shortcut`, `passed`: as in BatchNormForward.
+  void Forward(const void* x, const float* made, const Shortcut* shortcut, bool relu, void* y, ReluBits* passed,
+               int rows) {
     NN_CHECK(weight_ != nullptr);
     if (training_ && group_ == nullptr) CheckBatchNormCanTrain(rows, shape_);
     if (training_ && AtOnce(rows)) {
       Launched(BatchNormForwardOnce(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
                                     kBatchNormMomentum, moments(), {running_mean(), running_var()}, Apply(relu),
-                                    shortcut, y, session_->processors, session_->Scratch(), session_->stream));
+                                    shortcut, y, passed, session_->processors, session_->Scratch(), session_->stream));
       return;
     }
     if (training_ && group_ != nullptr) {
       MomentsTogether(x, rows);
     } else if (training_) {
-      Launched(BatchNormMoments(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
-                                kBatchNormMomentum, moments(), {running_mean(), running_var()}, session_->Scratch(),
-                                session_->stream));
+      SetMoments(x, made, rows, kBatchNormMomentum);
     }
     Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, Apply(relu), shortcut, y,
-                              session_->stream));
+                              passed, session_->stream));
   }
 
   void Backward(const float* x, const float*, float* dy, float* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) override {
     Backward(relu_ ? ReluMask::kOwn : ReluMask::kNone, x, nullptr, dy, dx, rows, accumulate, grad_ready);
   }
-  // `y` as `mask` needs it.
-  void Backward(ReluMask mask, const void* x, const void* y, void* dy, void* dx, int rows, bool accumulate,
+  // `passed`: as `mask` needs it.
+  void Backward(ReluMask mask, const void* x, const ReluBits* passed, void* dy, void* dx, int rows, bool accumulate,
                 GradReadyFn grad_ready) {
     NN_CHECK(training_);
     const size_t pixels = Pixels(rows, shape_);
     const BatchNormApply apply = Apply(relu_);
     if (dx != nullptr && AtOnce(rows)) {
-      Launched(BatchNormBackwardOnce(session_->element, x, mask, y, dy, pixels, shape_.channels, apply, accumulate,
+      Launched(BatchNormBackwardOnce(session_->element, x, mask, passed, dy, pixels, shape_.channels, apply, accumulate,
                                      weight_grad_, bias_grad_, dx, session_->processors, session_->Scratch(),
                                      session_->stream));
       grad_ready(1);
       grad_ready(0);
       return;
     }
-    Launched(BatchNormGrads(session_->element, x, mask, y, dy, pixels, shape_.channels, apply, accumulate, weight_grad_,
-                            bias_grad_, sums(), session_->Scratch(), session_->stream));
+    Launched(BatchNormGrads(session_->element, x, mask, passed, dy, pixels, shape_.channels, apply, accumulate,
+                            weight_grad_, bias_grad_, sums(), session_->Scratch(), session_->stream));
     grad_ready(1);
     grad_ready(0);
     if (dx == nullptr) return;
@@ -310,7 +376,19 @@ class GpuBatchNorm2d final : public WeightedLayer {
                                group_ != nullptr ? Count() : nullptr, dx, session_->stream));
   }
 
+  // Whether Forward wants sums of x and of its square.
+  bool WantsSums(int rows) const { return training_ && group_ == nullptr && !AtOnce(rows); }
+  // Takes as long as what Forward does without these sums, and changes nothing that lasts.
+  void TryWithoutSums(const void* x, int rows) { SetMoments(x, nullptr, rows, 0); }
+  // Memory for them.
+  float* sums() const { return numbers_.get() + 4 * channels(); }
+
  private:
+  void SetMoments(const void* x, const float* made, int rows, float momentum) {
+    Launched(BatchNormMoments(session_->element, x, made, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
+                              momentum, moments(), {running_mean(), running_var()}, session_->Scratch(),
+                              session_->stream));
+  }
   BatchNormApply Apply(bool relu) const {
     return {.mean = training_ ? moments().mean : running_mean(),
             .rstd = training_ ? moments().rstd : running_var(),
@@ -342,13 +420,12 @@ class GpuBatchNorm2d final : public WeightedLayer {
   float* running_mean() const { return numbers_.get(); }
   float* running_var() const { return numbers_.get() + channels(); }
   BatchMoments moments() const { return {numbers_.get() + 2 * channels(), numbers_.get() + 3 * channels()}; }
-  float* sums() const { return numbers_.get() + 4 * channels(); }
 
   SessionPtr session_;
   const ImageShape shape_;
   const bool relu_;
   bool training_ = true;
-  std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of its backward pass
+  std::shared_ptr<float> numbers_;  // the running statistics, the batch's, and sums of either pass
   SyncGroup* group_ = nullptr;      // if it is synchronised
   std::shared_ptr<float> told_;     // what this rank tells of its batch, what all ranks do, and their count of values
 };

@@ -63,10 +63,11 @@ __device__ void Take(const float* shared, bool flipped, Weight<T>& b) {
   }
 }
 
-// The outputs of two segments of the tile at `x`; `top` is the tile's first line in image `y`.
+// The outputs of two segments of the tile at `x`; `top` is the tile's first line in the images `added`, which may be
+// null, and `y`.
 template <class T>
 __device__ void Convolve(const T* x, const Weight<T>& b, const float* bias, bool relu, const Tiles& t, int two_segments,
-                         int top, T* y) {
+                         int top, const T* added, T* y) {
   const int lane = threadIdx.x % kWarp, two = lane % 4 * 2;
   const Place from = t.PlaceOf(two_segments + lane / 8 % 2);
   const T* const pixel =
@@ -94,16 +95,22 @@ __device__ void Convolve(const T* x, const Weight<T>& b, const float* bias, bool
     const size_t at = static_cast<size_t>(top + to.line) * t.c.out.width + to.column + lane / 4;
 #pragma unroll
     for (int n = 0; n < kAcross; ++n) {
-      const float first = sum[n][2 * half], second = sum[n][2 * half + 1];
-      StoreTwo(y + at * kChannels + n * 8 + two, relu ? Rectified(first) : first, relu ? Rectified(second) : second);
+      const size_t pair = at * kChannels + n * 8 + two;
+      float first = sum[n][2 * half], second = sum[n][2 * half + 1];
+      if (added != nullptr) {
+        first += ToFloat(added[pair]);
+        second += ToFloat(added[pair + 1]);
+      }
+      StoreTwo(y + pair, relu ? Rectified(first) : first, relu ? Rectified(second) : second);
     }
   }
 }
 
-// y = convolution of x, with `weight` as in Take.
+// y = convolution of x + added, which may be null, with `weight` as in Take.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    NarrowForwardKernel(const T* x, const float* weight, bool flipped, const float* bias, bool relu, Tiles t, T* y) {
+    NarrowForwardKernel(const T* x, const float* weight, bool flipped, const float* bias, bool relu, Tiles t,
+                        const T* added, T* y) {
   extern __shared__ uint4 shared[];
   __shared__ float rows[kChannels * kWeightRow];
   Weight<T> b;
@@ -119,9 +126,9 @@ __global__ void __launch_bounds__(kTileThreads)
     Take<T>(rows, flipped, b);
   };
   const auto use = [&](int tile, const T* from) {
-    T* const image = y + t.ImageOf(tile) * t.c.out.width * t.c.out.height * kChannels;
+    const size_t image = t.ImageOf(tile) * t.c.out.width * t.c.out.height * kChannels;
     for (int m = threadIdx.x / kWarp * 2; m * kSegment < t.pixels(); m += kTileWarps * 2) {
-      Convolve(from, b, bias, relu, t, m, t.TopOf(tile), image);
+      Convolve(from, b, bias, relu, t, m, t.TopOf(tile), added == nullptr ? nullptr : added + image, y + image);
     }
   };
   ForTiles(t, reinterpret_cast<T*>(shared), t.x_pixels() * kPixel<T>, copy, take_weight, use);
@@ -146,7 +153,7 @@ NarrowConvolution Backwards(const NarrowConvolution& c) {
 }
 
 cudaError_t Convolve(Element element, const NarrowConvolution& c, const void* x, const float* weight, bool flipped,
-                     const float* bias, bool relu, int rows, void* y, cudaStream_t stream) {
+                     const float* bias, bool relu, const void* added, int rows, void* y, cudaStream_t stream) {
   const Tiles t = TilesOf(element, c, rows);
   NN_CHECK(IsNarrow(c) && t.lines > 0);
   return Dispatch(element, [&](auto type) {
@@ -155,7 +162,7 @@ cudaError_t Convolve(Element element, const NarrowConvolution& c, const void* x,
     const size_t bytes = sizeof(T) * kPixel<T> * static_cast<size_t>(kStages * t.x_pixels());
     if (AllowShared(reinterpret_cast<const void*>(kernel), bytes) != cudaSuccess) return;
     kernel<<<static_cast<unsigned>(std::min(t.count, Processors())), kTileThreads, bytes, stream>>>(
-        static_cast<const T*>(x), weight, flipped, bias, relu, t, static_cast<T*>(y));
+        static_cast<const T*>(x), weight, flipped, bias, relu, t, static_cast<const T*>(added), static_cast<T*>(y));
   });
 }
 
@@ -167,17 +174,17 @@ bool HasNarrowForward(Element element, const NarrowConvolution& c) {
 
 cudaError_t NarrowForward(Element element, const NarrowConvolution& c, const void* x, const float* weight,
                           const float* bias, bool relu, int rows, void* y, cudaStream_t stream) {
-  return Convolve(element, c, x, weight, false, bias, relu, rows, y, stream);
+  return Convolve(element, c, x, weight, false, bias, relu, nullptr, rows, y, stream);
 }
 
 bool HasNarrowInputGrad(Element element, const NarrowConvolution& c) {
   return c.stride == 1 && c.padding < kNarrowSide && HasNarrowForward(element, Backwards(c));
 }
 
-cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight, int rows,
-                            void* dx, cudaStream_t stream) {
+cudaError_t NarrowInputGrad(Element element, const NarrowConvolution& c, const void* dy, const float* weight,
+                            const void* added, int rows, void* dx, cudaStream_t stream) {
   NN_CHECK(c.stride == 1 && c.padding < kNarrowSide);
-  return Convolve(element, Backwards(c), dy, weight, true, nullptr, false, rows, dx, stream);
+  return Convolve(element, Backwards(c), dy, weight, true, nullptr, false, added, rows, dx, stream);
 }
 
 }  // namespace nn::cuda

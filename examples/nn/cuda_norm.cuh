@@ -3,6 +3,9 @@
 #ifndef EXAMPLES_NN_CUDA_NORM_CUH_
 #define EXAMPLES_NN_CUDA_NORM_CUH_
 
+#include <type_traits>
+
+#include "examples/nn/check.h"
 #include "examples/nn/cuda_element.cuh"
 #include "examples/nn/cuda_image_kernels.h"
 
@@ -19,20 +22,30 @@ struct Momentum {
   }
 };
 
+inline void CheckAligned(const BatchNormApply& apply) {
+  for (const float* const numbers : {apply.mean, apply.rstd, apply.weight, apply.bias}) {
+    NN_CHECK(IsAligned(numbers));
+  }
+}
+
 // y = scale x + shift, before its ReLU, of a thread's channels. The same numbers in both directions.
 template <int V>
 struct Normalised {
   float scale[V], shift[V];
 
   __device__ void Set(const BatchNormApply& apply, size_t channel0) {
+    float mean[V], rstd[V], weight[V], bias[V];
+    LoadFloats(apply.mean + channel0, mean);
+    LoadFloats(apply.rstd + channel0, rstd);
+    LoadFloats(apply.weight + channel0, weight);
+    LoadFloats(apply.bias + channel0, bias);
     for (int i = 0; i < V; ++i) {
-      const size_t c = channel0 + i;
-      Set(i, apply, c, apply.mean[c], apply.eps > 0 ? rsqrtf(apply.rstd[c] + apply.eps) : apply.rstd[c]);
+      Set(i, mean[i], apply.eps > 0 ? rsqrtf(rstd[i] + apply.eps) : rstd[i], weight[i], bias[i]);
     }
   }
-  __device__ void Set(int i, const BatchNormApply& apply, size_t channel, float mean, float rstd) {
-    scale[i] = rstd * apply.weight[channel];
-    shift[i] = fmaf(-mean, scale[i], apply.bias[channel]);
+  __device__ void Set(int i, float mean, float rstd, float weight, float bias) {
+    scale[i] = rstd * weight;
+    shift[i] = fmaf(-mean, scale[i], bias);
   }
   __device__ float operator()(int i, float x) const { return fmaf(x, scale[i], shift[i]); }
 };
@@ -52,15 +65,25 @@ struct InputGrad {
   }
 };
 
+// The largest number that becomes 0 in T: half of the smallest one above 0.
+template <class T>
+constexpr float kBecomesZero = std::is_same_v<T, float>    ? 0
+                               : std::is_same_v<T, __half> ? 0x1p-25f
+                                                           : 0x1p-134f;
+
 // A gradient of y behind its ReLU.
 template <class T>
 __device__ float Masked(float gradient, float y) {
-  return ToFloat(FromFloat<T>(y)) <= 0 ? 0 : gradient;
+  return y <= kBecomesZero<T> ? 0 : gradient;
 }
 
 // Which vector of x lies where vector i of the output does; false where x has no such channel.
 template <class T>
 __device__ bool FromShortcut(const Shortcut& s, size_t i, size_t* at) {
+  if (s.stride == 1 && s.in.channels == s.out.channels) {
+    *at = i;
+    return true;
+  }
   const int in_vectors = s.in.channels / kVector<T>, out_vectors = s.out.channels / kVector<T>;
   const int vector = static_cast<int>(i % out_vectors);
   if (vector >= in_vectors) return false;
@@ -73,16 +96,27 @@ __device__ bool FromShortcut(const Shortcut& s, size_t i, size_t* at) {
   return true;
 }
 
-// Vector `at` of the output, of this one of the input.
+// What a shortcut, if there is one, adds to vector `at` of the output.
 template <class T>
-__device__ Vector<T> OutputOf(const Normalised<kVector<T>>& normalised, const Vector<T>& in, bool has_shortcut,
-                              const Shortcut& shortcut, bool relu, size_t at) {
-  Vector<T> beside = {}, out;
+__device__ Vector<T> Beside(bool has_shortcut, const Shortcut& shortcut, size_t at) {
   size_t from = at;
-  if (has_shortcut && FromShortcut<T>(shortcut, at, &from)) beside = Load(static_cast<const T*>(shortcut.x), from);
+  if (!has_shortcut || !FromShortcut<T>(shortcut, at, &from)) return {};
+  return Load(static_cast<const T*>(shortcut.x), from);
+}
+
+template <class T>
+__device__ ReluBits PassedOf(const Vector<T>& y) {
+  unsigned bits = 0;
+  for (int i = 0; i < kVector<T>; ++i) bits |= (y[i] <= 0 ? 0u : 1u) << i;
+  return static_cast<ReluBits>(bits);
+}
+
+template <class T>
+__device__ Vector<T> OutputOf(const Normalised<kVector<T>>& normalised, const Vector<T>& in, const Vector<T>& beside,
+                              bool relu) {
+  Vector<T> out;
   for (int i = 0; i < kVector<T>; ++i) {
-    float v = normalised(i, in[i]);
-    if (has_shortcut) v += beside[i];
+    const float v = normalised(i, in[i]) + beside[i];
     out.Set(i, relu ? Rectified(v) : v);
   }
   return out;

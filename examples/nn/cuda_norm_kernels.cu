@@ -13,7 +13,7 @@ constexpr int kSumThreads = 512;
 // Of a launch: one for each multiprocessor of an H100. The last one of each group of columns adds up the others' sums,
 // which takes longer with more of them than the others gain.
 constexpr int kMostBlocks = 132;
-constexpr int kMostColumns = 8;  // of a group: 128 bytes, a line of the caches
+constexpr int kMostColumns = 16;  // of a group: 256 bytes
 
 // A block's threads are columns of vectors by rows of pixels; the grid is blocks of pixels by groups of so many
 // columns.
@@ -66,7 +66,7 @@ __device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnSc
   }
 
   // Within the warp, then the block.
-  __shared__ float parts[kWarps][kSums][kMostColumns * V];
+  __shared__ __align__(16) float parts[kWarps][kSums][kMostColumns * V];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   for (int s = 0; s < kSums; ++s) {
     for (int i = 0; i < V; ++i) {
@@ -95,17 +95,25 @@ __device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnSc
   if (!last) return;
   __threadfence();
   if (threadIdx.x == 0) scratch.tickets[blockIdx.y] = 0;
-  // Several threads for each sum of each channel, as far as there are threads.
-  const int results = kSums * channels, lanes = results < kSumThreads ? kSumThreads / results : 1;
+  // Four sums for each thread, and several threads for each four of them, as far as there are threads.
+  const int results = kSums * channels, fours = results / 4;
+  const int most = static_cast<int>(sizeof(parts) / sizeof(float)) / results;
+  const int lanes = kSumThreads / fours < most ? kSumThreads / fours : most;
   float* const totals = &parts[0][0][0];  // [lanes][results]
   __syncthreads();
-  for (int k = threadIdx.x; k < results * lanes; k += kSumThreads) {
-    const int result = k % results;
+  for (int k = threadIdx.x; k < fours * lanes; k += kSumThreads) {
+    const int result = k % fours * 4;
     const float* const from = scratch.sums + result / channels * all_channels + first + result % channels;
-    float sum = 0;
+    float4 sum = {0, 0, 0, 0};
 #pragma unroll 8
-    for (unsigned b = k / results; b < gridDim.x; b += lanes) sum += __ldcg(from + b * kSums * all_channels);
-    totals[k] = sum;
+    for (unsigned b = k / fours; b < gridDim.x; b += lanes) {
+      const float4 part = __ldcg(reinterpret_cast<const float4*>(from + b * kSums * all_channels));
+      sum.x += part.x;
+      sum.y += part.y;
+      sum.z += part.z;
+      sum.w += part.w;
+    }
+    *reinterpret_cast<float4*>(totals + k / fours * results + result) = sum;
   }
   __syncthreads();
   for (int channel = threadIdx.x; channel < channels; channel += kSumThreads) {
@@ -118,8 +126,8 @@ __device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnSc
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads) BiasGradKernel(const T* y, T* dy, size_t pixels, Columns columns,
-                                                              bool accumulate, float* grad, ColumnScratch scratch) {
+__global__ void __launch_bounds__(kSumThreads, 1) BiasGradKernel(const T* y, T* dy, size_t pixels, Columns columns,
+                                                                 bool accumulate, float* grad, ColumnScratch scratch) {
   struct Loaded {
     Vector<T> d, out;
   };
@@ -135,6 +143,26 @@ __global__ void __launch_bounds__(kSumThreads) BiasGradKernel(const T* y, T* dy,
   SumColumns<T, 1, 4>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[1]) {
     grad[channel] = sums[0] + (accumulate ? grad[channel] : 0);
   });
+}
+
+// Calls finish(channel, mean, variance) for each channel of the block's group, in one of the group's blocks. `made`
+// [2, channels]: the sums of x and of its square. Returns false, and calls nothing, if a channel's numbers are so far
+// from 0 that these sums have lost its variance.
+template <class Finish>
+__device__ bool FinishSums(const float* made, size_t pixels, int group_channels, int channels, const Finish& finish) {
+  constexpr float kLost = 1 / 64.f;  // variance / mean^2
+  const int channel = blockIdx.y * group_channels + threadIdx.x;
+  const bool has_channel = threadIdx.x < group_channels;  // all of them together have every one
+  float mean = 0, variance = 0;
+  if (has_channel) {
+    const float count = static_cast<float>(pixels);
+    mean = made[channel] / count;
+    variance = made[channels + channel] / count - mean * mean;
+  }
+  const bool lost = !(variance >= kLost * mean * mean);  // or NaN
+  if (__syncthreads_or(lost)) return false;
+  if (has_channel && blockIdx.x == 0) finish(channel, mean, variance);
+  return true;
 }
 
 // Calls finish(channel, mean, variance). Sums of differences from the first pixel: the squares of what is far from 0
@@ -160,18 +188,22 @@ __device__ void ComputeMoments(const T* x, size_t pixels, const Columns& columns
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
-    MomentsKernel(const T* x, size_t pixels, Columns columns, float eps, Momentum momentum, BatchMoments moments,
-                  ColumnScratch scratch) {
-  ComputeMoments(x, pixels, columns, scratch, [&](int channel, float mean, float variance) {
+__global__ void __launch_bounds__(kSumThreads, 1)
+    MomentsKernel(const T* x, const float* made, size_t pixels, Columns columns, float eps, Momentum momentum,
+                  BatchMoments moments, ColumnScratch scratch) {
+  const auto finish = [&](int channel, float mean, float variance) {
     moments.mean[channel] = mean;
     moments.rstd[channel] = rsqrtf(variance + eps);
     momentum.Move(channel, mean, variance, static_cast<float>(pixels));
-  });
+  };
+  constexpr int V = kVector<T>;
+  static_assert(kMostColumns * V <= kSumThreads);
+  if (made != nullptr && FinishSums(made, pixels, columns.group * V, columns.all * V, finish)) return;
+  ComputeMoments(x, pixels, columns, scratch, finish);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 1)
     TellKernel(const T* x, size_t pixels, Columns columns, float* told, ColumnScratch scratch) {
   const int channels = columns.all * kVector<T>;
   ComputeMoments(x, pixels, columns, scratch, [&](int channel, float mean, float variance) {
@@ -194,24 +226,22 @@ __global__ void MergeKernel(const float* told, int ranks, int channels, float ep
 }
 
 template <class T, ReluMask kMask>
-__global__ void __launch_bounds__(kSumThreads)
-    GradsKernel(const T* x, const T* y, T* dy, size_t pixels, Columns columns, BatchNormApply apply, bool accumulate,
-                float* weight_grad, float* bias_grad, float* out, ColumnScratch scratch) {
+__global__ void __launch_bounds__(kSumThreads, 1)
+    GradsKernel(const T* x, const ReluBits* passed, T* dy, size_t pixels, Columns columns, BatchNormApply apply,
+                bool accumulate, float* weight_grad, float* bias_grad, float* out, ColumnScratch scratch) {
   constexpr int V = kVector<T>;
   const int channel0 = (blockIdx.y * columns.group + threadIdx.x % columns.group) * V;
-  float mean[V], rstd[V];
-  for (int i = 0; i < V; ++i) {
-    mean[i] = apply.mean[channel0 + i];
-    rstd[i] = apply.rstd[channel0 + i];
-  }
+  float mean[V];
+  LoadFloats(apply.mean + channel0, mean);
   Normalised<V> normalised;
   if constexpr (kMask == ReluMask::kOwn) normalised.Set(apply, channel0);
   struct Loaded {
-    Vector<T> x, d, y;
+    Vector<T> x, d;
+    ReluBits passed;
   };
   const auto load = [&](size_t at) {
-    Loaded loaded = {Load(x, at), Load(dy, at)};
-    if constexpr (kMask == ReluMask::kStore) loaded.y = Load(y, at);
+    Loaded loaded = {Load(x, at), Load(dy, at), 0};
+    if constexpr (kMask == ReluMask::kStore) loaded.passed = passed[at];
     return loaded;
   };
   const auto add = [&](Loaded& loaded, size_t at, float(&sums)[2][V]) {
@@ -219,20 +249,21 @@ __global__ void __launch_bounds__(kSumThreads)
       float g = loaded.d[i];
       if constexpr (kMask == ReluMask::kOwn) g = Masked<T>(g, normalised(i, loaded.x[i]));
       if constexpr (kMask == ReluMask::kStore) {
-        g = loaded.y[i] <= 0 ? 0 : g;
+        g = (loaded.passed >> i & 1) == 0 ? 0 : g;
         loaded.d.Set(i, g);
       }
       sums[0][i] += g;
-      sums[1][i] = fmaf(g, (loaded.x[i] - mean[i]) * rstd[i], sums[1][i]);
+      sums[1][i] = fmaf(g, loaded.x[i] - mean[i], sums[1][i]);
     }
     if constexpr (kMask == ReluMask::kStore) Store(dy, at, loaded.d);
   };
   const int channels = columns.all * V;
   SumColumns<T, 2, 4>(pixels, columns, scratch, load, add, [&](int channel, const float(&sums)[2]) {
+    const float of_weight = sums[1] * apply.rstd[channel];
     out[channel] = sums[0];
-    out[channels + channel] = sums[1];
+    out[channels + channel] = of_weight;
     bias_grad[channel] = sums[0] + (accumulate ? bias_grad[channel] : 0);
-    weight_grad[channel] = sums[1] + (accumulate ? weight_grad[channel] : 0);
+    weight_grad[channel] = of_weight + (accumulate ? weight_grad[channel] : 0);
   });
 }
 
@@ -247,13 +278,17 @@ __device__ void ForEachVector(size_t pixels, int vectors, const Fn& fn) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply,
-                                                          bool has_shortcut, Shortcut shortcut, T* y) {
+__global__ void __launch_bounds__(kThreads)
+    ForwardKernel(const T* x, size_t pixels, int vectors, BatchNormApply apply, bool has_shortcut, Shortcut shortcut,
+                  T* y, ReluBits* passed) {
   constexpr int V = kVector<T>;
   Normalised<V> normalised;
   normalised.Set(apply, ThreadIndex() % vectors * V);
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
-    Store(y, at, OutputOf(normalised, Load(x, at), has_shortcut, shortcut, apply.relu, at));
+    const Vector<T> beside = Beside<T>(has_shortcut, shortcut, at);
+    const Vector<T> out = OutputOf(normalised, Load(x, at), beside, apply.relu);
+    Store(y, at, out);
+    if (passed != nullptr) passed[at] = PassedOf(out);
   });
 }
 
@@ -267,10 +302,14 @@ __global__ void __launch_bounds__(kThreads)
   Normalised<V> normalised;
   normalised.Set(apply, own);
   InputGrad<V> grad;
+  float mean[V], rstd[V], sum_dy[V], sum_dy_xhat[V];
+  LoadFloats(apply.mean + own, mean);
+  LoadFloats(apply.rstd + own, rstd);
+  LoadFloats(sums + own, sum_dy);
+  LoadFloats(sums + channels + own, sum_dy_xhat);
+  const float count = all_count == nullptr ? static_cast<float>(pixels) : *all_count;
   for (int i = 0; i < V; ++i) {
-    const size_t c = own + i;
-    grad.Set(i, normalised.scale[i], apply.mean[c], apply.rstd[c], sums[c], sums[channels + c],
-             all_count == nullptr ? static_cast<float>(pixels) : *all_count);
+    grad.Set(i, normalised.scale[i], mean[i], rstd[i], sum_dy[i], sum_dy_xhat[i], count);
   }
   ForEachVector<T>(pixels, vectors, [&](size_t at) {
     const Vector<T> in = Load(x, at), d = Load(dy, at);
@@ -296,11 +335,13 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Enough blocks for every vector to be in flight at once, up to a full GPU.
-unsigned GridForVectors(size_t vectors) {
-  const unsigned blocks = Blocks(vectors, kThreads);
-  return blocks < 2048 ? blocks : 2048;
+// So many blocks for each multiprocessor that all of them run at once, or in two rounds. With more, the numbers of
+// their channels with which threads begin cost more than a rest of uneven rounds does.
+unsigned GridForVectors(size_t vectors, unsigned of_each) {
+  const unsigned blocks = Blocks(vectors, kThreads), most = of_each * kMostBlocks;
+  return blocks < most ? blocks : most;
 }
+constexpr unsigned kForwardBlocks = 5, kBackwardBlocks = 8;  // by their registers: 5 and 4 run at once on an H100
 
 }  // namespace
 
@@ -318,14 +359,14 @@ cudaError_t BiasGrad(Element element, const void* y, void* dy, size_t pixels, in
   });
 }
 
-cudaError_t BatchNormMoments(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
-                             const BatchMoments& moments, const RunningMoments& running, const ColumnScratch& scratch,
-                             cudaStream_t stream) {
+cudaError_t BatchNormMoments(Element element, const void* x, const float* made, size_t pixels, int channels, float eps,
+                             float momentum, const BatchMoments& moments, const RunningMoments& running,
+                             const ColumnScratch& scratch, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const Columns columns = ColumnsOf<T>(channels);
     MomentsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
-        static_cast<const T*>(x), pixels, columns, eps, Momentum{momentum, running}, moments, scratch);
+        static_cast<const T*>(x), made, pixels, columns, eps, Momentum{momentum, running}, moments, scratch);
   });
 }
 
@@ -347,40 +388,44 @@ cudaError_t BatchNormMerge(const float* told, int ranks, int channels, float eps
   return cudaGetLastError();
 }
 
-cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
-                           int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
-                           float* bias_grad, float* sums, const ColumnScratch& scratch, cudaStream_t stream) {
+cudaError_t BatchNormGrads(Element element, const void* x, ReluMask mask, const ReluBits* passed, void* dy,
+                           size_t pixels, int channels, const BatchNormApply& apply, bool accumulate,
+                           float* weight_grad, float* bias_grad, float* sums, const ColumnScratch& scratch,
+                           cudaStream_t stream) {
+  CheckAligned(apply);
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const Columns columns = ColumnsOf<T>(channels);
     const auto kernel = mask == ReluMask::kOwn     ? GradsKernel<T, ReluMask::kOwn>
                         : mask == ReluMask::kStore ? GradsKernel<T, ReluMask::kStore>
                                                    : GradsKernel<T, ReluMask::kNone>;
-    kernel<<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(static_cast<const T*>(x), static_cast<const T*>(y),
-                                                                 static_cast<T*>(dy), pixels, columns, apply,
-                                                                 accumulate, weight_grad, bias_grad, sums, scratch);
+    kernel<<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(static_cast<const T*>(x), passed, static_cast<T*>(dy),
+                                                                 pixels, columns, apply, accumulate, weight_grad,
+                                                                 bias_grad, sums, scratch);
   });
 }
 
 cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int channels, const BatchNormApply& apply,
-                             const Shortcut* shortcut, void* y, cudaStream_t stream) {
+                             const Shortcut* shortcut, void* y, ReluBits* passed, cudaStream_t stream) {
+  CheckAligned(apply);
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int vectors = channels / kVector<T>;
-    ForwardKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+    ForwardKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors), kForwardBlocks), kThreads, 0, stream>>>(
         static_cast<const T*>(x), pixels, vectors, apply, shortcut != nullptr,
-        shortcut == nullptr ? Shortcut() : *shortcut, static_cast<T*>(y));
+        shortcut == nullptr ? Shortcut() : *shortcut, static_cast<T*>(y), passed);
   });
 }
 
 cudaError_t BatchNormBackward(Element element, const void* x, ReluMask mask, const void* dy, size_t pixels,
                               int channels, const BatchNormApply& apply, const float* sums, const float* count,
                               void* dx, cudaStream_t stream) {
+  CheckAligned(apply);
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int vectors = channels / kVector<T>;
     const auto kernel = mask == ReluMask::kOwn ? BackwardKernel<T, true> : BackwardKernel<T, false>;
-    kernel<<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
+    kernel<<<GridForVectors(pixels * static_cast<size_t>(vectors), kBackwardBlocks), kThreads, 0, stream>>>(
         static_cast<const T*>(x), static_cast<const T*>(dy), pixels, vectors, apply, sums, count, static_cast<T*>(dx));
   });
 }
@@ -391,8 +436,9 @@ cudaError_t AddToShortcut(Element element, const void* dy, int rows, const Short
     using T = decltype(type);
     const int vectors = shortcut.out.channels / kVector<T>;
     const size_t pixels = static_cast<size_t>(rows) * static_cast<size_t>(shortcut.out.height * shortcut.out.width);
-    AddToShortcutKernel<T><<<GridForVectors(pixels * static_cast<size_t>(vectors)), kThreads, 0, stream>>>(
-        static_cast<const T*>(dy), pixels, vectors, shortcut, static_cast<T*>(dx));
+    AddToShortcutKernel<T>
+        <<<GridForVectors(pixels * static_cast<size_t>(vectors), kBackwardBlocks), kThreads, 0, stream>>>(
+            static_cast<const T*>(dy), pixels, vectors, shortcut, static_cast<T*>(dx));
   });
 }
 

@@ -67,7 +67,8 @@ __device__ void SumGrid(float (&sums)[kSums][V], int columns, float* scratch, fl
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kGridThreads)
     ForwardOnceKernel(const T* x, size_t pixels, int columns, float eps, Momentum momentum, BatchMoments moments,
-                      BatchNormApply apply, bool has_shortcut, Shortcut shortcut, T* y, float* scratch) {
+                      BatchNormApply apply, bool has_shortcut, Shortcut shortcut, T* y, ReluBits* passed,
+                      float* scratch) {
   constexpr int V = kVector<T>;
   __shared__ float totals[kSums * kMostChannels];
   const Share mine(pixels, columns);
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kGridThreads)
     const float shift = totals[channel] / count, mean = origin[i] + shift;
     const float variance = Rectified(totals[columns * V + channel] / count - shift * shift);
     const float rstd = rsqrtf(variance + eps);
-    normalised.Set(i, apply, channel, mean, rstd);
+    normalised.Set(i, mean, rstd, apply.weight[channel], apply.bias[channel]);
     if (mine.first >= columns) continue;  // one thread for each channel tells
     moments.mean[channel] = mean;
     moments.rstd[channel] = rstd;
@@ -107,15 +108,18 @@ __global__ void __launch_bounds__(kGridThreads)
   for (int k = 0; k < kHeld; ++k) {
     const size_t at = mine.At(k);
     if (at >= mine.end) break;
-    Store(y, at, OutputOf(normalised, held[k], has_shortcut, shortcut, apply.relu, at));
+    const Vector<T> out = OutputOf(normalised, held[k], Beside<T>(has_shortcut, shortcut, at), apply.relu);
+    Store(y, at, out);
+    if (passed != nullptr) passed[at] = PassedOf(out);
   }
 }
 
 // mask: as in BatchNormGrads. dx may be dy.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kGridThreads)
-    BackwardOnceKernel(const T* x, ReluMask mask, const T* y, T* dy, size_t pixels, int columns, BatchNormApply apply,
-                       bool accumulate, float* weight_grad, float* bias_grad, T* dx, float* scratch) {
+    BackwardOnceKernel(const T* x, ReluMask mask, const ReluBits* passed, T* dy, size_t pixels, int columns,
+                       BatchNormApply apply, bool accumulate, float* weight_grad, float* bias_grad, T* dx,
+                       float* scratch) {
   constexpr int V = kVector<T>;
   __shared__ float totals[kSums * kMostChannels];
   const Share mine(pixels, columns);
@@ -128,20 +132,18 @@ __global__ void __launch_bounds__(kGridThreads)
   }
   const int own = mine.column() * V;
   float mean[V], rstd[V], sums[kSums][V] = {};
+  LoadFloats(apply.mean + own, mean);
+  LoadFloats(apply.rstd + own, rstd);
   Normalised<V> normalised;
-  for (int i = 0; i < V; ++i) {
-    mean[i] = apply.mean[own + i];
-    rstd[i] = apply.rstd[own + i];
-    normalised.Set(i, apply, own + i, mean[i], rstd[i]);
-  }
+  normalised.Set(apply, own);
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
     const size_t at = mine.At(k);
     if (at >= mine.end) break;
     Vector<T>& g = gradient[k];
     if (mask == ReluMask::kStore) {
-      const Vector<T> out = Load(y, at);
-      for (int i = 0; i < V; ++i) g.Set(i, out[i] <= 0 ? 0 : g[i]);
+      const ReluBits bits = passed[at];
+      for (int i = 0; i < V; ++i) g.Set(i, (bits >> i & 1) == 0 ? 0 : g[i]);
       Store(dy, at, g);
     } else if (mask == ReluMask::kOwn) {
       for (int i = 0; i < V; ++i) g.Set(i, Masked<T>(g[i], normalised(i, held[k][i])));
@@ -190,8 +192,8 @@ bool BatchNormFits(Element element, size_t pixels, int channels, int processors)
 
 cudaError_t BatchNormForwardOnce(Element element, const void* x, size_t pixels, int channels, float eps, float momentum,
                                  const BatchMoments& moments, const RunningMoments& running,
-                                 const BatchNormApply& apply, const Shortcut* shortcut, void* y, int processors,
-                                 const ColumnScratch& scratch, cudaStream_t stream) {
+                                 const BatchNormApply& apply, const Shortcut* shortcut, void* y, ReluBits* passed,
+                                 int processors, const ColumnScratch& scratch, cudaStream_t stream) {
   NN_CHECK(BatchNormFits(element, pixels, channels, processors));
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
@@ -199,23 +201,24 @@ cudaError_t BatchNormForwardOnce(Element element, const void* x, size_t pixels, 
     WithHeld(pixels * static_cast<size_t>(columns), processors, [&](auto held) {
       LaunchTogether(ForwardOnceKernel<T, held.value>, processors, stream, static_cast<const T*>(x), pixels, columns,
                      eps, Momentum{momentum, running}, moments, apply, shortcut != nullptr,
-                     shortcut == nullptr ? Shortcut() : *shortcut, static_cast<T*>(y), scratch.sums);
+                     shortcut == nullptr ? Shortcut() : *shortcut, static_cast<T*>(y), passed, scratch.sums);
     });
   });
 }
 
-cudaError_t BatchNormBackwardOnce(Element element, const void* x, ReluMask mask, const void* y, void* dy, size_t pixels,
-                                  int channels, const BatchNormApply& apply, bool accumulate, float* weight_grad,
-                                  float* bias_grad, void* dx, int processors, const ColumnScratch& scratch,
-                                  cudaStream_t stream) {
+cudaError_t BatchNormBackwardOnce(Element element, const void* x, ReluMask mask, const ReluBits* passed, void* dy,
+                                  size_t pixels, int channels, const BatchNormApply& apply, bool accumulate,
+                                  float* weight_grad, float* bias_grad, void* dx, int processors,
+                                  const ColumnScratch& scratch, cudaStream_t stream) {
   NN_CHECK(BatchNormFits(element, pixels, channels, processors));
+  CheckAligned(apply);
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const int columns = channels / kVector<T>;
     WithHeld(pixels * static_cast<size_t>(columns), processors, [&](auto held) {
-      LaunchTogether(BackwardOnceKernel<T, held.value>, processors, stream, static_cast<const T*>(x), mask,
-                     static_cast<const T*>(y), static_cast<T*>(dy), pixels, columns, apply, accumulate, weight_grad,
-                     bias_grad, static_cast<T*>(dx), scratch.sums);
+      LaunchTogether(BackwardOnceKernel<T, held.value>, processors, stream, static_cast<const T*>(x), mask, passed,
+                     static_cast<T*>(dy), pixels, columns, apply, accumulate, weight_grad, bias_grad,
+                     static_cast<T*>(dx), scratch.sums);
     });
   });
 }

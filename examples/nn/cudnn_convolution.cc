@@ -22,7 +22,7 @@ constexpr size_t kWorkspaceBytes = size_t{128} << 20;
 // Plans that are tried for one pass, of cuDNN's ranking.
 constexpr size_t kMostCandidates = 16;
 
-enum Id : int64_t { kX = 1, kW, kY, kBias, kProduct, kSum };
+enum Id : int64_t { kX = 1, kW, kY, kAdded, kSums, kSquares, kProduct, kBiased };
 
 // One of cuDNN's descriptors.
 class Descriptor {
@@ -67,11 +67,12 @@ cudnnDataType_t TypeOf(Element element) {
   return NameOf(element, CUDNN_DATA_FLOAT, CUDNN_DATA_HALF, CUDNN_DATA_BFLOAT16);
 }
 
-// Of sizes n, c, h, w, which lie as n, h, w, c. Without memory of its own if it is an intermediate result.
-Descriptor Tensor(const Api& api, int64_t id, cudnnDataType_t type, const std::array<int64_t, 4>& sizes,
-                  bool is_virtual = false) {
+using Sizes = std::array<int64_t, 4>;  // n, c, h, w
+
+// Of an image that lies as n, h, w, c. Without memory of its own if it is an intermediate result.
+Descriptor Tensor(const Api& api, int64_t id, cudnnDataType_t type, const Sizes& sizes, bool is_virtual = false) {
   const auto [n, c, h, w] = sizes;
-  const std::array<int64_t, 4> strides = {h * w * c, 1, w * c, c};
+  const Sizes strides = {h * w * c, 1, w * c, c};
   Descriptor tensor(api, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   tensor.Set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);
   tensor.Set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
@@ -87,13 +88,20 @@ class Graph {
  public:
   Graph(const Context& context, Pass pass, const ConvolutionShape& s)
       : api_(context.api), pass_(pass), type_(TypeOf(context.options.element)) {
-    y_sizes_ = {s.rows, s.outputs, s.out_height(), s.out_width()};
-    const bool fused = pass == Pass::kForwardBias || pass == Pass::kForwardBiasRelu;
-    const size_t x = Add(Tensor(api_, kX, type_, {s.rows, s.channels, s.in_height, s.in_width}));
+    const Sizes x_sizes = {s.rows, s.channels, s.in_height, s.in_width};
+    const Sizes y_sizes = {s.rows, s.outputs, s.out_height(), s.out_width()};
+    const bool biased = pass == Pass::kForwardBias || pass == Pass::kForwardBiasRelu;
+    const bool added = pass == Pass::kInputGradAdded;
+    const size_t x = added ? Virtual(kProduct, x_sizes) : Add(Tensor(api_, kX, type_, x_sizes));
     const size_t w = Add(Tensor(api_, kW, type_, {s.outputs, s.channels, s.kernel, s.kernel}));
-    const size_t product = fused ? Virtual(kProduct) : Add(Tensor(api_, kY, type_, y_sizes_));
-    AddConvolution(s, x, w, product);
-    if (fused) AddBias(s, product);
+    const size_t y = biased ? Virtual(kProduct, y_sizes) : Add(Tensor(api_, kY, type_, y_sizes));
+    AddConvolution(s, x, w, y);
+    if (biased) AddBias(y, y_sizes);
+    if (pass == Pass::kForwardSums) AddSums(y, s.outputs);
+    if (added) {
+      const size_t image = Add(Tensor(api_, kAdded, type_, x_sizes));
+      AddPointwise(CUDNN_POINTWISE_ADD, x, image, Add(Tensor(api_, kX, type_, x_sizes)));
+    }
     std::vector<cudnnBackendDescriptor_t> operations;
     for (const size_t i : operations_) operations.push_back(parts_[i].get());
     Descriptor graph(api_, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -133,7 +141,7 @@ class Graph {
     parts_.push_back(std::move(part));
     return parts_.size() - 1;
   }
-  size_t Virtual(int64_t id) { return Add(Tensor(api_, id, CUDNN_DATA_FLOAT, y_sizes_, true)); }
+  size_t Virtual(int64_t id, const Sizes& sizes) { return Add(Tensor(api_, id, CUDNN_DATA_FLOAT, sizes, true)); }
 
   void AddConvolution(const ConvolutionShape& s, size_t x, size_t w, size_t y) {
     const std::array<int64_t, 2> paddings = {s.padding, s.padding}, strides = {s.stride, s.stride}, ones = {1, 1};
@@ -172,7 +180,9 @@ class Graph {
                                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
                                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
                                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
-    const Names& names = pass_ == Pass::kInputGrad ? kInputGrad : pass_ == Pass::kWeightGrad ? kWeightGrad : kForward;
+    const Names& names = pass_ == Pass::kInputGrad || pass_ == Pass::kInputGradAdded ? kInputGrad
+                         : pass_ == Pass::kWeightGrad                                ? kWeightGrad
+                                                                                     : kForward;
     Descriptor operation(api_, names.operation);
     operation.Set(names.how, parts_[how]);
     operation.Set(names.x, parts_[x]);
@@ -183,13 +193,25 @@ class Graph {
     AddOperation(std::move(operation).Finalized());
   }
 
-  void AddBias(const ConvolutionShape& s, size_t product) {
+  void AddBias(size_t product, const Sizes& sizes) {
     const bool relu = pass_ == Pass::kForwardBiasRelu;
-    const size_t bias = Add(Tensor(api_, kBias, CUDNN_DATA_FLOAT, {1, s.outputs, 1, 1}));
-    const size_t y = Add(Tensor(api_, kY, type_, y_sizes_));
-    const size_t sum = relu ? Virtual(kSum) : y;
+    const size_t bias = Add(Tensor(api_, kAdded, CUDNN_DATA_FLOAT, {1, sizes[1], 1, 1}));
+    const size_t y = Add(Tensor(api_, kY, type_, sizes));
+    const size_t sum = relu ? Virtual(kBiased, sizes) : y;
     AddPointwise(CUDNN_POINTWISE_ADD, product, bias, sum);
     if (relu) AddPointwise(CUDNN_POINTWISE_RELU_FWD, sum, std::nullopt, y);
+  }
+
+  void AddSums(size_t y, int64_t outputs) {
+    Descriptor operation(api_, CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR);
+    operation.Set(CUDNN_ATTR_OPERATION_GENSTATS_MODE, CUDNN_TYPE_GENSTATS_MODE, CUDNN_GENSTATS_SUM_SQSUM);
+    operation.Set(CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+    operation.Set(CUDNN_ATTR_OPERATION_GENSTATS_XDESC, parts_[y]);
+    const size_t sums = Add(Tensor(api_, kSums, CUDNN_DATA_FLOAT, {1, outputs, 1, 1}));
+    const size_t squares = Add(Tensor(api_, kSquares, CUDNN_DATA_FLOAT, {1, outputs, 1, 1}));
+    operation.Set(CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, parts_[sums]);
+    operation.Set(CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, parts_[squares]);
+    AddOperation(std::move(operation).Finalized());
   }
 
   void AddPointwise(cudnnPointwiseMode_t mode, size_t x, std::optional<size_t> b, size_t y) {
@@ -213,7 +235,6 @@ class Graph {
   const Api& api_;
   const Pass pass_;
   const cudnnDataType_t type_;
-  std::array<int64_t, 4> y_sizes_;
   std::vector<Descriptor> parts_;
   std::vector<size_t> operations_;  // among the parts
   size_t graph_ = 0;
@@ -264,9 +285,16 @@ class Plan {
 
   // The tensors as cuDNN takes them in every run.
   Descriptor Bind(const Context& context, const Tensors& t) const {
-    std::array<int64_t, 4> ids = {kX, kW, kY, kBias};
-    std::array<const void*, 4> pointers = {t.x, t.w, t.y, t.bias};
-    const int64_t count = t.bias == nullptr ? 3 : 4;
+    std::vector<int64_t> ids;
+    std::vector<const void*> pointers;
+    for (const auto& [id, pointer] :
+         {std::pair(kX, t.x), std::pair(kW, t.w), std::pair(kY, t.y), std::pair(kAdded, t.added),
+          std::pair(kSums, t.sums), std::pair(kSquares, t.squares)}) {
+      if (pointer == nullptr) continue;
+      ids.push_back(id);
+      pointers.push_back(pointer);
+    }
+    const auto count = static_cast<int64_t>(ids.size());
     Descriptor pack(context.api, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data());
     pack.Set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
@@ -327,8 +355,9 @@ std::string GpuText(const Api& api, const Context::Options& options) {
 }
 
 std::string TextOf(Pass pass, const ConvolutionShape& s) {
-  constexpr absl::string_view kPasses[] = {"forward", "forward, bias", "forward, bias, ReLU", "input's gradient",
-                                           "weight's gradient"};
+  constexpr absl::string_view kPasses[] = {
+      "forward",          "forward, sums",           "forward, bias",    "forward, bias, ReLU",
+      "input's gradient", "input's gradient, added", "weight's gradient"};
   return absl::StrCat(" ", kPasses[static_cast<size_t>(pass)], ", x ", s.rows, " ", s.channels, " ", s.in_height, " ",
                       s.in_width, ", w ", s.outputs, " ", s.kernel, ", stride ", s.stride, ", padding ", s.padding);
 }
@@ -360,13 +389,13 @@ class Stopwatch {
   cudaEvent_t events_[2] = {};
 };
 
-// Of several runs; none where it fails. The clock starts behind others: those load the kernel, and keep the GPU busy
-// while the host submits the rest, or it would be the host that is timed.
-std::optional<float> TimeOf(const Context& context, const Plan& plan, const Descriptor& pack, Stopwatch& watch) {
+// Of several runs; none where one returns false. The clock starts behind others: those load the kernel, and keep the
+// GPU busy while the host submits the rest, or it would be the host that is timed.
+std::optional<float> TimeOf(Stopwatch& watch, absl::FunctionRef<bool()> run) {
   constexpr int kAhead = 2, kTimed = 4;
   for (int i = 0; i < kAhead + kTimed; ++i) {
     if (i == kAhead) watch.Start();
-    if (plan.Run(context, pack) != CUDNN_STATUS_SUCCESS) return std::nullopt;
+    if (!run()) return std::nullopt;
   }
   return watch.Stop();
 }
@@ -406,12 +435,32 @@ const Plan* Context::PlanFor(Pass pass, const ConvolutionShape& shape, const Ten
   std::vector<Descriptor> packs;
   for (const Candidate& candidate : candidates) packs.push_back(candidate.plan->Bind(*this, tensors));
   Stopwatch watch(stream);
-  const std::optional<size_t> fastest =
-      FastestOf(candidates.size(), [&](size_t i) { return TimeOf(*this, *candidates[i].plan, packs[i], watch); });
+  const std::optional<size_t> fastest = FastestOf(candidates.size(), [&](size_t i) {
+    return TimeOf(watch, [&] { return candidates[i].plan->Run(*this, packs[i]) == CUDNN_STATUS_SUCCESS; });
+  });
   if (!fastest.has_value()) return nullptr;
   chosen = std::move(candidates[*fastest].plan);
   remembered_.Put(key, candidates[*fastest].number);
   return chosen.get();
+}
+
+bool Context::IsFaster(Pass pass, const ConvolutionShape& shape, absl::FunctionRef<bool()> together,
+                       absl::FunctionRef<void()> apart) {
+  if (!together()) return false;
+  if (options.deterministic) return true;
+  const std::string key = absl::StrCat(gpu_, TextOf(pass, shape), ", in one launch");
+  if (const std::optional<size_t> number = remembered_.Find(key)) return *number == 0;
+  apart();  // so that trials of its plans are over
+  Stopwatch watch(stream);
+  const std::optional<size_t> fastest = FastestOf(2, [&](size_t i) {
+    return TimeOf(watch, [&] {
+      if (i == 0) return together();
+      apart();
+      return true;
+    });
+  });
+  remembered_.Put(key, *fastest);
+  return fastest == 0;
 }
 
 struct Convolution::Bound {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "examples/nn/cudnn.h"
 #include "examples/nn/element.h"
 #include "examples/nn/plan_cache.h"
@@ -31,9 +32,11 @@ struct ConvolutionShape {
 
 enum class Pass {
   kForward,          // y = x * w
+  kForwardSums,      // the same, and for each output the sums of y and of its square
   kForwardBias,      // y = x * w + bias; bias has one float32 per output
   kForwardBiasRelu,  // y = max(0, x * w + bias)
   kInputGrad,        // dx from dy and w
+  kInputGradAdded,   // the same, and an image of dx's shape added to it
   kWeightGrad,       // dw from x and dy
 };
 
@@ -42,7 +45,9 @@ struct Tensors {
   const void* x;
   const void* w;
   const void* y;
-  const void* bias = nullptr;
+  const void* added = nullptr;  // the bias, or what is added to dx
+  const void* sums = nullptr;   // float32, one per output
+  const void* squares = nullptr;
 
   friend bool operator==(const Tensors&, const Tensors&) = default;
 };
@@ -65,6 +70,11 @@ class Context {
   // Returns the plan that is the fastest on these tensors, to which trials write, or was so in an earlier run on such a
   // GPU. Null if cuDNN has no plan.
   const Plan* PlanFor(Pass pass, const ConvolutionShape& shape, const Tensors& tensors);
+
+  // Whether together() does the same as apart() and is not slower, by trials or an earlier run's. It returns false if
+  // it is not supported. `pass` and `shape` tell what is done.
+  bool IsFaster(Pass pass, const ConvolutionShape& shape, absl::FunctionRef<bool()> together,
+                absl::FunctionRef<void()> apart);
 
   const Api& api;
   const Options options;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each layer of the examples' convolutional models gives on a real GPU what it gives on the CPU.
+#include <cuda_fp16.h>
+
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "examples/nn/cuda_image_kernels.h"
 #include "examples/nn/device.h"
 #include "tests/gpu/placed.h"
 #include "tests/support/catch.h"
@@ -90,6 +94,33 @@ TEST_CASE("the first convolution of a model, of few channels, is the CPU's") {
   }
 }
 
+// cuDNN has it as a convolution with stride 1 of images with more channels.
+TEST_CASE("a first convolution with a stride is the CPU's") {
+  struct Shape {
+    ImageShape in;
+    int kernel, stride, padding;
+  };
+  for (const auto& [element, precision] :
+       {std::pair(Element::kFloat32, 1e-5), std::pair(Element::kFloat16, 1e-2), std::pair(Element::kBFloat16, 5e-2)}) {
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    for (const Shape& shape : {Shape{{3, 20, 14}, 7, 2, 3}, Shape{{3, 13, 9}, 3, 2, 1}, Shape{{1, 15, 16}, 5, 3, 2},
+                               Shape{{3, 16, 12}, 4, 4, 0}, Shape{{5, 9, 10}, 1, 2, 0}, Shape{{2, 11, 12}, 2, 2, 1}}) {
+      const Conv2dOptions options = {.in = shape.in,
+                                     .outputs = 16,
+                                     .kernel = shape.kernel,
+                                     .stride = shape.stride,
+                                     .padding = shape.padding,
+                                     .bias = shape.stride == 2,
+                                     .in_layout = Layout::kPlain};
+      INFO("activations " << static_cast<int>(element) << ", kernel " << shape.kernel << ", stride " << shape.stride
+                          << ", padding " << shape.padding);
+      const auto first = [&](ImageLayers& make) { return NamedLayer{"in", make.MakeConv2d(options)}; };
+      CHECK(Distance(Through(*gpu, options.in, {first}, options.out(), 5),
+                     Through(Cpu(), options.in, {first}, options.out(), 5)) <= precision);
+    }
+  }
+}
+
 // What tensor cores compute without cuDNN: the weight's gradient of all of these, and the rest from 16 channels to 16.
 TEST_CASE("convolutions of few channels are the CPU's") {
   struct Shape {
@@ -152,18 +183,81 @@ TEST_CASE("pooling and batch normalisation: every layer by itself is the CPU's")
   }
 }
 
+// With many rows, numbers do not fit into the GPU's registers: then convolutions may make the sums of the
+// normalisation.
 TEST_CASE("bottlenecks with an identity, a projection and a stride are the CPU's") {
-  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
   struct Block {
     ImageShape in;
-    int width, stride;
+    int width, stride, rows;
   };
-  for (const Block& block : {Block{{64, 7, 5}, 16, 1}, Block{{16, 7, 5}, 16, 1}, Block{{32, 7, 6}, 16, 2}}) {
-    INFO(block.in.channels << " channels, stride " << block.stride);
-    const BottleneckOptions options = {.in = block.in, .width = block.width, .stride = block.stride};
-    const auto layer = [&](ImageLayers& make) { return NamedLayer{"block", make.MakeBottleneck(options)}; };
-    CHECK(Distance(ThroughLayer(*gpu, block.in, layer, options.out()),
-                   ThroughLayer(Cpu(), block.in, layer, options.out())) <= 1e-3);
+  for (const auto& [element, precision] :
+       {std::pair(Element::kFloat32, 1e-3), std::pair(Element::kFloat16, 5e-2), std::pair(Element::kBFloat16, 0.3)}) {
+    const std::unique_ptr<Device> gpu = OpenCuda(0, {.activations = element});
+    for (const Block& block : {Block{{64, 7, 5}, 16, 1, 3}, Block{{16, 7, 5}, 16, 1, 3}, Block{{32, 7, 6}, 16, 2, 3},
+                               Block{{128, 16, 18}, 32, 1, 500}, Block{{64, 16, 18}, 64, 2, 260}}) {
+      INFO("activations " << static_cast<int>(element) << ", " << block.in.channels << " channels, stride "
+                          << block.stride << ", " << block.rows << " rows");
+      const BottleneckOptions options = {.in = block.in, .width = block.width, .stride = block.stride};
+      const auto layer = [&](ImageLayers& make) { return NamedLayer{"block", make.MakeBottleneck(options)}; };
+      CHECK(Distance(ThroughLayer(*gpu, block.in, layer, options.out(), block.rows),
+                     ThroughLayer(Cpu(), block.in, layer, options.out(), block.rows)) <= precision);
+    }
+  }
+}
+
+// The first half of the channels is 0 on the average; the other is around 100, with differences of less than 1.
+TEST_CASE("moments are those of the sums that are given, and of x itself where these have lost the variance") {
+  constexpr int kChannels = 256;  // of two groups that share blocks
+  constexpr size_t kPixels = 3000;
+  std::vector<__half> x(kPixels * kChannels);
+  const std::vector<float> numbers = Numbers(x.size(), 11);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const bool far = i % kChannels >= kChannels / 2;
+    x[i] = __float2half(far ? 100 + std::round(8 * numbers[i]) / 16 : numbers[i]);
+  }
+  // Of other numbers, so that one sees whose moments come out: the second half's are too far from 0.
+  std::vector<float> sums(2 * kChannels);
+  for (size_t c = 0; c < kChannels; ++c) {
+    const float mean = c < kChannels / 2 ? 0.25f : 50;
+    sums[c] = mean * kPixels;
+    sums[kChannels + c] = (mean * mean + 4) * kPixels;
+  }
+  const std::unique_ptr<Device> gpu = OpenCuda(0, {});
+  const auto on_gpu = [&](const void* from, size_t bytes) {
+    auto memory = gpu->Allocate(bytes / sizeof(float));
+    gpu->Upload(from, memory.get(), bytes);
+    return memory;
+  };
+  const auto given = on_gpu(x.data(), x.size() * sizeof(__half)), made = on_gpu(sums.data(), 2 * kChannels * 4);
+  const std::vector<float> zeros(cuda::ColumnScratchFloats(kChannels) + cuda::kColumnTickets + 4 * kChannels);
+  const auto memory = on_gpu(zeros.data(), zeros.size() * sizeof(float));
+  float* const own = memory.get() + cuda::ColumnScratchFloats(kChannels) + cuda::kColumnTickets;
+  const cuda::ColumnScratch scratch = {
+      memory.get(), reinterpret_cast<unsigned*>(memory.get() + cuda::ColumnScratchFloats(kChannels))};
+  for (const bool with_sums : {false, true}) {
+    INFO("sums " << with_sums);
+    gpu->Upload(zeros.data(), own, 4 * kChannels * sizeof(float));
+    gpu->Wait();
+    CHECK(cuda::BatchNormMoments(Element::kFloat16, given.get(), with_sums ? made.get() : nullptr, kPixels, kChannels,
+                                 0, 0.5f, {own, own + kChannels}, {own + 2 * kChannels, own + 3 * kChannels}, scratch,
+                                 nullptr) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    std::vector<float> moments(4 * kChannels);
+    gpu->Download(own, moments.data(), moments.size() * sizeof(float));
+    for (size_t c = 0; c < kChannels; ++c) {
+      double mean = 0.25, variance = 4;
+      if (!with_sums || c >= kChannels / 2) {
+        double sum = 0, squares = 0;
+        for (size_t p = 0; p < kPixels; ++p) sum += __half2float(x[p * kChannels + c]);
+        mean = sum / kPixels;
+        for (size_t p = 0; p < kPixels; ++p) squares += std::pow(__half2float(x[p * kChannels + c]) - mean, 2);
+        variance = squares / kPixels;
+      }
+      INFO("channel " << c);
+      CHECK(std::abs(moments[c] - mean) <= 1e-5 * std::abs(mean) + 1e-5);
+      CHECK(std::abs(moments[kChannels + c] * std::sqrt(variance) - 1) <= 1e-4);
+      CHECK(std::abs(moments[2 * kChannels + c] - mean / 2) <= 1e-5 * std::abs(mean) + 1e-5);
+    }
   }
 }
 

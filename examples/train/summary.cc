@@ -83,7 +83,7 @@ Json EnergyJson(const Summary& summary) {
 
 }  // namespace
 
-void Measure(const Durations& steps, const Durations& exposed, const Durations& communication, Summary& summary) {
+void Measure(const Durations& steps, const CommunicationTimes& times, Summary& summary) {
   if (steps.count() == 0) return;
   summary.warmup_counted = steps.warmup_counted();
   summary.measured_steps = steps.count();
@@ -92,9 +92,9 @@ void Measure(const Durations& steps, const Durations& exposed, const Durations& 
   summary.step_ms_min = Milliseconds(steps.least_ns());
   summary.step_ms_max = Milliseconds(steps.most_ns());
   summary.step_ms_median = steps.median_ns() / 1e6;
-  summary.exposed_comm_ms = exposed.median_ns() / 1e6;
-  summary.mean_communication_ms = MeanMilliseconds(communication);
-  summary.mean_exposed_ms = MeanMilliseconds(exposed);
+  summary.exposed_comm_ms = times.exposed().median_ns() / 1e6;
+  summary.mean_communication_ms = MeanMilliseconds(times.communication());
+  summary.mean_exposed_ms = MeanMilliseconds(times.exposed());
 }
 
 std::string LossText(const Summary& summary) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "ddp/distributed_data_parallel.h"
+#include "examples/train/communication_times.h"
 #include "examples/train/durations.h"
 #include "examples/train/energy.h"
 
@@ -46,8 +47,8 @@ struct Summary {
   double step_ms_median = 0, step_ms_min = 0, step_ms_max = 0;
   double samples_per_second = 0;  // all ranks together
   double exposed_comm_ms = 0;     // median
-  // Of the same steps, so that one can be taken from the other: the time in which a bucket was under way, and the part
-  // of it that the backward pass did not hide.
+  // Of the same steps (on GPUs, of some of them), so that one can be taken from the other: the time in which a bucket
+  // was under way, and the part of it that the backward pass did not hide.
   double mean_communication_ms = 0, mean_exposed_ms = 0;
   ddp::DdpStatistics communication;
   int64_t peak_rss_mb = 0;  // the largest of all ranks
@@ -62,9 +63,8 @@ struct Summary {
   int64_t measured_samples() const { return measured_steps * batch * accumulate * world_size; }
 };
 
-// Computes the times from those of the steps of this run. `exposed`, `communication`: see ddp::DdpStatistics, of the
-// same steps.
-void Measure(const Durations& steps, const Durations& exposed, const Durations& communication, Summary& summary);
+// Computes the times from those of the steps of this run.
+void Measure(const Durations& steps, const CommunicationTimes& times, Summary& summary);
 
 // "loss 0.0123", or that there is none.
 std::string LossText(const Summary& summary);

@@ -319,16 +319,11 @@ absl::Status Trainer::Backward(int micro, bool captured) {
   return absl::OkStatus();
 }
 
-// What the library has measured of the step. On a GPU, where steps end later: what it has measured last, of one step in
-// 16, and sooner only until the first is known.
 void Trainer::TakeCommunication() {
-  if (device_.is_host() || started_ % 16 == 0 || (started_ < 16 && communication_ns_ == 0)) {
-    const ddp::DdpStatistics statistics = replica_->statistics();
-    exposed_ns_ = statistics.exposed_ns;
-    communication_ns_ = statistics.communication_ns;
-  }
-  exposed_times_.Add(exposed_ns_);
-  communication_times_.Add(communication_ns_);
+  const int64_t step = started_ - measured_from_;
+  if (!communication_times_.Wants(step)) return;
+  const ddp::DdpStatistics statistics = replica_->statistics();
+  communication_times_.Add(step, statistics.exposed_ns, statistics.communication_ns);
 }
 
 absl::Status Trainer::Update() {

@@ -26,6 +26,7 @@
 #include "examples/train/batch_loader.h"
 #include "examples/train/checkpoint.h"
 #include "examples/train/checkpoint_writer.h"
+#include "examples/train/communication_times.h"
 #include "examples/train/console.h"
 #include "examples/train/durations.h"
 #include "examples/train/energy.h"
@@ -202,9 +203,8 @@ class Trainer {
   // This rank's times of the steps of this run, or of those since a recovery has changed the number of ranks; without
   // the warm-up, which ends before step measured_from_, counted like started_.
   int64_t measured_from_ = flags_.warmup;
-  Durations step_times_{flags_.warmup}, exposed_times_{flags_.warmup}, communication_times_{flags_.warmup};
-  // Of the last step of which they are known.
-  int64_t exposed_ns_ = 0, communication_ns_ = 0;
+  Durations step_times_{flags_.warmup};
+  CommunicationTimes communication_times_{device_.is_host() ? 0 : kStepsBehind};
 
   std::vector<uint32_t> evaluation_share_;
   Summary summary_;

@@ -66,9 +66,7 @@ absl::Status Trainer::GoOn() {
 // Figures of the ranks that are left: rates of different numbers of ranks have no mean.
 void Trainer::MeasureAnew() {
   step_times_.Restart();
-  exposed_times_.Restart();
   communication_times_.Restart();
-  exposed_ns_ = communication_ns_ = 0;
   measured_from_ = started_ + flags_.warmup;
   if (energy_ != nullptr) energy_->Clear();
 }

@@ -83,7 +83,7 @@ absl::Status Trainer::Summarize() {
   summary_.parameters_sha256 = replica_->ParametersSha256();
   summary_.communication = replica_->statistics();
   if (absl::Status status = AverageFirstLosses(); !status.ok()) return status;
-  Measure(step_times_, exposed_times_, communication_times_, summary_);
+  Measure(step_times_, communication_times_, summary_);
   summary_.peak_rss_mb = PeakRssMb();
   const ddp::Buffer peak = {&summary_.peak_rss_mb, 1, ddp::DType::kInt64, {}};
   if (absl::Status status = group_->AllReduce(peak, peak, {.op = ddp::ReduceOp::kMax}).Wait(); !status.ok()) {

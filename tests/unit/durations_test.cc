@@ -46,29 +46,59 @@ TEST_CASE("A long run needs no more memory, and keeps its median to what the spa
 
 TEST_CASE("Communication and exposed time are means of the same measured steps") {
   constexpr int64_t kMs = 1'000'000;
-  Durations steps(2), exposed(2), communication(2);
-  for (int i = 0; i < 2; ++i) {  // the warm-up waits for slow starts
+  Durations steps(2);
+  CommunicationTimes times(0);
+  for (int i = -1; i <= 0; ++i) {  // the warm-up waits for slow starts
     steps.Add(900 * kMs);
-    exposed.Add(800 * kMs);
-    communication.Add(850 * kMs);
+    REQUIRE(times.Wants(i));
+    times.Add(i, 800 * kMs, 850 * kMs);
   }
-  for (int i = 0; i < 100; ++i) {  // nine steps of ten hide nearly all, the tenth waits
-    const bool waits = i % 10 == 9;
+  for (int i = 1; i <= 100; ++i) {  // nine steps of ten hide nearly all, the tenth waits
+    const bool waits = i % 10 == 0;
     steps.Add(20 * kMs);
-    exposed.Add(waits ? 10 * kMs : kMs / 100);
-    communication.Add(waits ? 12 * kMs : 2 * kMs);
+    REQUIRE(times.Wants(i));
+    times.Add(i, waits ? 10 * kMs : kMs / 100, waits ? 12 * kMs : 2 * kMs);
   }
   Summary summary;
-  Measure(steps, exposed, communication, summary);
+  Measure(steps, times, summary);
   CHECK(summary.exposed_comm_ms == 0.01);
   CHECK(summary.mean_communication_ms == 3);
   CHECK(std::abs(summary.mean_exposed_ms - 1.009) < 1e-12);
   CHECK(std::abs(summary.overlap() - (1 - 1.009 / 3)) < 1e-12);
 
   Summary none;
-  Measure(Durations(0), Durations(0), Durations(0), none);
+  Measure(Durations(0), CommunicationTimes(0), none);
   CHECK(none.mean_communication_ms == 0);
   CHECK(none.overlap() == 0);
+}
+
+// The report in a step is that of the step before the last. The first two steps try out plans.
+TEST_CASE("On a GPU, what is reported of the warm-up does not count, and not every step is asked for") {
+  const auto train = [](int64_t warmup, int64_t steps) {
+    CommunicationTimes times(2);
+    int64_t asked = 0;
+    for (int64_t i = 1; i <= steps; ++i) {
+      if (!times.Wants(i - warmup)) continue;
+      ++asked;
+      const int64_t reported = i - 2;
+      const int64_t ns = reported <= 0 ? 0 : reported <= 2 ? 5'000'000'000 : 3000;
+      times.Add(i - warmup, ns / 3, ns);
+    }
+    CHECK(asked < 20 + steps / 8);
+    return times;
+  };
+  for (const int64_t warmup : {2, 5, 20, 100}) {
+    INFO("warm-up of " << warmup);
+    for (const int64_t measured : {3, 10, 30, 1000}) {
+      const CommunicationTimes times = train(warmup, warmup + measured);
+      CHECK(times.communication().count() > measured / 20);
+      CHECK(times.communication().most_ns() == 3000);
+      CHECK(times.exposed().most_ns() == 1000);
+      CHECK(times.exposed().count() == times.communication().count());
+    }
+  }
+  // Nothing but a warm-up is better than nothing.
+  CHECK(train(10, 6).communication().most_ns() > 0);
 }
 
 }  // namespace

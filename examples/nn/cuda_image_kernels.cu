@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kThreads) PackImagesKernel(const float* x, siz
   for (int first = 0; first < p.padded; first += kVector<T>) {
     Vector<T> out;
     for (int i = 0; i < kVector<T>; ++i) {
-      const int square = (first + i) / p.in.channels, channel = (first + i) % p.in.channels;
-      const int row = line + square / p.fold, at = column + square % p.fold;
-      const bool has = square < p.fold * p.fold && row >= 0 && row < p.in.height && at >= 0 && at < p.in.width;
+      const int part = (first + i) / p.in.channels, channel = (first + i) % p.in.channels;
+      const int row = line + part / p.fold, at = column + part % p.fold;
+      const bool has = part < p.fold * p.fold && row >= 0 && row < p.in.height && at >= 0 && at < p.in.width;
       out.Set(i, has ? from[channel * plane + row * p.in.width + at] : 0);
     }
     Store(y, (pixel * p.padded + first) / kVector<T>, out);
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= count) return;
   T* const to = packed + i;
   const int taps = s.taps(), c = Take(&i, s.padded), tap = Take(&i, taps * taps);
-  const int square = c / s.channels, channel = c % s.channels;
-  const int row = tap / taps * s.fold + square / s.fold, column = tap % taps * s.fold + square % s.fold;
-  const bool has = square < s.fold * s.fold && row < s.kernel && column < s.kernel;
+  const int part = c / s.channels, channel = c % s.channels;
+  const int row = tap / taps * s.fold + part / s.fold, column = tap % taps * s.fold + part % s.fold;
+  const bool has = part < s.fold * s.fold && row < s.kernel && column < s.kernel;
   *to = FromFloat<T>(
       has ? weight[((static_cast<size_t>(i) * s.channels + channel) * s.kernel + row) * s.kernel + column] : 0);
 }
@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= count) return;
   float* const to = grad + i;
   const int column = Take(&i, s.kernel), row = Take(&i, s.kernel), channel = Take(&i, s.channels), taps = s.taps();
-  const int square = row % s.fold * s.fold + column % s.fold;
+  const int part = row % s.fold * s.fold + column % s.fold;
   const size_t tap = (static_cast<size_t>(i) * taps + row / s.fold) * taps + column / s.fold;
-  *to = ToFloat(packed[tap * s.padded + square * s.channels + channel]) + (accumulate ? *to : 0);
+  *to = ToFloat(packed[tap * s.padded + part * s.channels + channel]) + (accumulate ? *to : 0);
 }
 
 template <class T>
@@ -316,9 +316,9 @@ cudaError_t PackWeight(Element element, const float* weight, const WeightShape& 
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     T* const to = static_cast<T*>(packed);
-    NN_CHECK(IsAligned(weight));
     const size_t count = Counted(shape.packed_count());
     if (shape.IsOneTap()) {
+      NN_CHECK(IsAligned(weight));
       const size_t vectors = count / kVector<T>;
       PackOneTapKernel<T><<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(weight, vectors, to);
     } else if (shape.fold == 1 && shape.padded == shape.channels) {
@@ -336,9 +336,9 @@ cudaError_t UnpackGrad(Element element, const void* packed, const WeightShape& s
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const T* const from = static_cast<const T*>(packed);
-    NN_CHECK(IsAligned(grad));
     const size_t count = Counted(shape.count());
     if (shape.IsOneTap()) {
+      NN_CHECK(IsAligned(grad));
       const size_t vectors = count / kVector<T>;
       UnpackOneTapKernel<T><<<Blocks(vectors, kThreads), kThreads, 0, stream>>>(from, vectors, accumulate, grad);
     } else {

@@ -25,6 +25,7 @@ struct ImagePacking {
   int fold, padding;
   int height, width, padded;  // of the native image; its channels, of which additional ones are 0
 
+  // Of one native image's numbers.
   size_t count() const { return static_cast<size_t>(height * width) * static_cast<size_t>(padded); }
 };
 // Converts plain float32 images.
@@ -152,11 +153,11 @@ struct RunningMoments {
   float* mean;
   float* variance;
 };
-// Also moves the running statistics towards those of the batch, by the share `momentum`. `made`: null, or [2,
-// channels], the sums of x and of its squares. x is then read only where the variance is too small beside the mean for
-// them.
-cudaError_t BatchNormMoments(Element element, const void* x, const float* made, size_t pixels, int channels, float eps,
-                             float momentum, const BatchMoments& moments, const RunningMoments& running,
+// Also moves the running statistics towards those of the batch, by the share `momentum`, unless that is 0.
+// `given_sums`: null, or [2, channels], of x and of its square. x is then read only for groups of channels with one
+// whose variance is too small beside its mean for them.
+cudaError_t BatchNormMoments(Element element, const void* x, const float* given_sums, size_t pixels, int channels,
+                             float eps, float momentum, const BatchMoments& moments, const RunningMoments& running,
                              const ColumnScratch& scratch, cudaStream_t stream);
 
 // The same in two parts, for the batches of several ranks. The first writes what this rank tells the others,
@@ -176,11 +177,12 @@ struct BatchNormApply {
   const float* bias;
   bool relu;
 };
-// What of an image has passed a ReLU: a byte for every 16 bytes of it, whose bit i is that of number i.
+// Which numbers of an image have passed a ReLU, being above 0 or NaN: a byte for every 16 bytes of it, whose bit i is
+// that of number i.
 using ReluBits = uint8_t;
 
 // y = max(0, (x - mean) * rstd * weight + bias + shortcut). The shortcut (null) and the max(0, .) are optional, and so
-// is `passed`, which says what is left of y.
+// is `passed`, of y.
 cudaError_t BatchNormForward(Element element, const void* x, size_t pixels, int channels, const BatchNormApply& apply,
                              const Shortcut* shortcut, void* y, ReluBits* passed, cudaStream_t stream);
 

@@ -103,7 +103,7 @@ class GpuConv2d final : public WeightedLayer {
         session_(std::move(session)),
         options_(o),
         max_batch_(max_batch),
-        fold_(o.in_layout == Layout::kPlain ? o.stride : 1),
+        fold_(o.in_layout == Layout::kPlain && o.kernel >= o.stride ? o.stride : 1),
         weight_shape_{o.outputs, o.in.channels, o.kernel, fold_, session_->Padded(o.in.channels * fold_ * fold_)},
         small_(o.in_layout == Layout::kPlain && o.stride == 1 && session_->processors > 0 &&
                o.in.channels < weight_shape_.padded && IsSmallConvolution(Small())),
@@ -159,8 +159,8 @@ class GpuConv2d final : public WeightedLayer {
   }
 
   // Without a bias. Returns whether it has also written `sums` [2, outputs], of y and of its square. It does so where
-  // that takes less time than sum(), which may be called to find out.
-  bool Forward(const float* x, float* y, int rows, float* sums, absl::FunctionRef<void()> sum) {
+  // that makes it faster together with normalise(sums), which without them gets null. Only trials call it.
+  bool Forward(const float* x, float* y, int rows, float* sums, absl::FunctionRef<void(const float*)> normalise) {
     NN_CHECK(!options_.bias && packed_x_ == nullptr);
     if (narrow_forward_) {
       Forward(x, y, rows);
@@ -169,17 +169,23 @@ class GpuConv2d final : public WeightedLayer {
     Launched(PackWeight(session_->element, weight_, weight_shape_, packed_weight_.get(), session_->stream));
     Passes& passes = PassesFor(rows);
     const void* const w = packed_weight_.get();
-    const auto together = [&] {
+    const auto with_sums = [&] {
       return passes.forward_sums.Run({.x = x, .w = w, .y = y, .sums = sums, .squares = sums + options_.outputs});
     };
     const auto plain = [&] { Planned(passes.forward.Run({x, w, y})); };
     if (!passes.sums_at_once.has_value()) {
-      passes.sums_at_once = session_->cudnn.IsFaster(cudnn::Pass::kForwardSums, passes.shape, together, [&] {
+      const auto together = [&] {
+        if (!with_sums()) return false;
+        normalise(sums);
+        return true;
+      };
+      const auto apart = [&] {
         plain();
-        sum();
-      });
+        normalise(nullptr);
+      };
+      passes.sums_at_once = session_->cudnn.IsFaster(cudnn::Pass::kForwardSums, passes.shape, together, apart);
     }
-    if (*passes.sums_at_once && together()) return true;
+    if (*passes.sums_at_once && with_sums()) return true;
     plain();
     return false;
   }
@@ -328,8 +334,8 @@ class GpuBatchNorm2d final : public WeightedLayer {
   }
 
   void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, nullptr, relu_, y, nullptr, rows); }
-  // `made`: as in BatchNormMoments. `shortcut`, `passed`: as in BatchNormForward.
-  void Forward(const void* x, const float* made, const Shortcut* shortcut, bool relu, void* y, ReluBits* passed,
+  // `given_sums`: as in BatchNormMoments. `shortcut`, `passed`: as in BatchNormForward.
+  void Forward(const void* x, const float* given_sums, const Shortcut* shortcut, bool relu, void* y, ReluBits* passed,
                int rows) {
     NN_CHECK(weight_ != nullptr);
     if (training_ && group_ == nullptr) CheckBatchNormCanTrain(rows, shape_);
@@ -342,7 +348,7 @@ class GpuBatchNorm2d final : public WeightedLayer {
     if (training_ && group_ != nullptr) {
       MomentsTogether(x, rows);
     } else if (training_) {
-      SetMoments(x, made, rows, kBatchNormMomentum);
+      SetMoments(x, given_sums, rows, kBatchNormMomentum);
     }
     Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, Apply(relu), shortcut, y,
                               passed, session_->stream));
@@ -378,16 +384,16 @@ class GpuBatchNorm2d final : public WeightedLayer {
 
   // Whether Forward wants sums of x and of its square.
   bool WantsSums(int rows) const { return training_ && group_ == nullptr && !AtOnce(rows); }
-  // Takes as long as what Forward does without these sums, and changes nothing that lasts.
-  void TryWithoutSums(const void* x, int rows) { SetMoments(x, nullptr, rows, 0); }
+  // Takes as long as what Forward does with these sums, or without them, and changes nothing that lasts.
+  void TryMoments(const void* x, const float* given_sums, int rows) { SetMoments(x, given_sums, rows, 0); }
   // Memory for them.
   float* sums() const { return numbers_.get() + 4 * channels(); }
 
  private:
-  void SetMoments(const void* x, const float* made, int rows, float momentum) {
-    Launched(BatchNormMoments(session_->element, x, made, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
-                              momentum, moments(), {running_mean(), running_var()}, session_->Scratch(),
-                              session_->stream));
+  void SetMoments(const void* x, const float* given_sums, int rows, float momentum) {
+    Launched(BatchNormMoments(session_->element, x, given_sums, Pixels(rows, shape_), shape_.channels,
+                              kBatchNormEpsilon, momentum, moments(), {running_mean(), running_var()},
+                              session_->Scratch(), session_->stream));
   }
   BatchNormApply Apply(bool relu) const {
     return {.mean = training_ ? moments().mean : running_mean(),

@@ -106,7 +106,7 @@ __device__ void Convolve(const T* x, const Weight<T>& b, const float* bias, bool
   }
 }
 
-// y = convolution of x + added, which may be null, with `weight` as in Take.
+// y = added, which may be null, and the convolution of x, with `weight` as in Take.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     NarrowForwardKernel(const T* x, const float* weight, bool flipped, const float* bias, bool relu, Tiles t,

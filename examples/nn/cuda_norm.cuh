@@ -17,6 +17,7 @@ struct Momentum {
   RunningMoments running;
 
   __device__ void Move(int channel, float mean, float variance, float count) const {
+    if (share == 0) return;
     running.mean[channel] += share * (mean - running.mean[channel]);
     running.variance[channel] += share * (variance * (count / (count - 1)) - running.variance[channel]);
   }
@@ -65,7 +66,7 @@ struct InputGrad {
   }
 };
 
-// The largest number that becomes 0 in T: half of the smallest one above 0.
+// The largest number that becomes 0 in T: where T has 16 bits, half of its smallest number above 0.
 template <class T>
 constexpr float kBecomesZero = std::is_same_v<T, float>    ? 0
                                : std::is_same_v<T, __half> ? 0x1p-25f

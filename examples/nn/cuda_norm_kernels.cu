@@ -40,6 +40,39 @@ dim3 GridFor(const Columns& columns, size_t pixels) {
   return {static_cast<unsigned>(blocks < most ? blocks : most), static_cast<unsigned>(groups), 1};
 }
 
+// Calls finish(channel, sums) for each of `channels` channels from `first` on, with what all blocks have written to
+// [blocks, kSums, all_channels] at `from`. `shared`: memory for so many numbers.
+template <int kSums, class Finish>
+__device__ void AddBlocks(const float* from, size_t all_channels, int channels, float* shared, int numbers,
+                          size_t first, const Finish& finish) {
+  // Four sums for each thread, and several threads for each four of them, as far as there are threads.
+  const int results = kSums * channels, fours = results / 4, most = numbers / results;
+  const int lanes = kSumThreads / fours < most ? kSumThreads / fours : most;
+  __syncthreads();
+  for (int k = threadIdx.x; k < fours * lanes; k += kSumThreads) {
+    const int result = k % fours * 4;
+    const float* const own = from + result / channels * all_channels + result % channels;
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+    for (unsigned b = k / fours; b < gridDim.x; b += lanes) {
+      const float4 part = __ldcg(reinterpret_cast<const float4*>(own + b * kSums * all_channels));
+      sum.x += part.x;
+      sum.y += part.y;
+      sum.z += part.z;
+      sum.w += part.w;
+    }
+    *reinterpret_cast<float4*>(shared + k / fours * results + result) = sum;
+  }
+  __syncthreads();
+  for (int channel = threadIdx.x; channel < channels; channel += kSumThreads) {
+    float result[kSums] = {};
+    for (int s = 0; s < kSums; ++s) {
+      for (int lane = 0; lane < lanes; ++lane) result[s] += shared[lane * results + s * channels + channel];
+    }
+    finish(static_cast<int>(first) + channel, result);
+  }
+}
+
 // Calls add(load(i), i, sums) for every vector i of all pixels, of which each adds to kSums numbers a channel. Then, in
 // the last block that is done with a group of channels, one thread for each of them calls finish(channel, sums).
 // kAhead: so many loads are on their way at once.
@@ -95,34 +128,8 @@ __device__ void SumColumns(size_t pixels, const Columns& columns, const ColumnSc
   if (!last) return;
   __threadfence();
   if (threadIdx.x == 0) scratch.tickets[blockIdx.y] = 0;
-  // Four sums for each thread, and several threads for each four of them, as far as there are threads.
-  const int results = kSums * channels, fours = results / 4;
-  const int most = static_cast<int>(sizeof(parts) / sizeof(float)) / results;
-  const int lanes = kSumThreads / fours < most ? kSumThreads / fours : most;
-  float* const totals = &parts[0][0][0];  // [lanes][results]
-  __syncthreads();
-  for (int k = threadIdx.x; k < fours * lanes; k += kSumThreads) {
-    const int result = k % fours * 4;
-    const float* const from = scratch.sums + result / channels * all_channels + first + result % channels;
-    float4 sum = {0, 0, 0, 0};
-#pragma unroll 8
-    for (unsigned b = k / fours; b < gridDim.x; b += lanes) {
-      const float4 part = __ldcg(reinterpret_cast<const float4*>(from + b * kSums * all_channels));
-      sum.x += part.x;
-      sum.y += part.y;
-      sum.z += part.z;
-      sum.w += part.w;
-    }
-    *reinterpret_cast<float4*>(totals + k / fours * results + result) = sum;
-  }
-  __syncthreads();
-  for (int channel = threadIdx.x; channel < channels; channel += kSumThreads) {
-    float result[kSums] = {};
-    for (int s = 0; s < kSums; ++s) {
-      for (int lane = 0; lane < lanes; ++lane) result[s] += totals[lane * results + s * channels + channel];
-    }
-    finish(static_cast<int>(first) + channel, result);
-  }
+  AddBlocks<kSums>(scratch.sums + first, all_channels, channels, &parts[0][0][0], sizeof(parts) / sizeof(float), first,
+                   finish);
 }
 
 template <class T>
@@ -145,19 +152,19 @@ __global__ void __launch_bounds__(kSumThreads, 1) BiasGradKernel(const T* y, T* 
   });
 }
 
-// Calls finish(channel, mean, variance) for each channel of the block's group, in one of the group's blocks. `made`
-// [2, channels]: the sums of x and of its square. Returns false, and calls nothing, if a channel's numbers are so far
-// from 0 that these sums have lost its variance.
+// Calls finish(channel, mean, variance) for each channel of the block's group, of which there are at most as many as
+// threads, in one of the group's blocks. Returns false, and calls nothing, if a channel's numbers are so far from 0
+// that the sums have lost its variance. `given`: as given_sums of BatchNormMoments.
 template <class Finish>
-__device__ bool FinishSums(const float* made, size_t pixels, int group_channels, int channels, const Finish& finish) {
+__device__ bool FinishSums(const float* given, size_t pixels, int group_channels, int channels, const Finish& finish) {
   constexpr float kLost = 1 / 64.f;  // variance / mean^2
   const int channel = blockIdx.y * group_channels + threadIdx.x;
-  const bool has_channel = threadIdx.x < group_channels;  // all of them together have every one
+  const bool has_channel = threadIdx.x < group_channels;
   float mean = 0, variance = 0;
   if (has_channel) {
     const float count = static_cast<float>(pixels);
-    mean = made[channel] / count;
-    variance = made[channels + channel] / count - mean * mean;
+    mean = given[channel] / count;
+    variance = given[channels + channel] / count - mean * mean;
   }
   const bool lost = !(variance >= kLost * mean * mean);  // or NaN
   if (__syncthreads_or(lost)) return false;
@@ -189,7 +196,7 @@ __device__ void ComputeMoments(const T* x, size_t pixels, const Columns& columns
 
 template <class T>
 __global__ void __launch_bounds__(kSumThreads, 1)
-    MomentsKernel(const T* x, const float* made, size_t pixels, Columns columns, float eps, Momentum momentum,
+    MomentsKernel(const T* x, const float* given_sums, size_t pixels, Columns columns, float eps, Momentum momentum,
                   BatchMoments moments, ColumnScratch scratch) {
   const auto finish = [&](int channel, float mean, float variance) {
     moments.mean[channel] = mean;
@@ -198,7 +205,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
   };
   constexpr int V = kVector<T>;
   static_assert(kMostColumns * V <= kSumThreads);
-  if (made != nullptr && FinishSums(made, pixels, columns.group * V, columns.all * V, finish)) return;
+  if (given_sums != nullptr && FinishSums(given_sums, pixels, columns.group * V, columns.all * V, finish)) return;
   ComputeMoments(x, pixels, columns, scratch, finish);
 }
 
@@ -341,7 +348,7 @@ unsigned GridForVectors(size_t vectors, unsigned of_each) {
   const unsigned blocks = Blocks(vectors, kThreads), most = of_each * kMostBlocks;
   return blocks < most ? blocks : most;
 }
-constexpr unsigned kForwardBlocks = 5, kBackwardBlocks = 8;  // by their registers: 5 and 4 run at once on an H100
+constexpr unsigned kForwardBlocks = 5, kBackwardBlocks = 8;  // with 16 bits, 5 and 4 run at once on an H100
 
 }  // namespace
 
@@ -359,14 +366,14 @@ cudaError_t BiasGrad(Element element, const void* y, void* dy, size_t pixels, in
   });
 }
 
-cudaError_t BatchNormMoments(Element element, const void* x, const float* made, size_t pixels, int channels, float eps,
-                             float momentum, const BatchMoments& moments, const RunningMoments& running,
+cudaError_t BatchNormMoments(Element element, const void* x, const float* given_sums, size_t pixels, int channels,
+                             float eps, float momentum, const BatchMoments& moments, const RunningMoments& running,
                              const ColumnScratch& scratch, cudaStream_t stream) {
   return Dispatch(element, [&](auto type) {
     using T = decltype(type);
     const Columns columns = ColumnsOf<T>(channels);
     MomentsKernel<T><<<GridFor(columns, pixels), kSumThreads, 0, stream>>>(
-        static_cast<const T*>(x), made, pixels, columns, eps, Momentum{momentum, running}, moments, scratch);
+        static_cast<const T*>(x), given_sums, pixels, columns, eps, Momentum{momentum, running}, moments, scratch);
   });
 }
 

@@ -19,10 +19,14 @@ class GpuConvNorm {
         between_(session->Allocate(static_cast<size_t>(max_batch) * session->Elements(options.out()))) {}
 
   void Forward(const float* x, const Shortcut* shortcut, float* y, ReluBits* passed, int rows) {
-    const bool made =
-        bn.WantsSums(rows) && conv.Forward(x, between(), rows, bn.sums(), [&] { bn.TryWithoutSums(between(), rows); });
-    if (!bn.WantsSums(rows)) conv.Forward(x, between(), rows);
-    bn.Forward(between(), made ? bn.sums() : nullptr, shortcut, relu_ || shortcut != nullptr, y, passed, rows);
+    bool has_sums = false;
+    if (bn.WantsSums(rows)) {
+      has_sums =
+          conv.Forward(x, between(), rows, bn.sums(), [&](const float* sums) { bn.TryMoments(between(), sums, rows); });
+    } else {
+      conv.Forward(x, between(), rows);
+    }
+    bn.Forward(between(), has_sums ? bn.sums() : nullptr, shortcut, relu_ || shortcut != nullptr, y, passed, rows);
   }
 
   // `d`: memory for the gradient of the convolution's outputs; it may be dy. `added`: see GpuConv2d.

@@ -71,8 +71,9 @@ class Context {
   // GPU. Null if cuDNN has no plan.
   const Plan* PlanFor(Pass pass, const ConvolutionShape& shape, const Tensors& tensors);
 
-  // Whether together() does the same as apart() and is not slower, by trials or an earlier run's. It returns false if
-  // it is not supported. `pass` and `shape` tell what is done.
+  // Whether together(), which does the same as apart(), is faster, by trials or an earlier run's. No with
+  // `deterministic`, and where together() returns false, since it is not supported. `pass` and `shape` tell what is
+  // done.
   bool IsFaster(Pass pass, const ConvolutionShape& shape, absl::FunctionRef<bool()> together,
                 absl::FunctionRef<void()> apart);
 

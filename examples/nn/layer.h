@@ -59,7 +59,8 @@ class Layer {
   virtual absl::Span<const ParameterSpec> parameters() const = 0;
 
   // Sets the memory of the parameters and of their gradients, one pointer each in the order of parameters(). Call it
-  // before the first Forward. The memory must stay valid while the layer is used.
+  // before the first Forward. The memory must stay valid while the layer is used; a GPU's begins at multiples of 16
+  // bytes.
   virtual void Bind(absl::Span<float* const> values, absl::Span<float* const> grads) = 0;
 
   // Empty for a layer without such state.

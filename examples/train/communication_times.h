@@ -4,6 +4,7 @@
 #define EXAMPLES_TRAIN_COMMUNICATION_TIMES_H_
 
 #include <cstdint>
+#include <utility>
 
 #include "examples/train/durations.h"
 
@@ -13,20 +14,25 @@ namespace examples {
 // between their reductions, and take seconds. Steps are numbered; the first one behind the warm-up is 1.
 class CommunicationTimes {
  public:
-  // `behind`: the report may be that of a step so many steps ago, as on a GPU, where steps end later. There not every
-  // step is asked for.
+  // `behind`: 0 on the CPU, where each step has a report. On a GPU a report is there at most so many steps after its
+  // step has started, and only some steps have one: until the next it is the same one again.
   explicit CommunicationTimes(int64_t behind) : behind_(behind) {}
 
   // Whether to ask for the report in this step.
   bool Wants(int64_t step) const {
-    const int64_t reported = step - behind_;
-    if (behind_ == 0) return true;
-    if (reported <= 0) return communication_.sum_ns() == 0;  // until there is a report
-    return reported <= 8 || reported % 16 == 1;
+    const int64_t sure = step - behind_;  // no report of the warm-up is still to come
+    return behind_ == 0 || (sure < 0 ? communication_.sum_ns() == 0 : sure <= 8 || sure % 16 == 0);
   }
   void Add(int64_t step, int64_t exposed_ns, int64_t communication_ns) {
+    if (behind_ > 0) {
+      const std::pair<int64_t, int64_t> report = {exposed_ns, communication_ns};
+      const bool is_known = report == last_;
+      last_ = report;
+      if (is_known || step == behind_) return;
+    }
     if (warming_up_ && step > behind_) {
-      Restart();
+      exposed_.Restart();
+      communication_.Restart();
       warming_up_ = false;
     }
     exposed_.Add(exposed_ns);
@@ -45,6 +51,7 @@ class CommunicationTimes {
  private:
   const int64_t behind_;
   bool warming_up_ = true;
+  std::pair<int64_t, int64_t> last_;  // report, of a GPU
   Durations exposed_{0}, communication_{0};
 };
 

@@ -72,33 +72,40 @@ TEST_CASE("Communication and exposed time are means of the same measured steps")
   CHECK(none.overlap() == 0);
 }
 
-// The report in a step is that of the step before the last. The first two steps try out plans.
-TEST_CASE("On a GPU, what is reported of the warm-up does not count, and not every step is asked for") {
-  const auto train = [](int64_t warmup, int64_t steps) {
-    CommunicationTimes times(2);
+// The library measures the first three steps, and then every `each`-th. Reports come up to three steps later. That of
+// step i is of 3 i, and that of the warm-up 5 s more.
+TEST_CASE("On a GPU, what is reported of the warm-up does not count, and each report counts once") {
+  const auto train = [](int64_t warmup, int64_t steps, int64_t each, int64_t behind) {
+    CommunicationTimes times(3);
     int64_t asked = 0;
     for (int64_t i = 1; i <= steps; ++i) {
       if (!times.Wants(i - warmup)) continue;
       ++asked;
-      const int64_t reported = i - 2;
-      const int64_t ns = reported <= 0 ? 0 : reported <= 2 ? 5'000'000'000 : 3000;
+      int64_t reported = i - behind;
+      while (reported > 3 && reported % each != 0) --reported;
+      const int64_t ns = reported <= 0 ? 0 : 3 * reported + (reported <= warmup ? 5'000'000'000 : 0);
       times.Add(i - warmup, ns / 3, ns);
     }
     CHECK(asked < 20 + steps / 8);
     return times;
   };
-  for (const int64_t warmup : {2, 5, 20, 100}) {
-    INFO("warm-up of " << warmup);
-    for (const int64_t measured : {3, 10, 30, 1000}) {
-      const CommunicationTimes times = train(warmup, warmup + measured);
-      CHECK(times.communication().count() > measured / 20);
-      CHECK(times.communication().most_ns() == 3000);
-      CHECK(times.exposed().most_ns() == 1000);
-      CHECK(times.exposed().count() == times.communication().count());
+  for (const int64_t each : {16, 2, 1}) {
+    for (const int64_t behind : {0, 1, 3}) {
+      for (const int64_t warmup : {0, 2, 5, 10, 15, 16, 17, 20, 100}) {
+        for (const int64_t measured : {24, 40, 1000}) {
+          INFO("one in " << each << ", " << behind << " behind, " << warmup << " and " << measured << " steps");
+          const CommunicationTimes times = train(warmup, warmup + measured, each, behind);
+          CHECK(times.communication().count() >= measured / 24);
+          CHECK(times.communication().count() <= 8 + measured / 16);
+          CHECK(times.communication().most_ns() <= 3 * (warmup + measured));
+          CHECK(times.communication().least_ns() > 3 * warmup);
+          CHECK(times.exposed().count() == times.communication().count());
+        }
+      }
     }
   }
   // Nothing but a warm-up is better than nothing.
-  CHECK(train(10, 6).communication().most_ns() > 0);
+  CHECK(train(10, 6, 16, 1).communication().least_ns() > 0);
 }
 
 }  // namespace

@@ -333,16 +333,16 @@ class GpuBatchNorm2d final : public WeightedLayer {
     told_ = AllocateFloats((1 + static_cast<size_t>(group->size())) * MomentFloats(channels()) + 1, session_->stream);
   }
 
-  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, nullptr, relu_, y, nullptr, rows); }
-  // `given_sums`: as in BatchNormMoments. `shortcut`, `passed`: as in BatchNormForward.
-  void Forward(const void* x, const float* given_sums, const Shortcut* shortcut, bool relu, void* y, ReluBits* passed,
-               int rows) {
+  void Forward(const float* x, float* y, int rows) override { Forward(x, nullptr, nullptr, y, nullptr, rows); }
+  // `given_sums`: as in BatchNormMoments. `shortcut`, `passed`: as in BatchNormForward. A ReLU follows a shortcut.
+  void Forward(const void* x, const float* given_sums, const Shortcut* shortcut, void* y, ReluBits* passed, int rows) {
     NN_CHECK(weight_ != nullptr);
+    const BatchNormApply apply = Apply(relu_ || shortcut != nullptr);
     if (training_ && group_ == nullptr) CheckBatchNormCanTrain(rows, shape_);
     if (training_ && AtOnce(rows)) {
       Launched(BatchNormForwardOnce(session_->element, x, Pixels(rows, shape_), shape_.channels, kBatchNormEpsilon,
-                                    kBatchNormMomentum, moments(), {running_mean(), running_var()}, Apply(relu),
-                                    shortcut, y, passed, session_->processors, session_->Scratch(), session_->stream));
+                                    kBatchNormMomentum, moments(), {running_mean(), running_var()}, apply, shortcut, y,
+                                    passed, session_->processors, session_->Scratch(), session_->stream));
       return;
     }
     if (training_ && group_ != nullptr) {
@@ -350,8 +350,8 @@ class GpuBatchNorm2d final : public WeightedLayer {
     } else if (training_) {
       SetMoments(x, given_sums, rows, kBatchNormMomentum);
     }
-    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, Apply(relu), shortcut, y,
-                              passed, session_->stream));
+    Launched(BatchNormForward(session_->element, x, Pixels(rows, shape_), shape_.channels, apply, shortcut, y,
+                              training_ ? passed : nullptr, session_->stream));
   }
 
   void Backward(const float* x, const float*, float* dy, float* dx, int rows, bool accumulate,

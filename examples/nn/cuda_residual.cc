@@ -15,7 +15,6 @@ class GpuConvNorm {
   GpuConvNorm(const SessionPtr& session, const Conv2dOptions& options, Activation activation, int max_batch)
       : conv(session, options, max_batch),
         bn(session, options.out(), activation),
-        relu_(activation == Activation::kRelu),
         between_(session->Allocate(static_cast<size_t>(max_batch) * session->Elements(options.out()))) {}
 
   void Forward(const float* x, const Shortcut* shortcut, float* y, ReluBits* passed, int rows) {
@@ -26,7 +25,7 @@ class GpuConvNorm {
     } else {
       conv.Forward(x, between(), rows);
     }
-    bn.Forward(between(), has_sums ? bn.sums() : nullptr, shortcut, relu_ || shortcut != nullptr, y, passed, rows);
+    bn.Forward(between(), has_sums ? bn.sums() : nullptr, shortcut, y, passed, rows);
   }
 
   // `d`: memory for the gradient of the convolution's outputs; it may be dy. `added`: see GpuConv2d.
@@ -42,8 +41,7 @@ class GpuConvNorm {
  private:
   float* between() const { return static_cast<float*>(between_.get()); }
 
-  const bool relu_;
-  std::shared_ptr<void> between_;
+  const std::shared_ptr<void> between_;
 };
 
 class GpuBasicBlock final : public CompositeLayer {

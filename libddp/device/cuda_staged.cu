@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the staged protocol.
-#include "libddp/device/cuda_convert.h"
 #include "libddp/device/cuda_kernels.h"
 #include "libddp/device/cuda_staged_block.h"
+#include "libddp/device/cuda_staged_elements.h"
 #include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 
@@ -25,135 +25,57 @@ __device__ void StorePacket(staged::Packet* to, const staged::Packet& packet) {
                : "memory");
 }
 
-// The type that elements are reduced in, with the CPU's rules (cpu_reduce.h). No multiplication joins an addition.
-template <typename T>
-constexpr bool kIsInteger = std::is_integral_v<T>;
-template <typename T>
-using Accumulate = std::conditional_t<kIsInteger<T>, T, Wide<T>>;
+// A word of 4 bytes has an element that is infinite or not a number where all bits of an exponent are set.
+struct Exponents {
+  uint32_t low, high;  // the bits of a word's first and last element; the same where a word has one
+  bool each;           // else only each second word has an exponent
+};
 
-__device__ float Add(float a, float b) { return __fadd_rn(a, b); }
-__device__ float Multiply(float a, float b) { return __fmul_rn(a, b); }
-__device__ double Add(double a, double b) { return __dadd_rn(a, b); }
-__device__ double Multiply(double a, double b) { return __dmul_rn(a, b); }
-// They wrap.
-template <typename T>
-__device__ T Add(T a, T b) {
-  return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-template <typename T>
-__device__ T Multiply(T a, T b) {
-  return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
-
-template <typename T>
-__device__ T Combine(uint8_t op, T acc, T x) {
-  switch (op) {
-    case 2:  // ReduceOp::kMin
-      return x < acc || x != x ? x : acc;
-    case 3:  // ReduceOp::kMax
-      return x > acc || x != x ? x : acc;
-    case 4:  // ReduceOp::kProduct
-      return Multiply(acc, x);
+__device__ Exponents ExponentsOf(uint8_t type) {
+  switch (static_cast<Type>(type)) {
+    case Type::kFloat16:
+      return {0x7c00, 0x7c000000, true};
+    case Type::kBFloat16:
+      return {0x7f80, 0x7f800000, true};
+    case Type::kFloat64:
+      return {0x7ff00000, 0x7ff00000, false};
     default:
-      return Add(acc, x);
+      return {0x7f800000, 0x7f800000, true};
   }
 }
 
-template <typename In>
-__device__ Accumulate<In> ToAccumulate(In x) {
-  if constexpr (kIsInteger<In>) {
-    return x;
-  } else {
-    return Widen(x);
-  }
-}
-
-template <typename Acc>
-__device__ Acc Prescale(const staged::Arithmetic& a, Acc x) {
-  if constexpr (kIsInteger<Acc>) {
-    return x;
-  } else {
-    return a.pre ? Multiply(x, sizeof(Acc) == 8 ? static_cast<Acc>(a.pre64) : static_cast<Acc>(a.pre32)) : x;
-  }
-}
-
-// Scaled and rounded.
-template <typename Out, typename Acc>
-__device__ Out Finish(const staged::Arithmetic& a, Acc x) {
-  if constexpr (kIsInteger<Acc>) {
-    return a.divisor == 1 ? x : static_cast<Acc>(x / static_cast<Acc>(a.divisor));
-  } else {
-    if (a.post) x = Multiply(x, sizeof(Acc) == 8 ? static_cast<Acc>(a.post64) : static_cast<Acc>(a.post32));
-    return Narrow<Out>(x);
-  }
-}
-
-template <typename Out>
-__device__ bool NotFinite(Out x) {
-  if constexpr (kIsInteger<Out>) {
-    return false;
-  } else {
-    return !isfinite(Widen(x));
-  }
-}
-
-__device__ bool AlignedTo(size_t bytes, const void* a, const void* b = nullptr, const void* c = nullptr) {
-  return (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c)) % bytes ==
-         0;
-}
-
-// What the protocol asks of a thread block; see staged_protocol.h. Reduces In to Out.
-template <typename In, typename Out>
+// What the protocol asks of a thread block, but for reductions; see staged_protocol.h.
 class Block : public WaitingBlock {
  public:
-  __device__ Block(const staged::Place& at, const staged::Arithmetic* arithmetic)
-      : WaitingBlock(at), arithmetic_(arithmetic) {}
+  __device__ explicit Block(const staged::Place& at, const Exponents& exponents = {})
+      : WaitingBlock(at), exponents_(exponents) {}
 
   __device__ void Copy(const staged::Piece* pieces, int n, bool from_ring) {
-    if (from_ring) {
-      Move<true, false>(pieces, n);
-    } else {
-      Move<false, false>(pieces, n);
+    uint64_t units = 0;
+    bool whole = n > 1;
+    for (int p = 0; p < n; ++p) {
+      whole = whole && AlignedTo(16, pieces[p].to, pieces[p].from) && pieces[p].bytes % 16 == 0;
+      units += pieces[p].bytes / 16;
     }
-  }
-  __device__ void CopyChecked(const staged::Piece* pieces, int n) {
-    if (!kIsInteger<Out> && arithmetic_->nonfinite != nullptr) {
-      Move<true, true>(pieces, n);
-    } else {
-      Move<true, false>(pieces, n);
-    }
-  }
-
-  __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
-    constexpr int kWidth = 16 / sizeof(In);
-    const char* const ring = from[at_.rank == 0 ? 1 : 0];  // all but its own begin alike
-    const bool aligned = AlignedTo(16, from[at_.rank], ring) && AlignedTo(sizeof(Vector<Out, kWidth>), to, also);
-    const uint64_t vectors = aligned ? count / kWidth : 0;
-    if (n == 2) {
-      ReduceVectors<4, 2>(from, n, to, also, vectors);
-    } else {
-      ReduceVectors<2, 4>(from, n, to, also, vectors);
-    }
-    for (uint64_t i = vectors * kWidth + threadIdx.x; i < count; i += kThreads) {
-      Accumulate<In> acc;
-      for (int r = 0; r < n; ++r) Take(r == 0, LoadFresh(reinterpret_cast<const In*>(from[r]) + i), &acc);
-      const Out result = Result(acc);
-      if (to != nullptr) reinterpret_cast<Out*>(to)[i] = result;
-      if (also != nullptr) reinterpret_cast<Out*>(also)[i] = result;
-    }
+    if (whole) return MoveTogether(pieces, units, from_ring);
+    for (int p = 0; p < n; ++p) MovePiece(pieces[p].to, pieces[p].from, pieces[p].bytes, from_ring);
   }
 
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ int threads() const { return kThreads; }
 
-  __device__ uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n) {
-    alignas(staged::kPacketBytes) In x[kPacketWidth] = {};
-#pragma unroll
-    for (int k = 0; k < kPacketWidth; ++k) {
-      uint64_t bytes = sizeof(In);
-      if (k < n) x[k] = *reinterpret_cast<const In*>(Locate(in, (first + k) * sizeof(In), &bytes));
+  __device__ uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
+    uint64_t together = n * size;
+    const char* const from = Locate(in, first * size, &together);
+    if (together == staged::kPacketBytes && AlignedTo(staged::kPacketBytes, from)) {
+      return *reinterpret_cast<const uint64_t*>(from);
     }
-    return *reinterpret_cast<const uint64_t*>(x);
+    uint64_t data = 0;
+    for (uint64_t k = 0; k < n; ++k) {
+      uint64_t bytes = size;
+      data |= LoadElement(Locate(in, (first + k) * size, &bytes), size) << (8 * size * k);
+    }
+    return data;
   }
 
   __device__ void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
@@ -170,33 +92,24 @@ class Block : public WaitingBlock {
     return received;
   }
 
-  __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
-    Accumulate<In> acc[kPacketWidth] = {};
-#pragma unroll
-    for (int r = 0; r < staged::kMaxRanks; ++r) {
-      if (r >= at_.ranks) break;
-      const In* const x = reinterpret_cast<const In*>(&data[r]);
-#pragma unroll
-      for (int k = 0; k < kPacketWidth; ++k) {
-        if (k < n) Take(r == 0, x[k], &acc[k]);
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kPacketWidth; ++k) {
-      uint64_t bytes = sizeof(Out);
-      if (k < n) *reinterpret_cast<Out*>(Locate(out, (first + k) * sizeof(Out), &bytes)) = Result(acc[k]);
-    }
-  }
-
-  // At the kernel's end.
-  __device__ void Report() {
-    if (arithmetic_ == nullptr || arithmetic_->nonfinite == nullptr) return;
-    if (__syncthreads_or(bad_) != 0 && threadIdx.x == 0) *arithmetic_->nonfinite = 1;
-  }
+ protected:
+  bool bad_ = false;  // this thread has seen a result that is infinite or not a number
 
  private:
-  static constexpr int kPacketWidth = staged::kPacketBytes / sizeof(In);
   static constexpr int kTogether = 8;
+
+  __device__ uint64_t LoadElement(const char* from, uint64_t size) {
+    switch (size) {
+      case 1:
+        return *reinterpret_cast<const uint8_t*>(from);
+      case 2:
+        return *reinterpret_cast<const uint16_t*>(from);
+      case 4:
+        return *reinterpret_cast<const uint32_t*>(from);
+      default:
+        return *reinterpret_cast<const uint64_t*>(from);
+    }
+  }
 
   // From kTogether ranks on: the loads of their packets are under way at once.
   __device__ bool ReceiveSome(int first, const staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own,
@@ -224,75 +137,8 @@ class Block : public WaitingBlock {
     return true;
   }
 
-  // A thread's loads of so many vectors of so many ranks are under way at once.
-  template <int kVectors, int kRanks>
-  __device__ void ReduceVectors(const char* const* from, int n, char* to, char* also, uint64_t vectors) {
-    constexpr int kWidth = 16 / sizeof(In);
-    using OutVector = Vector<Out, kWidth>;
-    for (uint64_t first = threadIdx.x; first < vectors; first += kVectors * kThreads) {
-      Accumulate<In> acc[kVectors][kWidth];
-      for (int begin = 0; begin < n; begin += kRanks) {
-        uint4 raw[kRanks][kVectors] = {};
-#pragma unroll
-        for (int k = 0; k < kRanks; ++k) {
-          if (begin + k >= n) break;
-          const uint4* const source = reinterpret_cast<const uint4*>(from[begin + k]) + first;
-#pragma unroll
-          for (int u = 0; u < kVectors; ++u) {
-            if (first + u * kThreads >= vectors) break;
-            raw[k][u] = begin + k == at_.rank ? source[u * kThreads] : LoadFresh(source + u * kThreads);
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < kRanks; ++k) {
-          if (begin + k >= n) break;
-#pragma unroll
-          for (int u = 0; u < kVectors; ++u) {
-            const In* const x = reinterpret_cast<const In*>(&raw[k][u]);
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) Take(begin + k == 0, x[i], &acc[u][i]);
-          }
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kVectors; ++u) {
-        const uint64_t v = first + u * kThreads;
-        if (v >= vectors) break;
-        OutVector result;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) result.v[i] = Result(acc[u][i]);
-        if (to != nullptr) reinterpret_cast<OutVector*>(to)[v] = result;
-        if (also != nullptr) reinterpret_cast<OutVector*>(also)[v] = result;
-      }
-    }
-  }
-
-  template <typename Acc>
-  __device__ void Take(bool first, In x, Acc* acc) {
-    const Acc value = Prescale(*arithmetic_, ToAccumulate(x));
-    *acc = first ? value : Combine(arithmetic_->op, *acc, value);
-  }
-  template <typename Acc>
-  __device__ Out Result(Acc acc) {
-    const Out result = Finish<Out>(*arithmetic_, acc);
-    bad_ |= NotFinite(result);
-    return result;
-  }
-
-  template <bool kFromRing, bool kCheck>
-  __device__ void Move(const staged::Piece* pieces, int n) {
-    uint64_t units = 0;
-    bool whole = n > 1;
-    for (int p = 0; p < n; ++p) {
-      whole = whole && AlignedTo(16, pieces[p].to, pieces[p].from) && pieces[p].bytes % 16 == 0;
-      units += pieces[p].bytes / 16;
-    }
-    if (whole) return MoveTogether<kFromRing, kCheck>(pieces, units);
-    for (int p = 0; p < n; ++p) MovePiece<kFromRing, kCheck>(pieces[p].to, pieces[p].from, pieces[p].bytes);
-  }
-  // The loads of several pieces are under way at once.
-  template <bool kFromRing, bool kCheck>
-  __device__ void MoveTogether(const staged::Piece* pieces, uint64_t units) {
+  // The loads of several pieces are under way at once. All are fresh: own memory is read once, too.
+  __device__ void MoveTogether(const staged::Piece* pieces, uint64_t units, bool check) {
     for (uint64_t first = threadIdx.x; first < units; first += kUnroll * kThreads) {
       uint4 loaded[kUnroll];
       uint4* to[kUnroll];
@@ -302,74 +148,105 @@ class Block : public WaitingBlock {
         if (at >= units) break;
         const staged::Piece* piece = pieces;
         for (; at >= piece->bytes / 16; ++piece) at -= piece->bytes / 16;
-        loaded[u] = LoadUnit<kFromRing>(reinterpret_cast<const uint4*>(piece->from) + at);
+        loaded[u] = LoadFresh(reinterpret_cast<const uint4*>(piece->from) + at);
         to[u] = reinterpret_cast<uint4*>(piece->to) + at;
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (first + u * kThreads >= units) break;
-        if constexpr (kCheck) Check(loaded[u]);
+        if (check) Check(loaded[u]);
         *to[u] = loaded[u];
       }
     }
   }
-  template <bool kFromRing, bool kCheck>
-  __device__ void MovePiece(char* to, const char* from, uint64_t bytes) {
+  __device__ void MovePiece(char* to, const char* from, uint64_t bytes, bool check) {
     uint64_t done = 0;
-    if (AlignedTo(16, to, from)) done = MoveUnits<uint4, kFromRing, kCheck>(to, from, 0, bytes);
-    if (AlignedTo(sizeof(Out), to, from)) done = MoveUnits<Out, kFromRing, kCheck>(to, from, done, bytes);
-    MoveUnits<uint8_t, kFromRing, false>(to, from, done, bytes);
+    MoveUnits<uint4>(to, from, bytes, &done, check);
+    MoveUnits<uint64_t>(to, from, bytes, &done, check);
+    MoveUnits<uint32_t>(to, from, bytes, &done, check);
+    MoveUnits<uint16_t>(to, from, bytes, &done, check);
+    MoveUnits<uint8_t>(to, from, bytes, &done, check);
   }
-  // Moves what is left in units of this type; returns where the last one ends.
-  template <typename Unit, bool kFromRing, bool kCheck>
-  __device__ uint64_t MoveUnits(char* to_bytes, const char* from_bytes, uint64_t done, uint64_t bytes) {
-    const uint64_t units = (bytes - done) / sizeof(Unit);
-    Unit* const to = reinterpret_cast<Unit*>(to_bytes + done);
-    const Unit* const from = reinterpret_cast<const Unit*>(from_bytes + done);
+  // Moves what is left and fills units of this type, if both sides are aligned to it.
+  template <typename Unit>
+  __device__ void MoveUnits(char* to_bytes, const char* from_bytes, uint64_t bytes, uint64_t* done, bool check) {
+    if (!AlignedTo(sizeof(Unit), to_bytes, from_bytes)) return;
+    const uint64_t units = (bytes - *done) / sizeof(Unit);
+    Unit* const to = reinterpret_cast<Unit*>(to_bytes + *done);
+    const Unit* const from = reinterpret_cast<const Unit*>(from_bytes + *done);
     for (uint64_t first = threadIdx.x; first < units; first += kUnroll * kThreads) {
       Unit loaded[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (first + u * kThreads < units) loaded[u] = LoadUnit<kFromRing>(from + first + u * kThreads);
+        if (first + u * kThreads < units) loaded[u] = LoadFresh(from + first + u * kThreads);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (first + u * kThreads >= units) continue;
-        if constexpr (kCheck) Check(loaded[u]);
+        if (check) Check(loaded[u]);
         to[first + u * kThreads] = loaded[u];
       }
     }
-    return done + units * sizeof(Unit);
+    *done += units * sizeof(Unit);
   }
-  template <typename Unit>
-  __device__ void Check(const Unit& unit) {
-    const Out* const elements = reinterpret_cast<const Out*>(&unit);
-#pragma unroll
-    for (size_t i = 0; i < sizeof(Unit) / sizeof(Out); ++i) bad_ |= NotFinite(elements[i]);
+  __device__ void Check(uint32_t word) {
+    bad_ |= (word & exponents_.low) == exponents_.low || (word & exponents_.high) == exponents_.high;
   }
-  template <bool kFromRing, typename Unit>
-  __device__ Unit LoadUnit(const Unit* from) {
-    return kFromRing ? LoadFresh(from) : *from;
+  __device__ void Check(uint8_t) {}  // no element is that small
+  __device__ void Check(uint16_t element) { Check(uint32_t{element}); }
+  __device__ void Check(uint64_t unit) {
+    if (exponents_.each) Check(static_cast<uint32_t>(unit));
+    Check(static_cast<uint32_t>(unit >> 32));
+  }
+  __device__ void Check(const uint4& unit) {
+    Check(unit.x | static_cast<uint64_t>(unit.y) << 32);
+    Check(unit.z | static_cast<uint64_t>(unit.w) << 32);
+  }
+  const Exponents exponents_;
+};
+
+// Reduces In to Out.
+template <typename In, typename Out>
+class ReducingBlock : public Block {
+ public:
+  __device__ explicit ReducingBlock(const staged::Collective& c)
+      : Block(c.at, ExponentsOf(c.arithmetic.out_type)), arithmetic_(c.arithmetic) {}
+
+  __device__ void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
+    Elements<In, Out> elements(at_, arithmetic_);
+    elements.Reduce(from, n, to, also, count);
+    bad_ |= elements.bad();
+  }
+  __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
+    Elements<In, Out> elements(at_, arithmetic_);
+    elements.ReducePacket(data, out, first, n);
+    bad_ |= elements.bad();
   }
 
-  const staged::Arithmetic* const arithmetic_;
-  bool bad_ = false;
+  // At the kernel's end.
+  __device__ void Report() {
+    if (arithmetic_.nonfinite == nullptr) return;
+    if (__syncthreads_or(bad_) != 0 && threadIdx.x == 0) *arithmetic_.nonfinite = 1;
+  }
+
+ private:
+  const staged::Arithmetic& arithmetic_;
 };
 
 template <typename In, typename Out>
 __global__ void __launch_bounds__(kThreads, 2) CollectiveKernel(const __grid_constant__ staged::Collective c) {
-  Block<In, Out> block(c.at, &c.arithmetic);
+  ReducingBlock<In, Out> block(c);
   staged::RunCollective(block, c, static_cast<int>(blockIdx.x));
   block.Report();
 }
 
 __global__ void __launch_bounds__(kThreads, 2) ExchangeKernel(const __grid_constant__ staged::Exchange e) {
-  Block<uint8_t, uint8_t> block(e.at, nullptr);
+  Block block(e.at);
   staged::RunExchange(block, e, static_cast<int>(blockIdx.x));
 }
 
 __global__ void __launch_bounds__(kThreads, 2) TurnKernel(const __grid_constant__ staged::Turn t) {
-  Block<uint8_t, uint8_t> block(t.at, nullptr);
+  Block block(t.at);
   staged::RunTurn(block, t);
 }
 

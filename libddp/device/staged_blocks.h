@@ -102,6 +102,14 @@ DDP_HOST_DEVICE bool FetchTile(Block& block, const BlockReduction& c, int channe
   return true;
 }
 
+template <typename Block>
+DDP_HOST_DEVICE bool RunDuty(Block& block, const BlockReduction& c, Duty duty, int channel, uint64_t tile,
+                             uint64_t* counts) {
+  if (duty == Duty::kWrite) return WriteTile(block, c, channel, tile, counts[kWritten]++);
+  if (duty == Duty::kFetch) return FetchTile(block, c, channel, tile, counts[kFetched]++);
+  return ReduceTile(block, c, channel, tile, counts[kConsumed]++, counts[kPublished]++);
+}
+
 // What thread block `index` of BlocksOf does.
 template <typename Block>
 DDP_HOST_DEVICE void RunBlockReduction(Block& block, const BlockReduction& c, int index) {

@@ -178,7 +178,7 @@ DDP_HOST_DEVICE inline bool HasParts(Move move) {
   return move == Move::kAllReduce || move == Move::kReduceScatter || move == Move::kAllGather;
 }
 
-// `begin`: in the whole array; `own`: in the side that holds one rank's part alone.
+// `begin`: in the whole array; `own`: in the side that holds one rank's part, or a chunk, alone.
 struct Part {
   uint64_t begin, own, count;
 };
@@ -189,6 +189,9 @@ DDP_HOST_DEVICE inline Part PartOf(const Collective& c, uint64_t tile, int part)
   if (c.move == Move::kReduceScatter || c.move == Move::kAllGather) {
     begin = c.part_begin[part] + step;
     end = c.part_begin[part + 1];
+  } else if (c.move == Move::kAllReduceFetched) {
+    begin = c.chunk.begin + step;
+    end = c.chunk.begin + c.chunk.count;
   } else {
     begin = HasParts(c.move) ? step * static_cast<uint64_t>(c.at.ranks) + static_cast<uint64_t>(part) * c.part_elements
                              : step;
@@ -236,158 +239,174 @@ struct Level {
 //                                                  each look at host memory takes more than a microsecond
 //   void Signal(Level, Level = {})                 what the block has written comes before the new values
 //   void Fail()                                    the group has failed: sets the words of all ranks
-//   void Copy(const Piece*, int n, bool from_ring) all at once, too
-//   void CopyChecked(const Piece*, int n)          from the ring, of a result, which is checked for infinities and NaN
-//   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null;
-//                                                  from[at.rank] is the only one that others do not write
+//   void Copy(const Piece*, int n, bool from_ring) all at once, too; what comes from the ring is a result, which is
+//                                                  checked for infinities and NaN
+//   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null
 //   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
 // And each of its threads, thread() of threads(), alone, with `n` elements from `first` on, which fit into a packet:
-//   uint64_t Gather(const RangeTable& in, uint64_t first, uint64_t n)
+//   uint64_t Gather(const RangeTable& in, uint64_t first, uint64_t n, uint64_t size)   of elements of `size` bytes
 //   void Put(Packet*, uint64_t data, uint32_t mark)
 //   bool Receive(Packet*, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data)   fills in data[r] of all
 //                                                  ranks, whose packets are `stride` apart; false: leave
 //   void ReducePacket(const uint64_t* data, const RangeTable& out, uint64_t first, uint64_t n)
 
-// Hands pieces on to `copy(const Piece*, int n)`, as many at a time as there are ranks at most.
-template <typename Copy>
-class PieceList {
- public:
-  DDP_HOST_DEVICE explicit PieceList(const Copy& copy) : copy_(copy) {}
-  DDP_HOST_DEVICE void Add(const Piece& piece) {
-    pieces_[n_++] = piece;
-    if (n_ == kMaxRanks) Flush();
-  }
-  DDP_HOST_DEVICE void Flush() {
-    if (n_ > 0) copy_(pieces_, n_);
-    n_ = 0;
-  }
-
- private:
-  const Copy& copy_;
-  Piece pieces_[kMaxRanks];
-  int n_ = 0;
+// What a rank does with a tile. In a split operation each is a thread block of its own.
+enum class Duty : int {
+  kWrite,   // what others need of its input goes into its input slot
+  kReduce,  // its part is reduced, or in moves taken, and published where others want it
+  kFetch,   // the parts of the result that others have published
+  kAll,
 };
 
-// The parts of a tile that others reduce go into this rank's input slot.
-template <typename Block>
-DDP_HOST_DEVICE bool WriteTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
-  const int ranks = c.at.ranks, me = c.at.rank;
-  const auto consumed = [&](int r) { return Level{CounterOf(c.at, kConsumed, r, channel), number - kDepth + 1}; };
-  if (!block.Wait(number >= kDepth ? ranks : 0, consumed)) return false;
-  char* const slot = SlotOf(c.at, 0, me, channel, number);
-  const bool nothing = c.move == Move::kBarrier || (c.move == Move::kReduce && me == c.root);
-  const auto copy = [&](const Piece* list, int n) { block.Copy(list, n, false); };
-  PieceList pieces(copy);
-  for (int p = 0; !nothing && p < (HasParts(c.move) ? ranks : 1); ++p) {
-    if (HasParts(c.move) && p == me) continue;
-    const Part part = PartOf(c, tile, p);
-    const uint64_t size = static_cast<uint64_t>(c.in_size);
-    char* const to = slot + static_cast<uint64_t>(p) * c.part_elements * size;
-    for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
-      n = part.count * size - done;
-      const char* const from = Locate(c.in, part.begin * size + done, &n);
-      pieces.Add({to + done, from, n});
-    }
-  }
-  pieces.Flush();
-  block.Signal({CounterOf(c.at, kWritten, me, channel), number + 1});
-  return true;
+DDP_HOST_DEVICE inline bool IsIdle(const Collective& c) {
+  return c.move == Move::kBarrier || ((c.move == Move::kReduce || c.move == Move::kBroadcast) && c.at.rank != c.root);
+}
+DDP_HOST_DEVICE inline bool Fetches(const Collective& c, int from) {
+  return from != c.at.rank && (c.move != Move::kBroadcast || from == c.root);
 }
 
-// This rank's part of a tile is reduced, or in moves taken, and published where others want it.
+// Until the other ranks are as far as this duty needs. `counts`: slots that this thread block has been through, by
+// Stage.
 template <typename Block>
-DDP_HOST_DEVICE bool ReduceTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t input,
-                                uint64_t result) {
-  const int ranks = c.at.ranks, me = c.at.rank;
-  const bool idle =
-      c.move == Move::kBarrier || ((c.move == Move::kReduce || c.move == Move::kBroadcast) && me != c.root);
-  const bool waits = UsesInputs(c.move) && !(c.move == Move::kReduce && me != c.root);
-  const bool reuses = !idle && UsesResults(c.move) && result >= kDepth;
+DDP_HOST_DEVICE bool Await(Block& block, const Collective& c, Duty duty, int channel, const uint64_t* counts) {
+  const int ranks = c.at.ranks;
+  const bool waits = UsesInputs(c.move) && c.move != Move::kAllReduceFetched && !(c.move == Move::kReduce && IsIdle(c));
+  const bool reuses = UsesResults(c.move) && !IsIdle(c) && counts[kPublished] >= kDepth;
   const auto level = [&](int k) {
-    if (k >= ranks) return Level{CounterOf(c.at, kFetched, k - ranks, channel), result - kDepth + 1};
-    return Level{waits ? CounterOf(c.at, kWritten, k, channel) : nullptr, input + 1};
+    if (duty == Duty::kWrite) return Level{CounterOf(c.at, kConsumed, k, channel), counts[kWritten] - kDepth + 1};
+    if (duty == Duty::kFetch) {
+      return Level{Fetches(c, k) ? CounterOf(c.at, kPublished, k, channel) : nullptr, counts[kFetched] + 1};
+    }
+    if (k >= ranks) return Level{CounterOf(c.at, kFetched, k - ranks, channel), counts[kPublished] - kDepth + 1};
+    return Level{waits ? CounterOf(c.at, kWritten, k, channel) : nullptr, counts[kConsumed] + 1};
   };
-  if (!block.Wait(reuses ? 2 * ranks : ranks, level)) return false;
-  char* const slot = UsesResults(c.move) ? SlotOf(c.at, 1, me, channel, result) : nullptr;
+  if (duty == Duty::kWrite) return block.Wait(counts[kWritten] >= kDepth ? ranks : 0, level);
+  return block.Wait(duty == Duty::kReduce && reuses ? 2 * ranks : ranks, level);
+}
+
+// Where the copies of a duty stand: in which part, and how many bytes of that are done.
+struct Cursor {
+  int part = 0;
+  uint64_t done = 0;
+};
+
+// The next piece of a duty's copies; false: there is none.
+DDP_HOST_DEVICE inline bool NextToWrite(const Collective& c, uint64_t tile, char* slot, Cursor* at, Piece* piece) {
+  const uint64_t size = static_cast<uint64_t>(c.in_size);
+  const bool nothing = c.move == Move::kBarrier || (c.move == Move::kReduce && c.at.rank == c.root);
+  const int parts = nothing ? 0 : HasParts(c.move) ? c.at.ranks : 1;
+  for (; at->part < parts; ++at->part, at->done = 0) {
+    const Part part = PartOf(c, tile, at->part);
+    if ((HasParts(c.move) && at->part == c.at.rank) || at->done == part.count * size) continue;
+    piece->bytes = part.count * size - at->done;
+    piece->from = Locate(c.in, part.begin * size + at->done, &piece->bytes);
+    piece->to = slot + static_cast<uint64_t>(at->part) * c.part_elements * size + at->done;
+    at->done += piece->bytes;
+    return true;
+  }
+  return false;
+}
+// Into the slot, then, where that is another place, into the result.
+DDP_HOST_DEVICE inline bool NextToPublish(const Collective& c, uint64_t tile, char* slot, Cursor* at, Piece* piece) {
+  const uint64_t size = static_cast<uint64_t>(c.in_size);
+  const Part part = PartOf(c, tile, HasParts(c.move) ? c.at.rank : 0);
+  const uint64_t in_at = (c.move == Move::kAllGather ? part.own : part.begin) * size;
+  const int ways = IsIdle(c) ? 0 : c.move == Move::kBroadcast ? 1 : 2;
+  for (; at->part < ways; ++at->part, at->done = 0) {
+    while (at->done < part.count * size) {
+      piece->bytes = part.count * size - at->done;
+      piece->from = Locate(c.in, in_at + at->done, &piece->bytes);
+      piece->to = at->part == 0 ? slot + at->done : Locate(c.out, part.begin * size + at->done, &piece->bytes);
+      at->done += piece->bytes;
+      if (piece->to != piece->from) return true;
+    }
+  }
+  return false;
+}
+// Each rank begins with its neighbour: not all read the same memory at once.
+DDP_HOST_DEVICE inline bool NextToFetch(const Collective& c, int channel, uint64_t tile, uint64_t number, Cursor* at,
+                                        Piece* piece) {
+  const uint64_t size = static_cast<uint64_t>(c.out_size);
+  for (; at->part < c.at.ranks; ++at->part, at->done = 0) {
+    const int r = (c.at.rank + at->part) % c.at.ranks;
+    const Part part = PartOf(c, tile, HasParts(c.move) ? r : 0);
+    if (!Fetches(c, r) || at->done == part.count * size) continue;
+    piece->bytes = part.count * size - at->done;
+    piece->to = Locate(c.out, part.begin * size + at->done, &piece->bytes);
+    piece->from = SlotOf(c.at, 1, r, channel, number) + at->done;
+    at->done += piece->bytes;
+    return true;
+  }
+  return false;
+}
+
+// All copies of a duty, as many pieces at a time as there are ranks at most. This is the only place that copies, for
+// the compiler's sake: its code is long.
+template <typename Block>
+DDP_HOST_DEVICE void CopyTile(Block& block, const Collective& c, Duty duty, int channel, uint64_t tile,
+                              const uint64_t* counts) {
+  char* const slot = duty == Duty::kWrite ? SlotOf(c.at, 0, c.at.rank, channel, counts[kWritten])
+                                          : SlotOf(c.at, 1, c.at.rank, channel, counts[kPublished]);
+  Cursor at;
+  const auto next = [&](Piece* piece) {
+    if (duty == Duty::kWrite) return NextToWrite(c, tile, slot, &at, piece);
+    if (duty == Duty::kReduce) return NextToPublish(c, tile, slot, &at, piece);
+    return NextToFetch(c, channel, tile, counts[kFetched], &at, piece);
+  };
+  Piece pieces[kMaxRanks];
+  for (bool more = true; more;) {
+    int n = 0;
+    while (n < kMaxRanks && (more = next(&pieces[n]))) ++n;
+    if (n > 0) block.Copy(pieces, n, duty == Duty::kFetch);
+  }
+}
+
+template <typename Block>
+DDP_HOST_DEVICE void ReduceTile(Block& block, const Collective& c, int channel, uint64_t tile, const uint64_t* counts) {
+  const int ranks = c.at.ranks, me = c.at.rank;
   const int mine = HasParts(c.move) ? me : 0;
   const Part part = PartOf(c, tile, mine);
   const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
-  const bool stores = c.move != Move::kBroadcast;  // elsewhere the result is this rank's, too
-  const uint64_t in_at = c.move == Move::kAllGather ? part.own : part.begin;
   const uint64_t out_at = c.move == Move::kReduceScatter ? part.own : part.begin;
-  for (uint64_t done = 0, n = 0; !idle && done < part.count; done += n) {
-    uint64_t in_bytes = (part.count - done) * in_size;
-    char* const own = Locate(c.in, (in_at + done) * in_size, &in_bytes);
-    uint64_t out_bytes = (part.count - done) * out_size;
-    char* const to = stores ? Locate(c.out, (out_at + done) * out_size, &out_bytes) : nullptr;
-    n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
-    char* const publish = slot == nullptr ? nullptr : slot + done * out_size;
-    if (!UsesInputs(c.move)) {
-      const Piece pieces[2] = {{publish, own, n * in_size}, {to, own, n * in_size}};
-      block.Copy(pieces, to != nullptr && to != own ? 2 : 1, false);
-      continue;
+  char* const slot = UsesResults(c.move) ? SlotOf(c.at, 1, me, channel, counts[kPublished]) : nullptr;
+  const auto contribution = [&](int r) -> const char* {
+    if (c.move == Move::kAllReduceFetched) {
+      return c.chunk.fetched + static_cast<uint64_t>(r < me ? r : r - 1) * c.chunk.stride + part.own * in_size;
     }
-    const char* from[kMaxRanks];
-    for (int r = 0; r < ranks; ++r) {
-      from[r] = r == me ? own
-                        : SlotOf(c.at, 0, r, channel, input) +
-                              (static_cast<uint64_t>(mine) * c.part_elements + done) * in_size;
-    }
-    block.Reduce(from, ranks, to, publish, n);
-  }
-  block.Signal({UsesResults(c.move) ? CounterOf(c.at, kPublished, me, channel) : nullptr, result + 1},
-               {UsesInputs(c.move) ? CounterOf(c.at, kConsumed, me, channel) : nullptr, input + 1});
-  return true;
-}
-
-// This thread block's part of a chunk is reduced.
-template <typename Block>
-DDP_HOST_DEVICE void ReduceChunk(Block& block, const Collective& c, int index) {
-  if (!block.Begin()) return;
-  const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
-  const uint64_t first = static_cast<uint64_t>(index) * c.part_elements, left = c.chunk.count - first;
-  const uint64_t end = first + (left < c.part_elements ? left : c.part_elements);
-  for (uint64_t done = first, n = 0; done < end; done += n) {
-    uint64_t in_bytes = (end - done) * in_size, out_bytes = (end - done) * out_size;
-    const char* const own = Locate(c.in, (c.chunk.begin + done) * in_size, &in_bytes);
-    char* const to = Locate(c.out, (c.chunk.begin + done) * out_size, &out_bytes);
-    n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
-    const char* from[kMaxRanks];
-    for (int r = 0; r < c.at.ranks; ++r) {
-      const uint64_t place = static_cast<uint64_t>(r < c.at.rank ? r : r - 1);
-      from[r] = r == c.at.rank ? own : c.chunk.fetched + place * c.chunk.stride + done * in_size;
-    }
-    block.Reduce(from, c.at.ranks, to, nullptr, n);
-  }
-}
-
-// The parts of the result that other ranks have published.
-template <typename Block>
-DDP_HOST_DEVICE bool FetchTile(Block& block, const Collective& c, int channel, uint64_t tile, uint64_t number) {
-  const int ranks = c.at.ranks, me = c.at.rank;
-  const bool broadcast = c.move == Move::kBroadcast;
-  const auto comes = [&](int r) { return r != me && (!broadcast || r == c.root); };
-  const auto published = [&](int r) {
-    return Level{comes(r) ? CounterOf(c.at, kPublished, r, channel) : nullptr, number + 1};
+    return SlotOf(c.at, 0, r, channel, counts[kConsumed]) + static_cast<uint64_t>(mine) * c.part_elements * in_size;
   };
-  if (!block.Wait(ranks, published)) return false;
-  const uint64_t size = static_cast<uint64_t>(c.out_size);
-  const auto copy = [&](const Piece* list, int n) { block.CopyChecked(list, n); };
-  PieceList pieces(copy);
-  // Each rank begins with its neighbour: not all read the same memory at once.
-  for (int k = 1; k < ranks; ++k) {
-    const int r = (me + k) % ranks;
-    if (!comes(r)) continue;
-    const Part part = PartOf(c, tile, broadcast ? 0 : r);
-    const char* const slot = SlotOf(c.at, 1, r, channel, number);
-    for (uint64_t done = 0, n = 0; done < part.count * size; done += n) {
-      n = part.count * size - done;
-      char* const to = Locate(c.out, part.begin * size + done, &n);
-      pieces.Add({to, slot + done, n});
-    }
+  for (uint64_t done = 0, n = 0; done < part.count; done += n) {
+    uint64_t in_bytes = (part.count - done) * in_size, out_bytes = (part.count - done) * out_size;
+    const char* const own = Locate(c.in, (part.begin + done) * in_size, &in_bytes);
+    char* const to = Locate(c.out, (out_at + done) * out_size, &out_bytes);
+    n = in_bytes / in_size < out_bytes / out_size ? in_bytes / in_size : out_bytes / out_size;
+    const char* from[kMaxRanks];
+    for (int r = 0; r < ranks; ++r) from[r] = r == me ? own : contribution(r) + done * in_size;
+    block.Reduce(from, ranks, to, slot == nullptr ? nullptr : slot + done * out_size, n);
   }
-  pieces.Flush();
-  block.Signal({CounterOf(c.at, kFetched, me, channel), number + 1});
+}
+
+// One duty's share of a tile; false if the operation has to be left.
+template <typename Block>
+DDP_HOST_DEVICE bool RunDuty(Block& block, const Collective& c, Duty duty, int channel, uint64_t tile,
+                             uint64_t* counts) {
+  if (!Await(block, c, duty, channel, counts)) return false;
+  const bool inputs = UsesInputs(c.move), results = UsesResults(c.move);
+  if (duty != Duty::kReduce || !inputs) {
+    CopyTile(block, c, duty, channel, tile, counts);
+  } else if (!IsIdle(c)) {
+    ReduceTile(block, c, channel, tile, counts);
+  }
+  if (c.move == Move::kAllReduceFetched) return true;
+  const auto level = [&](bool counted, Stage stage) {
+    return Level{counted ? CounterOf(c.at, stage, c.at.rank, channel) : nullptr, ++counts[stage]};
+  };
+  if (duty == Duty::kReduce) {
+    const Level published = level(results, kPublished);
+    block.Signal(published, level(inputs, kConsumed));
+  } else {
+    block.Signal(level(true, duty == Duty::kWrite ? kWritten : kFetched));
+  }
   return true;
 }
 
@@ -401,27 +420,25 @@ DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) 
   const uint64_t operation = block.Load(count) + 1;
   const uint32_t mark = static_cast<uint32_t>(operation);
   const Part part = PartOf(c, static_cast<uint64_t>(channel), 0);
-  const uint64_t each = static_cast<uint64_t>(kPacketBytes / c.in_size);
+  const uint64_t size = static_cast<uint64_t>(c.in_size), each = kPacketBytes / size;
   const uint64_t packets = (part.count + each - 1) / each;
   const auto elements = [&](uint64_t i) { return part.count - i * each < each ? part.count - i * each : each; };
   const uint64_t step = static_cast<uint64_t>(block.threads());
   Packet* const mine = PacketsOf(c.at, c.at.rank, channel, operation);
   for (uint64_t i = static_cast<uint64_t>(block.thread()); i < (operation % kRenewal < 2 ? kPackets : packets);
        i += step) {
-    block.Put(&mine[i], i < packets ? block.Gather(c.in, part.begin + i * each, elements(i)) : 0, mark);
+    block.Put(&mine[i], i < packets ? block.Gather(c.in, part.begin + i * each, elements(i), size) : 0, mark);
   }
   Packet* const first = PacketsOf(c.at, 0, channel, operation);
   const uint64_t stride = static_cast<uint64_t>(PacketsOf(c.at, 1, channel, operation) - first);
   for (uint64_t i = static_cast<uint64_t>(block.thread()); i < packets; i += step) {
     uint64_t data[kMaxRanks];
-    const uint64_t own = block.Gather(c.in, part.begin + i * each, elements(i));
+    const uint64_t own = block.Gather(c.in, part.begin + i * each, elements(i), size);
     if (!block.Receive(first + i, stride, mark, own, data)) break;
     block.ReducePacket(data, c.out, part.begin + i * each, elements(i));
   }
   block.Store(count, operation);
 }
-
-enum class Duty : int { kWrite, kReduce, kFetch, kAll };
 
 DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * c.channels : c.channels; }
 
@@ -433,6 +450,7 @@ DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool 
   const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);
   const bool reduces = duty == Duty::kReduce || duty == Duty::kAll;
   const bool fetches = results && (duty == Duty::kFetch || duty == Duty::kAll);
+  const bool does[] = {writes, reduces, fetches};
   // What another duty's thread block counts is not looked at: it may be at its end already.
   const bool uses[kStages] = {writes, reduces && inputs, reduces && results, fetches};
   uint64_t counts[kStages] = {};
@@ -440,9 +458,9 @@ DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool 
     if (uses[s]) counts[s] = block.Load(CountOf(c.at, static_cast<Stage>(s), channel));
   }
   for (uint64_t tile = static_cast<uint64_t>(channel); tile < c.tiles; tile += static_cast<uint64_t>(c.channels)) {
-    if (writes && !WriteTile(block, c, channel, tile, counts[kWritten]++)) return;
-    if (reduces && !ReduceTile(block, c, channel, tile, counts[kConsumed]++, counts[kPublished]++)) return;
-    if (fetches && !FetchTile(block, c, channel, tile, counts[kFetched]++)) return;
+    for (int d = 0; d < static_cast<int>(Duty::kAll); ++d) {
+      if (does[d] && !RunDuty(block, c, static_cast<Duty>(d), channel, tile, counts)) return;
+    }
   }
   for (int s = 0; s < kStages; ++s) {
     if (uses[s]) block.Store(CountOf(c.at, static_cast<Stage>(s), channel), counts[s]);
@@ -453,8 +471,8 @@ DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool 
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
   if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
-  if (c.move == Move::kAllReduceFetched) return ReduceChunk(block, c, index);
-  RunTiles(block, c, index, UsesInputs(c.move), UsesResults(c.move));
+  const bool inputs = UsesInputs(c.move) && c.move != Move::kAllReduceFetched;
+  RunTiles(block, c, index, inputs, UsesResults(c.move));
 }
 
 }  // namespace ddp::staged

@@ -67,15 +67,16 @@ class HostBlock {
   void Fail() { SetWords(0, at_.ranks); }
   uint64_t Load(const uint64_t* from) { return *from; }
   void Store(uint64_t* to, uint64_t value) { *to = value; }
-  void Copy(const staged::Piece* pieces, int n, bool) {
-    for (int k = 0; k < n; ++k) std::memcpy(pieces[k].to, pieces[k].from, pieces[k].bytes);
-  }
-  void CopyChecked(const staged::Piece* pieces, int n) {
-    if (arithmetic_->nonfinite == nullptr) return Copy(pieces, n, true);
+  void Copy(const staged::Piece* pieces, int n, bool from_ring) {
+    const bool check = from_ring && arithmetic_ != nullptr && arithmetic_->nonfinite != nullptr;
     for (int k = 0; k < n; ++k) {
       const void* const in = pieces[k].from;
       void* const out = pieces[k].to;
-      Found(check_(&in, 1, &out, 1, pieces[k].bytes / SizeOf(static_cast<DType>(arithmetic_->out_type))));
+      if (check) {
+        Found(check_(&in, 1, &out, 1, pieces[k].bytes / SizeOf(static_cast<DType>(arithmetic_->out_type))));
+      } else {
+        std::memcpy(out, in, pieces[k].bytes);
+      }
     }
   }
   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t count) {
@@ -89,8 +90,7 @@ class HostBlock {
 
   int thread() const { return 0; }
   int threads() const { return 1; }
-  uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n) {
-    const uint64_t size = SizeOf(static_cast<DType>(arithmetic_->in_type));
+  uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
     char data[staged::kPacketBytes] = {};
     for (uint64_t k = 0, bytes = size; k < n; ++k)
       std::memcpy(data + k * size, Locate(in, (first + k) * size, &bytes), size);

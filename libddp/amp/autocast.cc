@@ -119,8 +119,8 @@ Autocast::Autocast(Device::Kind kind, DType dtype)
     : kind_(kind), former_dtype_(PolicyOf(kind).dtype), former_enabled_(PolicyOf(kind).enabled) {
   const bool lower = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
   if (!lower && dtype != DType::kFloat32) {
-    Log().warn("Autocast: {} is no type for mixed precision, which stays off in this scope; give float16 or bfloat16",
-               std::string(Name(dtype)));
+    LogWarn("Autocast: ", Name(dtype),
+            " is no type for mixed precision, which stays off in this scope; give float16 or bfloat16");
   }
   PolicyOf(kind) = {lower, lower ? dtype : DefaultType(kind)};
   ++ThisThread().depth;

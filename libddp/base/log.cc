@@ -2,6 +2,7 @@
 #include "libddp/base/log.h"
 
 #include <spdlog/common.h>
+#include <spdlog/logger.h>
 #include <spdlog/sinks/null_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -40,7 +41,27 @@ std::shared_ptr<spdlog::logger> MakeLogger() {
   }
 }
 
+spdlog::level::level_enum LevelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      break;
+  }
+  return spdlog::level::err;
+}
+
 }  // namespace
+
+bool LogsAt(LogLevel level) { return Log().should_log(LevelOf(level)); }
+
+void WriteLog(LogLevel level, absl::string_view line) {
+  Log().log(LevelOf(level), spdlog::string_view_t(line.data(), line.size()));
+}
 
 spdlog::logger& Log() {
   // Never destroyed: destructors of static objects may still log.

@@ -238,9 +238,9 @@ class Chooser {
                               ? report_.warning.empty()
                               : !options_.api.has_value() && absl::IsUnimplemented(nccl::Load().status());
     if (expected) {
-      Log().info("rank 0: {}", choice.text);
+      LogInfo("rank 0: ", choice.text);
     } else {
-      Log().warn("rank 0: {}", choice.text);
+      LogWarn("rank 0: ", choice.text);
     }
   }
 

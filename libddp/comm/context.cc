@@ -70,7 +70,7 @@ absl::Status ContextImpl::Identify(const ContextOptions& options) {
     if (!info.ok()) return info.status();
     info_ = *std::move(info);
     if (LacksSrun(info_)) {
-      Log().warn(
+      LogWarn(
           "this program is in a Slurm job of several tasks, but srun has not started it, so it is alone; start it with "
           "srun if it is to have one rank for each task");
     }

@@ -212,7 +212,7 @@ void ContextImpl::TellRecovery(const absl::Status& cause) {
                    lost.empty() ? "" : absl::StrCat(", without rank ", absl::StrJoin(lost, ", ")), ", since ",
                    choice_.failed_step, " ", choice_.failure, why.cause.empty() ? "" : "; likely cause: ", why.cause,
                    why.remedy.empty() ? "" : "; remedy: ", why.remedy);
-  if (world.rank() == 0) Log().warn("rank {}: goes on: {}", info_.rank, choice_.text);
+  if (world.rank() == 0) LogWarn("rank ", info_.rank, ": goes on: ", choice_.text);
 }
 
 }  // namespace ddp

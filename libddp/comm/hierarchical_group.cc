@@ -190,8 +190,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   absl::StatusOr<std::unique_ptr<ProcessGroup>> group = MakeGroup(
       std::move(members), ranks, ExchangeOver(rendezvous, options.deadline), options, [&] { return std::move(wire); });
   if (group.ok()) {
-    Log().info("rank {}: hierarchical backend, {} ranks on {}, reduction with {}", rank, size, where,
-               CpuReduceTarget());
+    LogInfo("rank ", rank, ": hierarchical backend, ", size, " ranks on ", where, ", reduction with ",
+            CpuReduceTarget());
   }
   return group;
 }

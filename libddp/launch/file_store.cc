@@ -232,8 +232,8 @@ absl::Status FileStore::Open() {
       if (!openings.ok()) return openings.status();
       counted = true;
       if (*openings == options_.world_size && unlink(options_.path.c_str()) != 0) {
-        Log().warn("file store '{}': cannot remove the name: {}; delete it after the run", options_.path,
-                   std::strerror(errno));
+        LogWarn("file store '", options_.path, "': cannot remove the name: ", std::strerror(errno),
+                "; delete it after the run");
       }
       return absl::OkStatus();
     });

@@ -227,7 +227,7 @@ class MpiSessionImpl final : public MpiSession {
     if (s.ok() && finalizes) s = MeetWorld();
     if (!s.ok()) {
       if (finalizes || (counted_ && Used())) {
-        Log().warn("leaving without MPI_Finalize: {}", std::string(s.message()));
+        LogWarn("leaving without MPI_Finalize: ", s.message());
       }
       KeepForever(shared_);  // MPI may still write to what is to be dropped
     }

@@ -191,7 +191,7 @@ void StoreServerImpl::Finish() {
     }
     end_.expires_after(absl::ToChronoNanoseconds(options_.shutdown_timeout));
     end_.async_wait([this](std::error_code /*error*/) {
-      Log().warn("store: {} ranks have not left in time; the store ends without them", clients_.size());
+      LogWarn("store: ", clients_.size(), " ranks have not left in time; the store ends without them");
       io_.stop();
     });
   });
@@ -269,7 +269,7 @@ void StoreServerImpl::Accept() {
       return;
     }
     // No file descriptors left, say: better soon than never.
-    Log().warn("store: accept: {}", error.message());
+    LogWarn("store: accept: ", error.message());
     pause_.expires_after(std::chrono::milliseconds(100));
     pause_.async_wait([this](std::error_code /*error*/) { Accept(); });
   });
@@ -278,7 +278,7 @@ void StoreServerImpl::Accept() {
 void StoreServerImpl::Welcome(tcp::socket socket) {
   absl::StatusOr<std::string> nonce = RandomBytes(kNonceSize);
   if (!nonce.ok()) {
-    Log().error("store: {}", std::string(nonce.status().message()));
+    LogError("store: ", nonce.status().message());
     return;
   }
   if (unproved_.size() >= kMaxUnproved) unproved_.front()->Close();
@@ -300,9 +300,8 @@ void StoreServerImpl::Came() {
 // come. Once: strangers come in crowds.
 void StoreServerImpl::Refused(const absl::Status& why) {
   const bool warn = absl::IsPermissionDenied(why) && !std::exchange(warned_, true);
-  Log().log(
-      warn ? spdlog::level::warn : spdlog::level::info, "store: refused a connection: {}{}", std::string(why.message()),
-      warn ? "; if that was a rank of this job, give it the DDP_STORE_SECRET of the rank that serves the store" : "");
+  LogAt(warn ? LogLevel::kWarn : LogLevel::kInfo, "store: refused a connection: ", why.message(),
+        warn ? "; if that was a rank of this job, give it the DDP_STORE_SECRET of the rank that serves the store" : "");
 }
 
 void StoreServerImpl::Left(const std::shared_ptr<Session>& session) {

@@ -52,16 +52,15 @@ class ContextObserverImpl final : public ContextObserver, public Observer {
     return timeline_.has_value() ? timeline_->Begin(world) : absl::OkStatus();
   }
   void End(ProcessGroup& world) override {
-    if (timeline_.has_value()) LogError(timeline_->End(world, kGatherPatience));
+    if (timeline_.has_value()) LogIfFailed(timeline_->End(world, kGatherPatience));
   }
   void OnGroupFailed() override {
-    if (timeline_.has_value()) LogError(timeline_->WriteOwn());
+    if (timeline_.has_value()) LogIfFailed(timeline_->WriteOwn());
   }
 
   void OnIncident(const FlightIncident& incident) override {
     const FlightLog log = ReadFlightLog(incident);
-    Log().log(incident.failure ? spdlog::level::err : spdlog::level::warn, "{}\n{}", std::string(incident.what),
-              FlightText(log));
+    LogAt(incident.failure ? LogLevel::kError : LogLevel::kWarn, incident.what, "\n", FlightText(log));
     if (options_.flight_recorder.empty()) return;
     const std::string path =
         incident.node < 0 ? options_.flight_recorder : absl::StrCat(options_.flight_recorder, ".node", incident.node);
@@ -69,13 +68,13 @@ class ContextObserverImpl final : public ContextObserver, public Observer {
     file << FlightJson(incident, log);
     file.close();
     if (file.fail()) {
-      Log().error("rank {}: cannot write DDP_FLIGHT_RECORDER={}: {}", options_.rank, path, std::strerror(errno));
+      LogError("rank ", options_.rank, ": cannot write DDP_FLIGHT_RECORDER=", path, ": ", std::strerror(errno));
     }
   }
 
  private:
-  void LogError(const absl::Status& status) const {
-    if (!status.ok()) Log().error("rank {}: {}", options_.rank, std::string(status.message()));
+  void LogIfFailed(const absl::Status& status) const {
+    if (!status.ok()) LogError("rank ", options_.rank, ": ", status.message());
   }
 
   const ObserverOptions options_;

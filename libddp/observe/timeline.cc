@@ -196,16 +196,16 @@ absl::Status Timeline::End(ProcessGroup& world, absl::Duration patience) {
   }
   if (s.ok()) s = Gather(world, absl::Now() + patience);
   if (s.ok()) return s;
-  Log().warn("rank {}: the timeline is not gathered, each rank writes its own part to {}.rank{}: {}", options_.rank,
-             options_.path, options_.rank, std::string(s.message()));
+  LogWarn("rank ", options_.rank, ": the timeline is not gathered, each rank writes its own part to ", options_.path,
+          ".rank", options_.rank, ": ", s.message());
   return WriteOwn();
 }
 
 RankEvents Timeline::Own() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (dropped_ > 0) {
-    Log().warn("rank {}: the timeline has the last {} events; {} before them are left out", options_.rank,
-               events_.size(), dropped_);
+    LogWarn("rank ", options_.rank, ": the timeline has the last ", events_.size(), " events; ", dropped_,
+            " before them are left out");
   }
   return {{events_.begin(), events_.end()}, labels_};
 }

@@ -152,10 +152,9 @@ absl::Status ModelMemory::TakeGivenInPlace(ProcessGroup& group, std::vector<Trai
     const Where& first = (*places)[k];
     if (const size_t rank = FirstToDiffer(*places, given.size(), k); rank != 0) {
       if (group.rank() == 0) {
-        Log().warn(
-            "the gradient of '{}' is copied on every rank: it lies {} on rank 0, but {} on rank {}. To be reduced in "
-            "place it has to lie at the same place of the same allocation on all ranks",
-            trained.parameter.name, first.Text(), (*places)[rank * given.size() + k].Text(), rank);
+        LogWarn("the gradient of '", trained.parameter.name, "' is copied on every rank: it lies ", first.Text(),
+                " on rank 0, but ", (*places)[rank * given.size() + k].Text(), " on rank ", rank,
+                ". To be reduced in place it has to lie at the same place of the same allocation on all ranks");
       }
       continue;
     }
@@ -167,8 +166,8 @@ absl::Status ModelMemory::TakeGivenInPlace(ProcessGroup& group, std::vector<Trai
                                    [&](const Allocation& m) { return m.owner() == memory[k].owner(); });
     if (!known) given_memory_.push_back(memory[k]);
   }
-  Log().info("rank {}: of {} gradients in memory of the program {} are reduced in place", group.rank(), given.size(),
-             taken);
+  LogInfo("rank ", group.rank(), ": of ", given.size(), " gradients in memory of the program ", taken,
+          " are reduced in place");
   return absl::OkStatus();
 }
 

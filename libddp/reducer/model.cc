@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/base/spin.h"
@@ -154,8 +155,8 @@ absl::Status Model::ChooseCaps() {
     if (!link.ok()) return link.status();
     bucket = BestBucketBytes(*link, bytes);
     if (first == 0) first = std::min(bucket, kDefaultFirstBucketBytes);
-    Log().info("rank {}: an all-reduce takes {:.1f} us + {:.3f} ns a byte: buckets of {} bytes", group_->rank(),
-               link->latency_ns / 1000, link->ns_per_byte, bucket);
+    LogInfo("rank ", group_->rank(), ": an all-reduce takes ", absl::StrFormat("%.1f", link->latency_ns / 1000),
+            " us + ", absl::StrFormat("%.3f", link->ns_per_byte), " ns a byte: buckets of ", bucket, " bytes");
   }
   if (first == 0) first = bucket == DdpOptions::kDefaultBucketBytes ? kDefaultFirstBucketBytes : bucket;
   caps_ = {first, bucket, options_.piece_bytes};
@@ -202,10 +203,8 @@ Model::~Model() {
   if (expected || reducer_.Pending() || !meeting_work_.Done() || !used_work_.Done()) {
     // The others may have had all that they need of this rank, and see no failure.
     if (group_->status().ok()) {
-      Log().error(
-          "rank {}: a DistributedDataParallel was destroyed in the middle of step {}; call FinishBackward after every "
-          "backward pass, also after the last one",
-          group_->rank(), StepsSoFar() + 1);
+      LogError("rank ", group_->rank(), ": a DistributedDataParallel was destroyed in the middle of step ",
+               StepsSoFar() + 1, "; call FinishBackward after every backward pass, also after the last one");
     }
     group_->Abort(absl::AbortedError("a DistributedDataParallel was destroyed in the middle of a step"));
     Abandon();
@@ -234,10 +233,8 @@ void Model::LeaveGpu() {
   if (!through.ok() && !absl::IsDeadlineExceeded(through)) through = Synchronize(streams_.own(), give_up);
   // It logs what it has found.
   if (through.ok() && !absl::IsDeadlineExceeded(FinishReplicaCheck(give_up))) return;
-  Log().error(
-      "rank {}: a DistributedDataParallel was destroyed while GPU {} still waits for a stream of the program's or for "
-      "a failed operation; its memory is kept",
-      group_->rank(), device_.index);
+  LogError("rank ", group_->rank(), ": a DistributedDataParallel was destroyed while GPU ", device_.index,
+           " still waits for a stream of the program's or for a failed operation; its memory is kept");
   KeepForever(std::shared_ptr<ModelMemory>(std::move(memory_)));
   KeepForever(std::make_shared<std::vector<Trained>>(std::move(all_)));
   KeepForever(skip_step_);
@@ -345,7 +342,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   last_was_reduced_ = true;
   last_active_ = 0;  // a rank of the earlier group
   if (absl::Status s = PlanAfresh(); !s.ok()) return s;
-  Log().info("rank {}: the model goes on in a group of {}", group.rank(), group.size());
+  LogInfo("rank ", group.rank(), ": the model goes on in a group of ", group.size());
   return absl::OkStatus();
 }
 

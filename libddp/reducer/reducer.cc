@@ -85,8 +85,8 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
     bucket->times.ranges = bucket->ranges.size();
     bucket->view.index = buckets_.size();
     bucket->view.is_last = buckets_.size() + 1 == plan_.size();
-    Log().debug("rank {}: bucket {}: {} gradients, {} bytes, {} ranges", group_->rank(), buckets_.size(),
-                planned.items.size(), planned.bytes, bucket->ranges.size());
+    LogDebug("rank ", group_->rank(), ": bucket ", buckets_.size(), ": ", planned.items.size(), " gradients, ",
+             planned.bytes, " bytes, ", bucket->ranges.size(), " ranges");
     buckets_.push_back(std::move(bucket));
   }
   names_ = std::move(names);

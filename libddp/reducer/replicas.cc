@@ -44,7 +44,7 @@ absl::Status Model::BeginReplicaCheck(Stream stream) {
 // All ranks have found the same, and end this step with it.
 absl::Status Model::TellFinding() {
   if (finding_.ok()) return absl::OkStatus();
-  if (group_->rank() == 0) Log().error("{}", std::string(finding_.message()));
+  if (group_->rank() == 0) LogError(finding_.message());
   agreed_failure_ = true;
   join_over_ = true;
   return std::exchange(finding_, absl::OkStatus());
@@ -70,7 +70,7 @@ absl::Status Model::FinishNanCheck() {
   if (options_.nonfinite == nullptr) {
     finding_.Update(found);
   } else if (!found.ok() && group_->rank() == 0) {
-    Log().warn("{}", std::string(found.message()));
+    LogWarn(found.message());
   }
   return status;
 }
@@ -82,11 +82,11 @@ void Model::WarnOfLostGradients() const {
     if ((announced_[i].load(std::memory_order_relaxed) & kHeld) != 0) lost.push_back(i);
   }
   if (lost.empty() || !group_->status().ok()) return;
-  Log().warn(
-      "rank {}: a DistributedDataParallel was destroyed with accumulated gradients that no step has reduced: {}. Ranks "
-      "that use them train apart; run the last backward pass of an accumulation outside of NoSync, up to "
-      "FinishBackward",
-      group_->rank(), Names(lost));
+  LogWarn(
+      "rank ", group_->rank(),
+      ": a DistributedDataParallel was destroyed with accumulated gradients that no step has reduced: ", Names(lost),
+      ". Ranks that use them train apart; run the last backward pass of an accumulation outside of NoSync, up to "
+      "FinishBackward");
 }
 
 }  // namespace ddp

@@ -164,7 +164,7 @@ void Model::TryAdvance(Stream stream) {
 
 // The program may never ask for the error, so it is logged, too.
 void Model::Misused(absl::string_view what, absl::StatusCode code) {
-  if (misuse_.ok()) Log().error("rank {}: {}", group_->rank(), std::string(what));
+  if (misuse_.ok()) LogError("rank ", group_->rank(), ": ", what);
   misuse_.Update(absl::Status(code, absl::StrCat("rank ", group_->rank(), ": ", what)));
 }
 
@@ -369,7 +369,7 @@ absl::Status Model::Replan(bool must) {
   if (absl::Status s = ddp::BroadcastValues(*group_, absl::MakeSpan(message), root); !s.ok()) return s;
   if (message.back() == 0) return absl::OkStatus();
   message.pop_back();
-  Log().debug("rank {}: new buckets after step {}", group_->rank(), statistics_.steps());
+  LogDebug("rank ", group_->rank(), ": new buckets after step ", statistics_.steps());
   return Plan(std::vector<size_t>(message.begin(), message.end()));
 }
 

@@ -108,11 +108,10 @@ void Model::WarnOfUnused() const {
     if (roles_[i] == Role::kTrained && used_map_[i] == 0) unused.push_back(i);
   }
   if (unused.empty() || group_->rank() != 0) return;
-  Log().warn(
-      "no rank has announced a gradient for {} in the first step. With {} that is no error, and these gradients stay "
-      "as "
-      "each rank has them: if they are not zero, optimizers that read them take the ranks apart",
-      Names(unused), options_.static_graph ? "DdpOptions::static_graph" : "UnusedParameters::kDetect");
+  LogWarn("no rank has announced a gradient for ", Names(unused), " in the first step. With ",
+          options_.static_graph ? "DdpOptions::static_graph" : "UnusedParameters::kDetect",
+          " that is no error, and these gradients stay as each rank has them: if they are not zero, optimizers that "
+          "read them take the ranks apart");
 }
 
 // After the first step of a static graph. Returns whether there are parameters that need no bucket any more.

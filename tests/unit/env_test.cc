@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libddp/base/env.h"
 
+#include <spdlog/logger.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <iterator>

@@ -137,12 +137,12 @@ std::vector<Message> FindingsOf(const std::string& source, const std::string& na
 
 // A literal that only says who speaks, or where another text goes, is no message.
 bool SaysSomething(absl::string_view literal) {
-  return absl::StrReplaceAll(literal, {{"rank ", ""}, {"{}", ""}, {": ", ""}}).size() >= 8;
+  return absl::StrReplaceAll(literal, {{"rank ", ""}, {": ", ""}}).size() >= 8;
 }
 
 std::vector<Message> MessagesOf(const std::string& source, const std::string& name) {
   static const std::regex kCall(
-      R"(\b(absl::(?!Is)[A-Z][A-Za-z]*Error|Log\(\)\.(warn|error|critical)|[Ee]rror|refuse|Invalid|FileError|fprintf)\()");
+      R"(\b(absl::(?!Is)[A-Z][A-Za-z]*Error|Log(Warn|Error|At)|[Ee]rror|refuse|Invalid|FileError|fprintf)\()");
   if (SaysFindings(name)) return FindingsOf(source, name);
   const std::string code = WithoutComments(source);
   std::vector<Message> messages;
@@ -241,7 +241,7 @@ TEST_CASE("a new message without an entry is found, wherever it is") {
       {"libddp/comm/probe/verdict.cc", R"(return absl::StrCat("fell asleep (it got ", time, " of sleep");)"},
       {"libddp/comm/probe/verdict.cc", R"(known->cause = absl::StrCat("the GPUs are on strike", known->cause);)"},
       {"libddp/comm/nccl/advice.cc", R"(if (x) return {"the GPUs are on strike", "wait for them"};)"},
-      {"libddp/comm/context.cc", R"(Log().warn("rank {}: the moon is full", rank);)"},
+      {"libddp/comm/context.cc", R"(LogWarn("rank ", rank, ": the moon is full");)"},
       {"tools/doctor/checks.cc", R"(Say(Severity::kNote, "moon", "", "the moon is full on GPU ", gpu);)"},
       {"tools/ddp_probe.cc", R"(std::fprintf(stderr, "ddp_probe: the moon is full\n");)"},
       {"examples/train/flags.cc", R"(return absl::InvalidArgumentError("--moon is full");)"},
@@ -262,7 +262,7 @@ TEST_CASE("messages are found in code") {
   CHECK(text_of(R"(return absl::InternalError("it is broken");)") == "it is broken");
   CHECK(text_of(R"(return absl::InternalError(absl::StrCat("it is \"", f(1), "\" of" " all"));)") ==
         "it is \"…\" of all");
-  CHECK(text_of(R"(Log().warn("rank {}: it is broken", rank);)") == "rank {}: it is broken");
+  CHECK(text_of(R"(LogWarn("rank ", rank, ": it is broken");)") == "rank …: it is broken");
   CHECK(text_of(R"(return error("index ", i, " of ", n, " parameters");)") == "index … of … parameters");
   CHECK(text_of(R"(// return absl::InternalError("it is broken");)") == "0 messages");
   CHECK(text_of(R"(if (absl::IsInternalError("it is broken")))") == "0 messages");

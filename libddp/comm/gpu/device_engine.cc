@@ -360,7 +360,7 @@ ProgressThread::Found DeviceEngine::Tick() {
     if (captured_.load(std::memory_order_acquire)) LookAtGraphs();
   }
   if (const std::string stuck = Stuck(); !stuck.empty() && !told_stuck_.exchange(true)) {
-    Log().error("rank {}: the group has failed, {}", options_.rank, stuck);
+    LogError("rank ", options_.rank, ": the group has failed, ", stuck);
   }
   Reap();
   DeviceWork* oldest = nullptr;

@@ -29,7 +29,7 @@ void DeviceEngine::Fail(const absl::Status& error) {
   std::atomic_ref<uint32_t>(*words()).store(1, std::memory_order_seq_cst);
   failed_ns_ = NowNs();
   failed_.store(true, std::memory_order_release);
-  Log().warn("rank {}: the group failed: {}", options_.rank, std::string(failure_.message()));
+  LogWarn("rank ", options_.rank, ": the group failed: ", failure_.message());
   for (DeviceWork* work : pending_) {
     if (work->state.load(std::memory_order_relaxed) != DeviceWork::kPending) continue;
     work->Ref();

@@ -41,8 +41,8 @@ absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group
   absl::StatusOr<std::shared_ptr<SharedSegment>> memory = ShareSegment(share, exchange);
   if (absl::IsUnavailable(memory.status()) && group.status().ok()) {
     if (group.rank() == 0) {
-      Log().warn("NCCL ranks on one host do not learn at once of each other's deaths and failures: {}",
-                 std::string(memory.status().message()));
+      LogWarn("NCCL ranks on one host do not learn at once of each other's deaths and failures: ",
+              memory.status().message());
     }
     ranks = {group.rank()};
     watch = PeerWatch::Create({self.process});

@@ -38,7 +38,7 @@ void Nap() {
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
     const NcclSetup& setup, absl::Time deadline, const std::function<absl::Status()>& interrupted) {
-  for (const std::string& problem : nccl::CheckEnvironment()) Log().warn("rank {}: {}", setup.rank, problem);
+  for (const std::string& problem : nccl::CheckEnvironment()) LogWarn("rank ", setup.rank, ": ", problem);
   std::shared_ptr<NcclCommunicator> communicator(new NcclCommunicator(setup));
   const absl::Status status = RunUnder(
       deadline, interrupted,
@@ -200,7 +200,7 @@ void NcclCommunicator::Abort() {
   const DeviceGuard guard(*setup_.runtime, setup_.device);
   const nccl::Result result = setup_.api.CommAbort(comm);
   if (result != nccl::kSuccess) {
-    Log().warn("rank {}: ncclCommAbort: {}", setup_.rank, setup_.api.GetErrorString(result));
+    LogWarn("rank ", setup_.rank, ": ncclCommAbort: ", setup_.api.GetErrorString(result));
   }
 }
 

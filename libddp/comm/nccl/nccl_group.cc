@@ -157,8 +157,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
   const std::shared_ptr<PeerBoard> shared = *std::move(board);
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = Connect(*control, *offer, options, *shared);
   if (!communicator.ok()) return communicator.status();
-  Log().info("rank {}: nccl backend, NCCL {}, {} ranks, GPU {}", control->rank(), offer->features.version_text(),
-             control->size(), *gpu);
+  LogInfo("rank ", control->rank(), ": nccl backend, NCCL ", offer->features.version_text(), ", ", control->size(),
+          " ranks, GPU ", *gpu);
   DeviceBackend backend;
   backend.transport = *communicator;
   backend.board = shared;

@@ -12,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "ddp/collectives.h"
@@ -227,8 +228,8 @@ absl::Status RegisteredMemory::Register(Block* block) {
     if (!undone.ok()) return undone;
   }
   if (!block->registered) {
-    Log().info("rank {}: NCCL does not register memory here; small reductions take longer: {}",
-               communicator_->setup().rank, std::string(done.message()));
+    LogInfo("rank ", communicator_->setup().rank,
+            ": NCCL does not register memory here; small reductions take longer: ", done.message());
   }
   return absl::OkStatus();
 }
@@ -302,8 +303,8 @@ absl::Status RegisteredMemory::Calibrate(const Block& block) {
       slowest[0] = std::max(slowest[0], a);
       slowest[1] = std::max(slowest[1], b);
     }
-    Log().info("rank {}: a sum of {} bytes takes {:.1f} us by symmetric kernels, {:.1f} us by others", control_.rank(),
-               bytes, slowest[0], slowest[1]);
+    LogInfo("rank ", control_.rank(), ": a sum of ", bytes, " bytes takes ", absl::StrFormat("%.1f", slowest[0]),
+            " us by symmetric kernels, ", absl::StrFormat("%.1f", slowest[1]), " us by others");
     if (slowest[1] > slowest[0] * kMargin) {
       faster_until = bytes;
     } else {

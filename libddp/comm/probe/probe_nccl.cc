@@ -394,7 +394,7 @@ absl::StatusOr<ProbeReport> ProbeNccl(ProcessGroup& control, const ProbeNcclOpti
   }
   if (options.remember && WorthRemembering(*report, options)) {
     if (absl::Status s = ProbeCache(options.cache).Store(*key, *report); !s.ok()) {
-      Log().info("rank {}: the probe's result is not remembered: {}", control.rank(), std::string(s.message()));
+      LogInfo("rank ", control.rank(), ": the probe's result is not remembered: ", s.message());
     }
     report->key = *key;
   }

@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
@@ -235,15 +236,15 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
   if (!all.ok()) return all.status();
   SetLimits(trials, *all, limits);
   for (size_t k = 0; k < trials.size(); ++k) {
-    Log().debug("rank {}: {} bytes through host memory: {:.1f} us by way {}, {:.1f} us by way {}", control.rank(),
-                trials[k].bytes, mine->below_us[k], static_cast<int>(trials[k].below), mine->above_us[k],
-                static_cast<int>(trials[k].above));
+    LogDebug("rank ", control.rank(), ": ", trials[k].bytes,
+             " bytes through host memory: ", absl::StrFormat("%.1f", mine->below_us[k]), " us by way ",
+             static_cast<int>(trials[k].below), ", ", absl::StrFormat("%.1f", mine->above_us[k]), " us by way ",
+             static_cast<int>(trials[k].above));
   }
-  Log().info(
-      "rank {}: all-reduces go by packets up to {} bytes{}; measured in {:.0f} ms", control.rank(), limits->packets,
-      limits->copies == StagedLimits::kNever ? std::string(", and none by copy engines")
-                                             : absl::StrCat(", by copy engines from ", limits->copies, " bytes on"),
-      absl::ToDoubleMilliseconds(absl::Now() - begin));
+  LogInfo("rank ", control.rank(), ": all-reduces go by packets up to ", limits->packets, " bytes",
+          limits->copies == StagedLimits::kNever ? std::string(", and none by copy engines")
+                                                 : absl::StrCat(", by copy engines from ", limits->copies, " bytes on"),
+          "; measured in ", absl::StrFormat("%.0f", absl::ToDoubleMilliseconds(absl::Now() - begin)), " ms");
   return absl::OkStatus();
 }
 
@@ -270,14 +271,15 @@ absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& opti
   std::vector<StagedTiming> timings;
   for (size_t k = 0; k < std::size(kHostSizes); ++k) {
     timings.push_back(Slowest(kHostSizes[k], *all, k));
-    Log().debug("rank {}: {} bytes: the GPUs reduce in {:.1f} us, the processors in {:.1f} us", control.rank(),
-                kHostSizes[k], timings[k].below_us, timings[k].above_us);
+    LogDebug("rank ", control.rank(), ": ", kHostSizes[k], " bytes: the GPUs reduce in ",
+             absl::StrFormat("%.1f", timings[k].below_us), " us, the processors in ",
+             absl::StrFormat("%.1f", timings[k].above_us), " us");
   }
   limits->host = FasterFrom(timings);
-  Log().info("rank {}: {}", control.rank(),
-             limits->host == StagedLimits::kNever
-                 ? std::string("the GPUs reduce by themselves, which is faster than by the processors")
-                 : absl::StrCat("the processors reduce from ", limits->host, " bytes on"));
+  LogInfo("rank ", control.rank(), ": ",
+          limits->host == StagedLimits::kNever
+              ? std::string("the GPUs reduce by themselves, which is faster than by the processors")
+              : absl::StrCat("the processors reduce from ", limits->host, " bytes on"));
   return absl::OkStatus();
 }
 

@@ -170,7 +170,7 @@ absl::Status MakeMemory(ProcessGroup& control, const DeviceGroupOptions& options
       }
     }
     if (!absl::IsResourceExhausted(status)) return status;
-    Log().info("rank {}: the copy engines are not used: {}", control.rank(), std::string(status.message()));
+    LogInfo("rank ", control.rank(), ": the copy engines are not used: ", status.message());
     limits->copies = StagedLimits::kNever;
   }
   absl::StatusOr<std::shared_ptr<StagingRing>> made = StagingRing::Create(control, runtime, options.device, node, {});
@@ -236,7 +236,7 @@ absl::StatusOr<HostSide> MakeHostSide(InternalGroup& control, const NodeLayout& 
   absl::StatusOr<HostStage> stage =
       ShareHostStage(*side.groups->all, *options.runtime, options.device, !terms->shared_gpu);
   if (reducers == Reducers::kAuto && absl::IsResourceExhausted(stage.status())) {
-    Log().info("rank {}: the GPUs reduce by themselves: {}", control.rank(), std::string(stage.status().message()));
+    LogInfo("rank ", control.rank(), ": the GPUs reduce by themselves: ", stage.status().message());
     return HostSide{};
   }
   if (!stage.ok()) return stage.status();
@@ -260,8 +260,8 @@ absl::StatusOr<DeviceBackend> OnOneNode(InternalGroup& control, const NodeLayout
   std::shared_ptr<StagedCopies> copies;
   const int node = NumaNodeOfPci(seat.gpu);
   if (absl::Status s = MakeMemory(control, options, node, &terms->limits, &ring, &copies); !s.ok()) return s;
-  Log().info("rank {}: hierarchical backend on GPUs, {} ranks, GPU {}, NUMA node {}, {} MiB of host memory",
-             control.rank(), control.size(), seat.gpu, node, ring->bytes() >> 20);
+  LogInfo("rank ", control.rank(), ": hierarchical backend on GPUs, ", control.size(), " ranks, GPU ", seat.gpu,
+          ", NUMA node ", node, ", ", ring->bytes() >> 20, " MiB of host memory");
   if (!terms->fixed) {
     const absl::Status s = CalibrateStaged(control, options, *ring, copies.get(), terms->blocks, &terms->limits);
     if (!s.ok()) return s;
@@ -309,9 +309,9 @@ absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& 
     status = stage.status();
   }
   if (absl::Status s = Agree(control, status); !s.ok()) return s;
-  Log().info("rank {}: hierarchical backend on GPUs, {} ranks on {} nodes, this is rank {} of node {}, GPU {}",
-             control.rank(), control.size(), layout.nodes(), groups->local(), groups->node_index(),
-             seats[static_cast<size_t>(control.rank())].gpu);
+  LogInfo("rank ", control.rank(), ": hierarchical backend on GPUs, ", control.size(), " ranks on ", layout.nodes(),
+          " nodes, this is rank ", groups->local(), " of node ", groups->node_index(), ", GPU ",
+          seats[static_cast<size_t>(control.rank())].gpu);
   DeviceBackend backend;
   backend.transport = std::make_shared<HostTransport>(ring.ring, groups, stage->host);
   backend.make_moves = [groups, ring, stage = *stage](InternalGroup& group, const DeviceEngine& engine) {

@@ -87,7 +87,7 @@ absl::Status StagingRing::Reserve(int node, Beside beside) {
   const auto take = [&](size_t begin, size_t end) {
     if (node >= 0) {
       const absl::Status near = PreferNode(memory_->data() + begin, end - begin, node);
-      if (!near.ok()) Log().debug("rank {}: {}", rank_, std::string(near.message()));
+      if (!near.ok()) LogDebug("rank ", rank_, ": ", near.message());
     }
     return memory_->Reserve(begin, end - begin);
   };

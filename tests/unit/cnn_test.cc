@@ -18,7 +18,7 @@
 #include "examples/nn/pooling.h"
 #include "examples/nn/residual.h"
 #include "tests/support/catch.h"
-#include "tests/unit/cnn_reference.h"
+#include "tests/support/cnn_reference.h"
 
 namespace {
 

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers of convolutional models compute, by plain loops in double precision over plain images, one after the
-// other.
-#ifndef TESTS_UNIT_CNN_REFERENCE_H_
-#define TESTS_UNIT_CNN_REFERENCE_H_
+#include "tests/support/cnn_reference.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <vector>
-
-#include "examples/nn/image.h"
 
 namespace nn::testing {
 
-using Numbers = std::vector<double>;
-
-inline Numbers Convolve(const Numbers& x, int rows, const ImageShape& in, const Numbers& weight, const Numbers& bias,
-                        int outputs, int kernel, int stride, int padding) {
+Numbers Convolve(const Numbers& x, int rows, const ImageShape& in, const Numbers& weight, const Numbers& bias,
+                 int outputs, int kernel, int stride, int padding) {
   const int height = (in.height + 2 * padding - kernel) / stride + 1;
   const int width = (in.width + 2 * padding - kernel) / stride + 1;
   Numbers y;
@@ -41,12 +33,12 @@ inline Numbers Convolve(const Numbers& x, int rows, const ImageShape& in, const 
   return y;
 }
 
-inline Numbers Rectify(Numbers y) {
+Numbers Rectify(Numbers y) {
   for (double& v : y) v = std::max(v, 0.0);
   return y;
 }
 
-inline Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const Numbers& scale, const Numbers& shift) {
+Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const Numbers& scale, const Numbers& shift) {
   const auto plane = static_cast<size_t>(s.height * s.width), channels = static_cast<size_t>(s.channels);
   Numbers y(x.size());
   for (size_t c = 0; c < channels; ++c) {
@@ -64,8 +56,7 @@ inline Numbers Normalize(const Numbers& x, int rows, const ImageShape& s, const 
   return y;
 }
 
-// Windows every `stride` pixels; pixels outside of the image do not count.
-inline Numbers PoolMax(const Numbers& x, int rows, const ImageShape& in, int kernel, int stride, int padding) {
+Numbers PoolMax(const Numbers& x, int rows, const ImageShape& in, int kernel, int stride, int padding) {
   const int height = (in.height + 2 * padding - kernel) / stride + 1;
   const int width = (in.width + 2 * padding - kernel) / stride + 1;
   Numbers y;
@@ -83,9 +74,7 @@ inline Numbers PoolMax(const Numbers& x, int rows, const ImageShape& in, int ker
   return y;
 }
 
-// Adjacent windows.
-inline Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int kernel_height, int kernel_width,
-                          bool max) {
+Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int kernel_height, int kernel_width, bool max) {
   const int height = in.height / kernel_height, width = in.width / kernel_width;
   Numbers y;
   for (int p = 0; p < rows * in.channels; ++p) {
@@ -104,7 +93,7 @@ inline Numbers PoolImages(const Numbers& x, int rows, const ImageShape& in, int 
   return y;
 }
 
-inline Numbers ShortcutA(const Numbers& x, int rows, const ImageShape& in, const ImageShape& out, int stride) {
+Numbers ShortcutA(const Numbers& x, int rows, const ImageShape& in, const ImageShape& out, int stride) {
   Numbers y;
   for (int n = 0; n < rows; ++n) {
     for (int c = 0; c < out.channels; ++c) {
@@ -118,5 +107,3 @@ inline Numbers ShortcutA(const Numbers& x, int rows, const ImageShape& in, const
 }
 
 }  // namespace nn::testing
-
-#endif  // TESTS_UNIT_CNN_REFERENCE_H_

@@ -223,9 +223,9 @@ class ReducingBlock : public Block {
     bad_ |= elements.bad();
   }
 
-  // At the kernel's end.
+  // At the kernel's end. Integers have no exponents.
   __device__ void Report() {
-    if (arithmetic_.nonfinite == nullptr) return;
+    if (std::is_integral_v<Out> || arithmetic_.nonfinite == nullptr) return;
     if (__syncthreads_or(bad_) != 0 && threadIdx.x == 0) *arithmetic_.nonfinite = 1;
   }
 

@@ -41,19 +41,9 @@ std::shared_ptr<spdlog::logger> MakeLogger() {
   }
 }
 
-spdlog::level::level_enum LevelOf(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarn:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      break;
-  }
-  return spdlog::level::err;
-}
+constexpr spdlog::level::level_enum LevelOf(LogLevel level) { return static_cast<spdlog::level::level_enum>(level); }
+static_assert(LevelOf(LogLevel::kDebug) == spdlog::level::debug && LevelOf(LogLevel::kInfo) == spdlog::level::info &&
+              LevelOf(LogLevel::kWarn) == spdlog::level::warn && LevelOf(LogLevel::kError) == spdlog::level::err);
 
 }  // namespace
 

@@ -13,7 +13,7 @@ class logger;
 
 namespace ddp {
 
-enum class LogLevel { kDebug, kInfo, kWarn, kError };
+enum class LogLevel { kDebug = 1, kInfo, kWarn, kError };  // as spdlog numbers them
 
 // Whether lines of this level are printed.
 bool LogsAt(LogLevel level);

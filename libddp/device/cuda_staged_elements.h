@@ -136,7 +136,6 @@ class Elements {
     }
   }
 
-  // Scales are 1 where there is nothing to scale.
   template <bool kSum>
   __device__ void Take(bool first, In x, Accumulator* acc) {
     Accumulator value;

@@ -134,15 +134,14 @@ enum class Move : uint8_t {
   kBarrier,
 };
 
-// What the arithmetic needs; the numbers are CpuReduce's.
+// What the arithmetic needs; the numbers are CpuReduce's. A scale is 1 where there is nothing to scale.
 struct Arithmetic {
   double pre64 = 1, post64 = 1;
   float pre32 = 1, post32 = 1;
   int divisor = 1;
   uint8_t in_type = 7, out_type = 7;  // as cuda::Type; bytes
   uint8_t op = 0;                     // as ReduceOp
-  bool pre = false, post = false;
-  uint32_t* nonfinite = nullptr;  // null: not asked for
+  uint32_t* nonfinite = nullptr;      // null: not asked for
 };
 
 // Elements of an all-reduce for which copies have fetched what the other ranks contribute: these contributions, in rank

@@ -40,8 +40,6 @@ staged::Arithmetic ArithmeticOf(const CheckedCall& call) {
           .in_type = static_cast<uint8_t>(call.key.in),
           .out_type = static_cast<uint8_t>(call.key.out),
           .op = static_cast<uint8_t>(call.key.op),
-          .pre = scales.pre,
-          .post = scales.post,
           .nonfinite = call.reduce == nullptr ? nullptr : call.reduce->nonfinite};
 }
 

@@ -329,8 +329,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status Increment(uint32_t* counter, void* stream) override {
     return ToStatus(cuda::LaunchIncrement(counter, AsStream(stream)), "the kernel that counts");
   }
-  absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) override {
-    return ToStatus(cuda::LaunchAwait(counter, target, failed, AsStream(stream)), "the kernel that waits for the host");
+  absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                            void* stream) override {
+    return ToStatus(cuda::LaunchAwait(counter, target, failed, left, AsStream(stream)),
+                    "the kernel that waits for the host");
   }
 
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,

@@ -120,8 +120,11 @@ __global__ void CommitKernel(const volatile uint32_t* failed, const volatile uin
 __global__ void IncrementKernel(volatile uint32_t* counter) { *counter = *counter + 1; }
 
 // The kernels behind this one read what the host has written before it counted.
-__global__ void AwaitKernel(const volatile uint32_t* counter, uint32_t target, const volatile uint32_t* failed) {
-  while (static_cast<int32_t>(*counter - target) < 0 && *failed == 0) __nanosleep(100);
+__global__ void AwaitKernel(const volatile uint32_t* counter, uint32_t target, const volatile uint32_t* failed,
+                            uint64_t* left) {
+  bool reached = false;
+  while (!(reached = static_cast<int32_t>(*counter - target) >= 0) && *failed == 0) __nanosleep(100);
+  if (!reached && left != nullptr) *left = 1;
   __threadfence_system();
 }
 
@@ -216,8 +219,9 @@ cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, cudaStream_t stream) {
-  AwaitKernel<<<1, 1, 0, stream>>>(counter, target, failed);
+cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                        cudaStream_t stream) {
+  AwaitKernel<<<1, 1, 0, stream>>>(counter, target, failed, left);
   return cudaGetLastError();
 }
 

@@ -44,7 +44,8 @@ cudaError_t LaunchCommit(const uint32_t* failed, const uint32_t* found_inf, uint
 cudaError_t LaunchIncrement(uint32_t* counter, cudaStream_t stream);
 
 // See ddp::DeviceRuntime::AwaitCounter.
-cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, cudaStream_t stream);
+cudaError_t LaunchAwait(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                        cudaStream_t stream);
 
 // See ddp::DeviceRuntime::NormPart. `partials` has room for NormPartials numbers.
 size_t NormPartials(const Piece* pieces, size_t count);

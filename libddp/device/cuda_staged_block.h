@@ -40,7 +40,9 @@ class WaitingBlock {
  public:
   __device__ explicit WaitingBlock(const staged::Place& at) : at_(at) {}
 
-  __device__ bool Begin() { return __syncthreads_or(threadIdx.x == 0 && MustLeave()) == 0; }
+  __device__ bool Begin() {
+    return __syncthreads_or(threadIdx.x == 0 && (Load(staged::LeftOf(at_)) != 0 || MustLeave())) == 0;
+  }
 
   template <typename Fn>
   __device__ bool Wait(int n, Fn level) {

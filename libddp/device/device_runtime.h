@@ -125,8 +125,9 @@ class DeviceRuntime {
   // Adds 1 to *counter, which the host may read meanwhile (pinned memory).
   virtual absl::Status Increment(uint32_t* counter, void* stream) = 0;
   // What follows on the stream waits until the host has brought *counter, in pinned memory, to `target` or beyond, or
-  // until *failed is not 0.
-  virtual absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) = 0;
+  // until *failed is not 0; then *left, in the device's memory, becomes 1. It may be null.
+  virtual absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                                    void* stream) = 0;
   // *result = the part of a norm (norm_rule.h) that the pieces' `in` hold, in float64, in an order that depends on the
   // counts alone. Floating-point types; `result` is in the device's memory.
   virtual absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,

@@ -40,7 +40,9 @@ class NoDevices final : public DeviceRuntime {
   absl::Status Run(const Transform&, absl::Span<const TransformPiece>, void*) override { return NotBuilt(); }
   absl::Status Commit(const uint32_t*, const uint32_t*, uint32_t*, uint32_t*, void*) override { return NotBuilt(); }
   absl::Status Increment(uint32_t*, void*) override { return NotBuilt(); }
-  absl::Status AwaitCounter(const uint32_t*, uint32_t, const uint32_t*, void*) override { return NotBuilt(); }
+  absl::Status AwaitCounter(const uint32_t*, uint32_t, const uint32_t*, uint64_t*, void*) override {
+    return NotBuilt();
+  }
   absl::Status NormPart(DType, NormKind, absl::Span<const TransformPiece>, double*, void*) override {
     return NotBuilt();
   }

@@ -106,9 +106,9 @@ DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
   return static_cast<size_t>(reinterpret_cast<char*>(PacketsOf(at, ranks, 0, 0)) - at.ring);
 }
 
-// A rank's own counts: of slots in each stage, and of the operations by packets in each channel.
+// A rank's own counts: of slots in each stage, of the operations by packets in each channel, and LeftOf.
 inline constexpr int kPairCounts = kMaxRanks * kPairChannels * kPairStages;
-inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kPacketChannels;
+inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kPacketChannels + 1;
 DDP_HOST_DEVICE inline uint64_t* CountOf(const Place& at, Stage stage, int channel) {
   return at.counts + channel * kStages + stage;
 }
@@ -119,6 +119,9 @@ DDP_HOST_DEVICE inline uint64_t* PairCountOf(const Place& at, PairStage stage, i
 DDP_HOST_DEVICE inline uint64_t* PacketCountOf(const Place& at, int channel) {
   return at.counts + kMaxChannels * kStages + kPairCounts + channel;
 }
+// Not 0: the stream has gone on although something has not come that it waited for, so that what follows has nothing
+// to give to others. It is the stream that sets it; the words come when the failure is known.
+DDP_HOST_DEVICE inline uint64_t* LeftOf(const Place& at) { return at.counts + kCounts - 1; }
 
 // --- collective operations ------------------------------------------------------------------------------------------
 
@@ -415,6 +418,7 @@ template <typename Block>
 DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) {
   // Marks come round after 2^32 operations. What was written that long ago must not be there any more.
   constexpr uint64_t kRenewal = 1 << 24;
+  if (block.Load(LeftOf(c.at)) != 0) return;
   uint64_t* const count = PacketCountOf(c.at, channel);
   const uint64_t operation = block.Load(count) + 1;
   const uint32_t mark = static_cast<uint32_t>(operation);
@@ -444,6 +448,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 // All tiles of thread block `index`: of a Collective, or another operation that has such tiles.
 template <typename Block, typename Operation>
 DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool inputs, bool results) {
+  if (block.Load(LeftOf(c.at)) != 0) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
   const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);

@@ -93,7 +93,10 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
   absl::StatusOr<bool> Capturing(void* stream) override;
   absl::Status Drain() override;
-  absl::Status LeaveCapturesAlone() override { return OnAnyGpu("LeaveCapturesAlone"); }
+  absl::Status LeaveCapturesAlone() override {
+    const absl::Status status = OnAnyGpu("LeaveCapturesAlone");
+    return status.ok() ? fail("LeaveCapturesAlone", ThreadDevice()) : status;
+  }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override;
@@ -105,7 +108,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Commit(const uint32_t* failed, const uint32_t* found_inf, uint32_t* skip_step, uint32_t* count,
                       void* stream) override;
   absl::Status Increment(uint32_t* counter, void* stream) override;
-  absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) override;
+  absl::Status AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                            void* stream) override;
   absl::Status NormPart(DType dtype, NormKind kind, absl::Span<const TransformPiece> pieces, double* result,
                         void* stream) override;
   absl::Status FinishClip(NormKind kind, double max_norm, ClipNumbers* numbers, void* stream) override;

@@ -69,16 +69,22 @@ absl::Status FakeDevices::Increment(uint32_t* counter, void* stream) {
   return absl::OkStatus();
 }
 
-absl::Status FakeDevices::AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, void* stream) {
+absl::Status FakeDevices::AwaitCounter(const uint32_t* counter, uint32_t target, const uint32_t* failed, uint64_t* left,
+                                       void* stream) {
   absl::Status status = EnterOn("AwaitCounter", stream);
   status.Update(Reach("AwaitCounter", counter, sizeof(uint32_t)));
   status.Update(Reach("AwaitCounter", failed, sizeof(uint32_t)));
+  status.Update(Reach("AwaitCounter", left, sizeof(uint64_t)));
   if (!status.ok()) return status;
   const auto read = [](const uint32_t* word) {
     return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
   };
   Enqueue(stream, [=] {
-    while (static_cast<int32_t>(read(counter) - target) < 0 && read(failed) == 0) {
+    while (static_cast<int32_t>(read(counter) - target) < 0) {
+      if (read(failed) != 0) {
+        if (left != nullptr) *left = 1;
+        return;
+      }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   });

@@ -49,7 +49,7 @@ class HostBlock {
     check_ = CheckOf(*arithmetic);
   }
 
-  bool Begin() { return !MustLeave(); }
+  bool Begin() { return Load(staged::LeftOf(at_)) == 0 && !MustLeave(); }
   template <typename Fn>
   bool Wait(int n, Fn level) {
     for (int k = 0; k < n; ++k) {

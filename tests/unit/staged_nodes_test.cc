@@ -2,6 +2,7 @@
 // The hierarchical backend on GPUs of several nodes, beyond what the contract of every backend says: its bits, arrays
 // of many chunks, uneven nodes, what cannot be captured, and how a failure on one node ends what waits on another.
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -139,6 +140,28 @@ TEST_CASE("Abort on one node releases whoever waits on another") {
     FakeDevices::Synchronize(stream.get());
     RANK_CHECK_STATUS(group.AllReduce(a.whole(), a.whole(), {}, kNoStream).Wait(), absl::StatusCode::kAborted,
                       "enough");
+  });
+}
+
+// Its stream goes on as soon as it can know of the failure, behind a result of the other nodes that has not come.
+TEST_CASE("a rank that has no result of other nodes passes none on within its own") {
+  NodesJob job(3, 2);
+  job.gpus.fail = [](absl::string_view call, int) {
+    if (call == "LeaveCapturesAlone") std::this_thread::sleep_for(std::chrono::milliseconds(100));  // of an abort
+    return absl::OkStatus();
+  };
+  job.gpus.late = [](int, int) { return false; };
+  std::atomic<int> called{0};
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    constexpr size_t kCount = 10'000;
+    const Array in = Filled(rank, group, DType::kFloat32, kCount), out = Filled(rank, group, DType::kFloat32, kCount);
+    RANK_CHECK_OK(group.Barrier().Wait());
+    Work work = rank.rank == 2 ? Work() : group.AllReduce(in.whole(), out.whole(), {}, kNoStream);
+    ++called;
+    while (called < 3) std::this_thread::yield();
+    if (rank.rank == 2) return group.Abort(absl::DataLossError("the disk is full"));
+    RANK_CHECK_STATUS(work.Wait(), absl::StatusCode::kAborted, "the disk is full", "rank 2");
+    Expect(out, kCount, "what was there before", [&](size_t i) { return kNumber(rank.rank, i); });
   });
 }
 

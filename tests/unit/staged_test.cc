@@ -251,6 +251,15 @@ class Pair {
     return CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
   }
 
+  // Whether peers get nothing of rank 0's all-reduces behind a wait that its stream has left.
+  bool GivesNothingAfterLeaving() {
+    *LeftOf(PlaceOf(0)) = 1;
+    for (const Move move : {Move::kAllReducePackets, Move::kAllReduceOnce, Move::kAllReduce}) Launch(0, move, kMost);
+    FakeDevices::Synchronize(sides_[0].stream.get());
+    const char* const begin = reinterpret_cast<const char*>(ring_.data());
+    return std::all_of(begin, begin + staged::RingBytes(kRanks), [](char byte) { return byte == 0; });
+  }
+
   static constexpr size_t kMost = 8192;  // elements
 
  private:
@@ -304,6 +313,11 @@ TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
   Pair pair(0);
   CHECK(pair.AllHearOfFailure());
   CHECK(pair.WrittenAfterFailure() == 0);
+}
+
+TEST_CASE("what is enqueued behind a wait that was left gives peers nothing") {
+  Pair pair(0);
+  CHECK(pair.GivesNothingAfterLeaving());
 }
 
 // So large that every ring goes round several times.

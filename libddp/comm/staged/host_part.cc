@@ -25,8 +25,9 @@ absl::StatusOr<std::shared_ptr<HostPart>> HostPart::Create(DeviceRuntime& runtim
 
 HostPart::~HostPart() { Stop(); }
 
-void HostPart::Start(const uint32_t* failed) {
+void HostPart::Start(const uint32_t* failed, uint64_t* left) {
   failed_ = failed;
+  left_ = left;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -41,7 +42,7 @@ absl::StatusOr<uint32_t> HostPart::HandOver(void* stream, Job job) {
 }
 
 absl::Status HostPart::Await(uint32_t number, void* stream) {
-  return runtime_.AwaitCounter(handed_back(), number, failed_, stream);
+  return runtime_.AwaitCounter(handed_back(), number, failed_, left_, stream);
 }
 
 absl::Status HostPart::status(absl::Duration ago) const {

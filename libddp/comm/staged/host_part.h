@@ -26,12 +26,12 @@ class HostPart {
  public:
   using Job = std::function<absl::Status()>;
 
-  // `failed`: not 0 once the group has failed. Then no job begins, and the stream goes on.
   static absl::StatusOr<std::shared_ptr<HostPart>> Create(DeviceRuntime& runtime);
   ~HostPart();
 
-  // Before the first HandOver.
-  void Start(const uint32_t* failed);
+  // Before the first HandOver. `failed`: not 0 once the group has failed. Then no job begins, and the stream goes on,
+  // with *left set (see DeviceRuntime::AwaitCounter).
+  void Start(const uint32_t* failed, uint64_t* left);
 
   // `job` runs once the stream has come this far. Returns its number.
   absl::StatusOr<uint32_t> HandOver(void* stream, Job job);
@@ -60,6 +60,7 @@ class HostPart {
   DeviceRuntime& runtime_;
   std::shared_ptr<void> counters_;  // pinned
   const uint32_t* failed_ = nullptr;
+  uint64_t* left_ = nullptr;
   uint32_t number_ = 0;  // of the last job
   std::atomic<bool> leave_{false};
 

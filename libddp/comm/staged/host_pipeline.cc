@@ -10,7 +10,7 @@ namespace ddp {
 absl::StatusOr<HostStage> HostStage::Create(DeviceRuntime& runtime, char* slots, std::shared_ptr<void> slots_of_gpu) {
   absl::StatusOr<std::shared_ptr<HostPart>> host = HostPart::Create(runtime);
   if (!host.ok()) return host.status();
-  return HostStage{*std::move(host), slots, std::move(slots_of_gpu), nullptr};
+  return HostStage{*std::move(host), slots, std::move(slots_of_gpu), nullptr, nullptr};
 }
 
 absl::Status HostStage::MakeUpStream(DeviceRuntime& runtime) {
@@ -36,7 +36,7 @@ HostPipeline::HostPipeline(std::shared_ptr<NodeGroups> groups, HostStage stage, 
       stage_(std::move(stage)),
       runtime_(runtime),
       may_still_run_(std::move(may_still_run)) {
-  stage_.host->Start(failed);
+  stage_.host->Start(failed, stage_.left);
 }
 
 // What is still to run would look at the memory. A job that runs still is one of a group that has failed.

@@ -42,6 +42,7 @@ struct HostStage {
   char* slots = nullptr;
   std::shared_ptr<void> slots_of_gpu;
   std::shared_ptr<UpStream> up;  // null: everything is in the order of the operation's stream
+  uint64_t* left = nullptr;      // of the ring whose kernels the stream runs, if it has one
 };
 
 class HostPipeline {

@@ -189,13 +189,15 @@ NodeLayout LayoutOf(const InternalGroup& control, const std::vector<Seat>& seats
   return CutIntoNodes(nodes, 0);
 }
 
-// For a group of several nodes: memory of this rank's own.
-absl::StatusOr<HostStage> MakeStage(const DeviceGroupOptions& options) {
+// For a group of several nodes: memory of this rank's own. `ring`: null if it is alone on its node.
+absl::StatusOr<HostStage> MakeStage(const DeviceGroupOptions& options, const StagingRing* ring) {
   const DeviceGuard guard(*options.runtime, options.device);
   if (!guard.status().ok()) return guard.status();
   absl::StatusOr<std::shared_ptr<void>> slots = options.runtime->AllocatePinned(HostStage::kBytes);
   if (!slots.ok()) return slots.status();
-  return HostStage::Create(*options.runtime, static_cast<char*>(slots->get()), *slots);
+  absl::StatusOr<HostStage> stage = HostStage::Create(*options.runtime, static_cast<char*>(slots->get()), *slots);
+  if (stage.ok() && ring != nullptr) stage->left = ring->left();
+  return stage;
 }
 
 struct NodeRing {
@@ -241,6 +243,7 @@ absl::StatusOr<HostSide> MakeHostSide(InternalGroup& control, const NodeLayout& 
   }
   if (!stage.ok()) return stage.status();
   side.stage = *std::move(stage);
+  side.stage.left = ring.left();
   if (reducers == Reducers::kCpu) {
     terms->limits.host = 0;
     return side;
@@ -305,7 +308,7 @@ absl::StatusOr<DeviceBackend> OnNodes(InternalGroup& control, const NodeLayout& 
   }
   absl::StatusOr<HostStage> stage = HostStage{};
   if (status.ok()) {
-    stage = MakeStage(options);
+    stage = MakeStage(options, ring.ring.get());
     status = stage.status();
   }
   if (absl::Status s = Agree(control, status); !s.ok()) return s;

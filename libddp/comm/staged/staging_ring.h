@@ -35,6 +35,9 @@ class StagingRing {
   // For this rank's kernels. `failed`: see staged::Place.
   staged::Place PlaceOf(uint32_t* failed) const;
 
+  // See staged::LeftOf.
+  uint64_t* left() const { return staged::LeftOf(PlaceOf(nullptr)); }
+
   // The address that the GPU uses; a multiple of 4096.
   char* beside() const;
 

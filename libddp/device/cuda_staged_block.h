@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "libddp/device/cuda_staged_machine.h"
 #include "libddp/device/staged_protocol.h"
 
 namespace ddp::cuda {
 namespace {  // each file's own: nvcc exports what is not
 
-constexpr int kThreads = 256;
 constexpr int kPollsALook = 64;  // at a counter, before a look at whether somebody has failed
 
 // Not from a cache: another GPU has written it.
@@ -24,15 +24,6 @@ __device__ T LoadFresh(const T* from) {
                                             std::conditional_t<sizeof(T) == 4, unsigned, unsigned long long>>>>;
   const Bits bits = __ldcv(reinterpret_cast<const Bits*>(from));
   return *reinterpret_cast<const T*>(&bits);
-}
-
-__device__ uint64_t LoadAcquire(const uint64_t* from) {
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ void StoreRelaxed(uint64_t* to, uint64_t value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
 // What every thread block does; see staged_protocol.h. All its threads call everything.
@@ -59,7 +50,7 @@ class WaitingBlock {
   __device__ void Signal(staged::Level first, staged::Level second = {}) {
     __syncthreads();
     if (threadIdx.x != 0) return;
-    asm volatile("fence.acq_rel.sys;" ::: "memory");  // once for both: it takes as long as a look at host memory
+    FenceSystem();  // once for both: it takes as long as a look at host memory
     if (first.counter != nullptr) StoreRelaxed(&first.counter->value, first.value);
     if (second.counter != nullptr) StoreRelaxed(&second.counter->value, second.value);
   }

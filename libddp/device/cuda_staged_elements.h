@@ -85,7 +85,8 @@ class Elements {
 #pragma unroll
     for (int k = 0; k < kPacketWidth; ++k) {
       uint64_t bytes = sizeof(Out);
-      if (k < n) *reinterpret_cast<Out*>(Locate(out, (first + k) * sizeof(Out), &bytes)) = Result(acc[k]);
+      if (static_cast<uint64_t>(k) < n)
+        *reinterpret_cast<Out*>(Locate(out, (first + k) * sizeof(Out), &bytes)) = Result(acc[k]);
     }
   }
 

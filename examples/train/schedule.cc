@@ -14,12 +14,12 @@ double ScheduleFactor(const Schedule& schedule, int64_t step) {
     case Schedule::Kind::kConstant:
       break;
     case Schedule::Kind::kCosine: {
-      const int64_t span = std::max<int64_t>(schedule.total_steps - schedule.warmup_steps, 1);
-      const double done = std::min(ratio(step - schedule.warmup_steps, span), 1.0);
+      const int64_t begin = schedule.origin + schedule.warmup_steps;
+      const double done = std::clamp(ratio(step - begin, std::max<int64_t>(schedule.total_steps - begin, 1)), 0.0, 1.0);
       return 0.5 * (1 + std::cos(std::numbers::pi * done));
     }
     case Schedule::Kind::kStep:
-      return std::pow(schedule.gamma, static_cast<double>(step / schedule.step_size));
+      return std::pow(schedule.gamma, static_cast<double>((step - schedule.origin) / schedule.step_size));
   }
   return 1;
 }

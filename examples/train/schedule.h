@@ -11,7 +11,7 @@ struct Schedule {
   enum class Kind {
     kConstant,
     kCosine,  // half a cosine wave from 1 down to 0 (Loshchilov and Hutter, "SGDR", 2017, without restarts)
-    kStep,    // multiplied by `gamma` after every `step_size` steps
+    kStep,    // multiplied by `gamma` after every `step_size` steps from `origin` on
   };
 
   Kind kind = Kind::kConstant;
@@ -19,8 +19,11 @@ struct Schedule {
   // (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;  // kCosine: the number of steps after which the rate is 0
-  int64_t step_size = 1;    // kStep: counted from the first step, warm-up included
-  double gamma = 0.1;       // kStep
+  int64_t step_size = 1;    // kStep: warm-up included
+  // The step at which the training would have begun, had all its steps been as large as they are now. Not 0 where the
+  // number of samples in a step has changed, so that the rate depends on how much data has been seen.
+  int64_t origin = 0;
+  double gamma = 0.1;  // kStep
 };
 
 // Returns the factor of the learning rate in the step that follows `step` completed steps.

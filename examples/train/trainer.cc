@@ -95,7 +95,7 @@ bool Trainer::Finished() const { return progress_.step >= last_step_ || progress
 
 absl::StatusOr<Summary> Trainer::Run() {
   absl::Status status = EndTogether(*group_, [this] { return RunEpochs(); });
-  for (bool went_on = true; went_on && !IsAgreed(status) && MayRecover();) {
+  for (bool went_on = true; went_on && !status.ok() && !IsAgreed(status) && MayRecover();) {
     if (const absl::Status none = context_->Recover(); !none.ok()) {
       return absl::Status(none.code(), absl::StrCat("no recovery from \"", status.message(), "\": ", none.message()));
     }

@@ -131,10 +131,11 @@ absl::Status Trainer::StartScaler() {
 
 void Trainer::PlanSteps() {
   const auto epoch_steps = static_cast<int64_t>(loader_->batches());
-  last_step_ = progress_.step + (flags_.epochs - progress_.epoch) * epoch_steps -
-               progress_.epoch_samples / static_cast<int64_t>(loader_->global_batch());
-  if (flags_.steps > 0) last_step_ = std::min(last_step_, flags_.steps);
   schedule_ = flags_.schedule;
+  schedule_.origin = progress_.step - progress_.epoch * epoch_steps -
+                     progress_.epoch_samples / static_cast<int64_t>(loader_->global_batch());
+  last_step_ = schedule_.origin + flags_.epochs * epoch_steps;
+  if (flags_.steps > 0) last_step_ = std::min(last_step_, flags_.steps);
   schedule_.total_steps = last_step_;
   schedule_.step_size = flags_.lr_step * epoch_steps;
 }

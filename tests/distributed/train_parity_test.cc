@@ -347,6 +347,21 @@ TEST_CASE("a resumed training continues bit for bit") {
   });
 }
 
+TEST_CASE("the rate of a resumed training falls by epochs, also with other batches") {
+  RunOnRanks([](Rank& rank) {
+    const SharedFolder folder(rank);
+    TrainFlags flags = Flags(rank.size(), 30);  // an epoch, behind which nothing changes
+    flags.schedule = {.kind = Schedule::Kind::kStep, .gamma = 0};
+    flags.lr_step = 1;
+    flags.save = folder.File("first");
+    const Trained first = Train(rank.group(), flags);
+    flags.resume = std::exchange(flags.save, "");
+    flags.batch = flags.batch * 3 / 4;
+    flags.steps = 45;
+    RANK_CHECK_EQ(Train(rank.group(), flags).summary.parameters_sha256, first.summary.parameters_sha256);
+  });
+}
+
 TEST_CASE("in bfloat16 ranks train together as far as in float32, with the same bits for any buckets and resumed") {
   if (!nn::HasBfloat16()) return;
   RunOnRanks([](Rank& rank) {

@@ -39,5 +39,17 @@ TEST_CASE("A learning rate that falls in steps") {
   CHECK(ScheduleFactor(schedule, 10) == 0.25);
 }
 
+TEST_CASE("A learning rate depends on the data that has been seen, also where steps have changed their size") {
+  // 100 steps were done that are worth 50 of those that follow.
+  Schedule schedule = {.kind = Schedule::Kind::kStep, .step_size = 25, .origin = 50, .gamma = 0.5};
+  CHECK(ScheduleFactor(schedule, 100) == 0.25);
+  CHECK(ScheduleFactor(schedule, 125) == 0.125);
+  schedule = {.kind = Schedule::Kind::kCosine, .total_steps = 150, .origin = 50};
+  CHECK(ScheduleFactor(schedule, 100) == Approx(0.5));
+  CHECK(ScheduleFactor(schedule, 150) == Approx(0).margin(1e-12));
+  schedule.warmup_steps = 60;
+  CHECK(ScheduleFactor(schedule, 100) == 1);  // the warm-up is over, the wave has not begun
+}
+
 }  // namespace
 }  // namespace examples

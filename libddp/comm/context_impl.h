@@ -56,6 +56,8 @@ class ContextImpl final : public Context {
   NcclGroupOptions OnGpuBy() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> MeetInStore(absl::Span<const int> ranks, GroupOptions options);
+  std::string KeyOf(absl::string_view what, absl::Span<const int> ranks) const;
+  absl::Status ClaimSuccession(const std::vector<int>& members, absl::Duration patience);
   std::vector<int> DeadRanks() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeWorld();
   absl::StatusOr<std::unique_ptr<ProcessGroup>> GoOnWithAll(const absl::Status& free, absl::Duration patience);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
@@ -79,20 +80,23 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::NewGroup(absl::Span<c
       PackFailedRanks(group.status()));
 }
 
+// Keys are of bounded length, lists of ranks are not.
+std::string ContextImpl::KeyOf(absl::string_view what, absl::Span<const int> ranks) const {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : absl::StrJoin(ranks, ",")) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return absl::StrCat(key_prefix_, what, "/", absl::Hex(hash));
+}
+
 // A group on CPU memory, of two ranks or more. Their n-th attempt at a group of this list uses keys of its own. One
 // that has failed for another rank would fail here at once: it is passed over, so that a rank that comes late joins the
 // attempt that the others are at. But where a rank has died no attempt can succeed, and a rank that cannot see that
 // from its container learns it from the first one.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::MeetInStore(absl::Span<const int> ranks,
                                                                        GroupOptions options) {
-  const std::string list = absl::StrJoin(ranks, ",");
-  // Keys are of bounded length, lists are not.
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : list) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   std::string name;
   absl::Status failure;
   do {
-    name = absl::StrCat(key_prefix_, "group/", absl::Hex(hash), "/", ++attempts_[list]);
+    name = absl::StrCat(KeyOf("group", ranks), "/", ++attempts_[absl::StrJoin(ranks, ",")]);
     failure = StoreRendezvousFailure(*store_, name);
   } while (!failure.ok() && !absl::IsUnavailable(failure));
   const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) - ranks.begin());
@@ -164,12 +168,32 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::GoOnWithout(absl::Sta
       if (!met.ok()) continue;
       spare = *std::move(met);
     }
+    if (absl::Status s = ClaimSuccession(members, patience); !s.ok()) return s;
     spare_ = std::move(spare);
     members_ = members;
     absl::StatusOr<std::unique_ptr<ProcessGroup>> world = MakeWorld();
     if (world.ok()) return world;
     lost = world.status();
   }
+}
+
+// The first ranks that go on after the present members have the world; a rank that comes when they have gone does not
+// make another one.
+absl::Status ContextImpl::ClaimSuccession(const std::vector<int>& members, absl::Duration patience) {
+  if (store_ == nullptr) return absl::OkStatus();
+  const std::string name = KeyOf("after", members_);
+  const absl::Time deadline = absl::Now() + patience;
+  const std::string by = absl::StrCat(name, "/by");
+  const absl::StatusOr<int64_t> claims = store_->Add(absl::StrCat(name, "/claims"), 1, deadline);
+  absl::Status status = claims.status();
+  if (status.ok() && *claims == 1) status = store_->Set(by, absl::StrJoin(members, ","), deadline);
+  const absl::StatusOr<std::string> owners = status.ok() ? store_->Get(by, deadline) : status;
+  if (!owners.ok()) return members.size() == 1 ? absl::OkStatus() : owners.status();  // who served the store is gone
+  const std::vector<absl::string_view> ranks = absl::StrSplit(*owners, ',');
+  if (std::find(ranks.begin(), ranks.end(), absl::StrCat(info_.rank)) != ranks.end()) return absl::OkStatus();
+  return WithFailedRanks(absl::DeadlineExceededError(absl::StrCat("rank ", info_.rank, ": Recover came too late: rank ",
+                                                                  *owners, " went on without it; end this process")),
+                         {info_.rank});
 }
 
 absl::Status ContextImpl::NoStoreToGoOn(const std::vector<int>& gone, const absl::Status& lost) const {

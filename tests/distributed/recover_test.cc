@@ -2,6 +2,7 @@
 // Context::Recover on CPUs: a world that has failed is replaced by one of all ranks, or of those that come.
 // Ranks that really die are in tests/fault, GPUs in tests/unit/recover_gpu_test.cc.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -188,6 +189,28 @@ TEST_CASE("ranks that do not come to a recovery are left out, where there is a s
       RANK_CHECK_OK(rank.context().world().Barrier().Wait());
     }
     rank.Meet();
+  });
+}
+
+// What it knows of the failure does not name it: the others gave it up when they met.
+TEST_CASE("a rank that comes to a recovery when the others have gone on makes no world of its own", "[timeout]") {
+  std::atomic<bool> gone_on{false};
+  RunOnRanks([&gone_on](Rank& rank) {
+    if (rank.size() != 3 || !RanksAreThreads()) return;
+    rank.Meet();
+    if (rank.rank() == 2) return;  // leaves
+    RANK_CHECK_STATUS(FailureOf(rank), StatusCode::kUnavailable, "rank 2");
+    if (rank.rank() == 0) {
+      RANK_CHECK_OK(rank.context().Recover(absl::Milliseconds(500)));
+      RANK_CHECK_EQ(rank.context().world().size(), 1);
+      gone_on = true;
+      return;
+    }
+    while (!gone_on) absl::SleepFor(absl::Milliseconds(1));
+    const absl::Status status = rank.context().Recover(absl::Milliseconds(500));
+    RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "rank 1", "rank 0 went on without it");
+    RANK_CHECK_EQ(absl::StrJoin(FailedRanks(status), ","), "1");
+    RANK_CHECK(!rank.context().world().status().ok());
   });
 }
 

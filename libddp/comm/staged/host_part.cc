@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kCounterBytes = 2 * 64;
+constexpr size_t kCounterBytes = 3 * 64;
 
 }  // namespace
 
@@ -42,13 +42,15 @@ absl::StatusOr<uint32_t> HostPart::HandOver(void* stream, Job job) {
 }
 
 absl::Status HostPart::Await(uint32_t number, void* stream) {
-  return runtime_.AwaitCounter(handed_back(), number, failed_, left_, stream);
+  return runtime_.AwaitCounter(handed_back(), number, released(), left_, stream);
 }
 
 absl::Status HostPart::status(absl::Duration ago) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return NowNs() - failed_ns_ < absl::ToInt64Nanoseconds(ago) ? absl::OkStatus() : status_;
 }
+
+void HostPart::Release() { std::atomic_ref<uint32_t>(*released()).store(1); }
 
 void HostPart::Leave() {
   {

@@ -29,8 +29,7 @@ class HostPart {
   static absl::StatusOr<std::shared_ptr<HostPart>> Create(DeviceRuntime& runtime);
   ~HostPart();
 
-  // Before the first HandOver. `failed`: not 0 once the group has failed. Then no job begins, and the stream goes on,
-  // with *left set (see DeviceRuntime::AwaitCounter).
+  // Before the first HandOver. `failed`: not 0 once the group has failed. Then no job begins. `left`: of Release.
   void Start(const uint32_t* failed, uint64_t* left);
 
   // `job` runs once the stream has come this far. Returns its number.
@@ -40,6 +39,10 @@ class HostPart {
 
   // The error of the job that went wrong, once that is so long ago: none has begun since.
   absl::Status status(absl::Duration ago) const;
+
+  // The streams that wait for jobs go on, with *left set (see DeviceRuntime::AwaitCounter), and may write over what
+  // peers read of this rank: to be called when the jobs' groups have failed, so that nobody takes that for a result.
+  void Release();
 
   // No further job begins.
   void Leave();
@@ -56,6 +59,7 @@ class HostPart {
   bool MustLeave() const;
   uint32_t* handed_over() const { return static_cast<uint32_t*>(counters_.get()); }
   uint32_t* handed_back() const { return handed_over() + 16; }  // in another cache line
+  uint32_t* released() const { return handed_over() + 32; }
 
   DeviceRuntime& runtime_;
   std::shared_ptr<void> counters_;  // pinned

@@ -44,6 +44,7 @@ HostPipeline::~HostPipeline() {
   stage_.host->Leave();
   if (may_still_run_()) {
     groups_->Fail(absl::AbortedError("the process group was destroyed with operations pending"));
+    stage_.host->Release();
     KeepForever(stage_.slots_of_gpu);
     KeepForever(stage_.host->counters());
     if (stage_.up != nullptr) KeepForever(stage_.up);

@@ -261,7 +261,7 @@ absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& opti
   trial->up = stage.up;
   absl::StatusOr<Timings> mine;
   {
-    HostPipeline pipeline(groups, *trial, *options.runtime, stopwatch.failed_word());
+    HostPipeline pipeline(groups, *trial, *options.runtime, stopwatch.failed_word(), [&mine] { return !mine.ok(); });
     mine = MeasureHost(stopwatch, pipeline, options.timeout, control.size(), blocks, *limits);
     if (!mine.ok()) groups->Fail(mine.status());
   }

@@ -56,6 +56,7 @@ class HostTransport final : public DeviceTransport {
     if (ring_ != nullptr) ring_->Abort();
     host_->Leave();
     if (const std::shared_ptr<NodeGroups> groups = groups_.lock()) groups->Fail(why);
+    host_->Release();
   }
   absl::Duration LeaveTime() const override { return absl::Seconds(1); }
 

@@ -42,6 +42,9 @@ class FakeNccl {
   void SetAsyncError(int rank, nccl::Result error);
 
   bool null_windows = false;  // CommWindowRegister succeeds without a window
+  // Whether a collective operation that is aborted hands on what it has not received: its peers' ends as if all had
+  // come. NCCL does that, in the start of a group, too, where the error is then another one.
+  bool hands_on = false;
   // How long a sum takes in microseconds, for FakeDevices::elapsed_us.
   std::function<double(size_t bytes, bool bare_sum)> cost = [](size_t, bool) { return 1.0; };
   static double LastCost();  // of this thread's last AllReduce

@@ -58,6 +58,16 @@ Result Add(void* stream, bool send, std::function<void()> what) {
   return Flush();
 }
 
+// See FakeNccl::hands_on.
+void HandOnWhatIsMissing(Comm comm, size_t bytes, const std::function<std::string(int rank)>& key) {
+  if (state->ending || !state->owner->hands_on) return;
+  const std::string nothing(bytes, 'Z');
+  for (int r = 0; r < comm->size; ++r) {
+    if (!state->board->Find(key(r)).has_value()) state->board->Put(key(r), nothing.data(), bytes, comm->size);
+  }
+  state->changed.notify_all();
+}
+
 // Waits, in a stream, for `ready`; false if the communicator is aborted first.
 template <typename Ready>
 bool Await(std::unique_lock<std::mutex>& lock, Comm comm, bool stuck, Ready ready) {
@@ -74,10 +84,11 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
   const char* const grouped = group.depth > 0 ? ".group." : ".";
   const Result added = Add(stream, false, [=] {
     std::unique_lock<std::mutex> lock(state->mutex);
-    if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
     const auto key = [comm, grouped, number = comm->collectives++](int rank) {
       return absl::StrCat(comm->world, ".", number, grouped, rank);
     };
+    // After an abort the memory may be gone.
+    if (!Await(lock, comm, call.stuck, [] { return true; })) return HandOnWhatIsMissing(comm, in_bytes, key);
     state->board->Put(key(comm->rank), in, in_bytes, comm->size);
     state->changed.notify_all();
     Pieces all;
@@ -88,7 +99,7 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
           }
           return true;
         })) {
-      return;
+      return HandOnWhatIsMissing(comm, in_bytes, key);
     }
     finish(all);
     if (call.corrupt) ++*static_cast<char*>(out);

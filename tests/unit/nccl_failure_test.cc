@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of groups of the nccl backend when NCCL or a rank fails, hangs, or does not do what it should.
+#include <pthread.h>
+
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -288,6 +290,43 @@ TEST_CASE("a step behind a reduction that fails after the call returned is skipp
     RANK_CHECK_EQ(weight.Get(3), -2);
     RANK_CHECK_EQ(skip.Get(0), 1);
   });
+}
+
+// NCCL's kernel that is aborted hands on what it has not received, and a peer's ends as though that were the sum.
+TEST_CASE("what comes from a rank that is aborted is no result", "[nccl]") {
+  Job job(3);
+  job.nccl.hands_on = true;
+  job.gpus.late = [](int, int) { return false; };
+  std::atomic<int> enqueued{0};
+  std::atomic<bool> slow{false};
+  // Rank 1 hears of the failure late.
+  job.gpus.fail = [&](absl::string_view call, int device) {
+    char thread[16] = {};
+    pthread_getname_np(pthread_self(), thread, sizeof thread);
+    const bool looks = call == "Finished" && device == 1 && enqueued == 2;
+    if (looks && absl::string_view(thread) == "ddp-progress" && !slow.exchange(true)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return absl::OkStatus();
+  };
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const OwnedStream stream = rank.MakeStream();
+    const Stream mine{rank.device(), stream.get()};
+    Array a(rank, group, DType::kFloat32, 4, false), skip(rank, group, DType::kInt32, 1, false);
+    if (rank.rank == 2) {  // does not come
+      while (group.status().ok()) std::this_thread::yield();
+      return;
+    }
+    Work work = group.AllReduce(a.whole(), a.whole(), {}, mine);
+    RANK_CHECK_OK(work.BlockStream(mine));
+    Commit(rank, group, skip, stream);
+    for (++enqueued; enqueued < 2 || !slow;) std::this_thread::yield();
+    if (rank.rank == 0) group.Abort(absl::InternalError("lost"));
+    RANK_CHECK_STATUS(work.Wait(), kAborted, "lost", "rank 0");
+    FakeDevices::Synchronize(stream.get());
+    RANK_CHECK_EQ(skip.Get(0), 1);
+  });
+  job.gpus.fail = [](absl::string_view, int) { return absl::OkStatus(); };
 }
 
 TEST_CASE("a group that is destroyed with operations pending ends them", "[nccl]") {

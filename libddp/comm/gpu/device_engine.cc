@@ -266,7 +266,8 @@ void DeviceEngine::SettleBefore(uint64_t number) {
   }
 }
 
-// The operation is through: well, unless ranks have called different things, or the group has failed by now.
+// The operation is through: well, unless ranks have called different things, or the group has failed by now, on this
+// rank or on another, which may have handed on what is no result.
 void DeviceEngine::Settle(DeviceWork* work) {
   if (options_.board != nullptr && work->operation.message == nullptr) {
     if (const std::optional<std::string> text = options_.board->Disagreement(work->sequence, work->operation.entry)) {
@@ -274,10 +275,13 @@ void DeviceEngine::Settle(DeviceWork* work) {
     }
   }
   HeedDevice();
+  if (options_.board != nullptr && !failing_.load(std::memory_order_acquire)) {
+    if (const absl::Status s = options_.board->failure(); !s.ok()) Fail(s);
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     int pending = DeviceWork::kPending;
-    if (failed_.load(std::memory_order_relaxed)) return;
+    if (failing_.load(std::memory_order_acquire)) return;
     if (!work->state.compare_exchange_strong(pending, DeviceWork::kDone, std::memory_order_acq_rel)) return;
   }
   Note(*work, FlightState::kDone);

@@ -47,6 +47,8 @@ class DeviceTransport {
   virtual absl::Duration LeaveTime() const { return absl::ZeroDuration(); }
   // Whether Health tells, not much later than a time-out, for whom the operation waits.
   virtual bool TellsTimeouts() const { return false; }
+  // Whether what is aborted hands on to peers what it has not received, so that theirs ends as though it had a result.
+  virtual bool HandsOn() const { return false; }
   // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
   virtual std::string WhyStuck() const { return ""; }
 };
@@ -70,8 +72,9 @@ struct DeviceEngineOptions {
 // How an operation begins and ends:
 //   Launch   on the caller's thread: orders the stream after the caller's, lets the backend enqueue, records an event
 //   running  the progress thread looks once a millisecond: is the event through, has a peer gone, is it out of time?
-//   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released,
-//            then a thread of its own aborts the transport; the Works fail when that is done, or after abort_grace.
+//   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released, on
+//            all ranks. Then a thread of its own aborts the transport; the Works fail when that is done, or after
+//            abort_grace.
 //
 // No more than kMaxPending operations are enqueued ahead. What a thread enqueues into CUDA's queue when that is full
 // blocks inside the driver: behind a dead peer's operation for ever, or until the abort, and NCCL then frees what is
@@ -119,7 +122,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   explicit DeviceEngine(DeviceEngineOptions options);
   static constexpr size_t kMaxPending = 64;
   // While a graph lives the abort does not return; the kernels have been told long before.
-  static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(1);
+  static constexpr absl::Duration kAbortGraceWithGraphs = absl::Seconds(2);
 
   absl::Status LaunchFailed(const DeviceOperation& operation, uint64_t sequence, const absl::Status& why);
   absl::Status MakeRoom();
@@ -172,7 +175,8 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   uint64_t next_number_ = 0;         // in pending_
   std::vector<std::unique_ptr<DeviceWork>> idle_;
   absl::Status failure_;
-  std::atomic<bool> failed_{false};  // failure_ is set
+  std::atomic<bool> failing_{false};  // the device knows, the cause is being told
+  std::atomic<bool> failed_{false};   // failure_ is set
   int64_t failed_ns_ = 0;
   bool released_ = false;  // nothing runs any more
   bool through_ = false;   // by Shutdown: the stream is at its end

@@ -19,14 +19,17 @@ namespace ddp {
 
 void DeviceEngine::Fail(const absl::Status& error) {
   if (failed_.load(std::memory_order_acquire)) return;
+  // What a stream does after the failed operation must be able to know of it: the word comes before the release, and
+  // before a report that may take long.
+  failing_.store(true, std::memory_order_release);
+  std::atomic_ref<uint32_t>(*words()).store(1, std::memory_order_seq_cst);
+  if (options_.board != nullptr) options_.board->PostFailed();
   const absl::Status why = options_.world_ranks.Named(error, options_.rank);
   if (options_.board != nullptr && options_.observer != nullptr) options_.board->TellFailure(why, *options_.observer);
   std::vector<DeviceWork*> ended;
   std::unique_lock<std::mutex> lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
   failure_ = options_.board == nullptr ? why : options_.board->Fail(why);
-  // What a stream does after the failed operation must be able to know of it: the word comes before the release.
-  std::atomic_ref<uint32_t>(*words()).store(1, std::memory_order_seq_cst);
   failed_ns_ = NowNs();
   failed_.store(true, std::memory_order_release);
   LogWarn("rank ", options_.rank, ": the group failed: ", failure_.message());
@@ -52,9 +55,11 @@ void DeviceEngine::Fail(const absl::Status& error) {
   }
 }
 
-// What runs may still use the callers' memory, so it is given the time to leave.
+// What runs may still use the callers' memory, so it is given the time to leave. What is handed on is no result: the
+// peers know first.
 void DeviceEngine::AbortTransport(const absl::Status& why) {
   if (options_.transport == nullptr) return;
+  if (options_.transport->HandsOn()) peers_.LetThemKnow();
   options_.transport->Abort(why);
   DeviceWork* newest = nullptr;
   {
@@ -83,7 +88,7 @@ bool DeviceEngine::AwaitLeaving(const OwnedEvent& event) const {
 
 // A kernel that leaves because a peer has failed sets the word. The peer's cause is known by then.
 void DeviceEngine::HeedDevice() {
-  if (failed_.load(std::memory_order_acquire) || std::atomic_ref<uint32_t>(*words()).load() == 0) return;
+  if (failing_.load(std::memory_order_acquire) || std::atomic_ref<uint32_t>(*words()).load() == 0) return;
   Fail(absl::AbortedError(absl::StrCat("rank ", options_.rank, ": another rank has ended the group")));
 }
 

@@ -128,6 +128,19 @@ std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
   return missing;
 }
 
+bool PeerBoard::OthersFailed() {
+  std::vector<size_t> waited_for;
+  for (size_t p = 0; p < ranks_.size(); ++p) {
+    const Line& theirs = line(p);
+    const bool knows = theirs.failed.load(std::memory_order_acquire) != 0 || theirs.departed.load() != 0;
+    if (p != place_ && !knows) waited_for.push_back(p);
+  }
+  if (waited_for.empty()) return true;
+  const std::vector<int> dead = Dead();
+  return std::all_of(waited_for.begin(), waited_for.end(),
+                     [&](size_t p) { return std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end(); });
+}
+
 std::vector<int> PeerBoard::MissingGraphs(uint32_t begun) const {
   std::vector<int> missing;
   for (size_t p = 0; p < ranks_.size(); ++p) {

@@ -57,8 +57,15 @@ class PeerBoard {
   // Whether a peer makes a call on CPU memory in place of operation `sequence`, of which this rank has posted `entry`.
   std::optional<std::string> CallsOnHost(uint64_t sequence, const BoardEntry& entry) const;
 
-  // The ranks of this host that have not come to the operation.
+  // Ranks of this host.
+  int size() const { return static_cast<int>(ranks_.size()); }
+  // Those that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
+
+  // The streams of this rank know that the group has failed; whether those of all other ranks of this host do that are
+  // still there.
+  void PostFailed() { line(place_).failed.store(1, std::memory_order_release); }
+  bool OthersFailed();
 
   // This rank has begun to run so many captured sequences of operations; the ranks of this host that have begun fewer.
   void PostGraphs(uint32_t begun) { line(place_).graphs.store(begun, std::memory_order_relaxed); }
@@ -92,7 +99,7 @@ class PeerBoard {
   };
   struct Line {
     alignas(kCacheLine) std::atomic<uint64_t> posted{0};  // operations so far
-    std::atomic<uint32_t> departed{0}, graphs{0};
+    std::atomic<uint32_t> departed{0}, failed{0}, graphs{0};
     std::atomic<uint64_t> host_calls{0}, host_what{0}, host_count{0};  // so far; the last one
     alignas(kCacheLine) Slot ring[kRing];
     FlightRing flight;

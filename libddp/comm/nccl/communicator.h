@@ -59,6 +59,9 @@ class NcclCommunicator final : public DeviceTransport {
   absl::Status Health() override;
   // Locks out new calls, gives running ones a moment, and aborts: kernels end, blocked calls return.
   void Abort(const absl::Status&) override { Abort(); }
+  // With NCCL's protocols for small messages the kernel stores what it read last, and the mark that the next rank waits
+  // for; with the other one it tells the next rank without having stored anything.
+  bool HandsOn() const override { return true; }
   void Abort();
   std::string WhyStuck() const override;
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "examples/nn/onednn_image.h"
 #include "examples/nn/onednn_session.h"
 
@@ -74,6 +75,11 @@ auto Choose(bool winograd, const Describe& describe) {
   return describe(dnnl::algorithm::convolution_direct, false);
 }
 
+template <class Description>
+bool IsReference(const Description& description) {
+  return absl::StartsWith(description.impl_info_str(), "ref");
+}
+
 }  // namespace
 
 // The layout that a convolution of ordinary size chooses when it is free to, if its backward chooses the same (without
@@ -119,9 +125,10 @@ struct Convolution::Plan {
   bool bfloat16 = false;
   Operation forward, backward_weight, backward_input;
   Operation order_forward, order_input, store_weight, add_weight;
-  Operation round_x, round_dy;
+  Operation round_x, round_dy, flatten_dy;
   FloatArray weight, input_weight, dweight;  // as a direction likes them
   FloatArray x, dy;                          // in bfloat16
+  FloatArray flat_dy;                        // in the plain layout, if the weights' gradient needs that
   std::vector<float> dbias;
 };
 
@@ -148,11 +155,26 @@ Convolution::Convolution(SessionPtr session, const ConvolutionShape& shape, int 
     return DescribeForward({factor_x, free_weight, bias, y, strides, padding}, algorithm, UserScratchpad(), impl.engine,
                            allow_empty);
   });
-  const auto weights = Choose(winograd, [&](dnnl::algorithm algorithm, bool allow_empty) {
-    const memory::desc dweight(dims, kFloat, memory::format_tag::any);
-    return DescribeWeights({factor_x, dweight, bias, factor_dy, strides, padding}, algorithm, forward, impl.engine,
-                           allow_empty);
-  });
+  const memory::desc dweight(dims, kFloat, memory::format_tag::any);
+  const auto weights_of = [&](const memory::desc& dy) {
+    return Choose(winograd, [&](dnnl::algorithm algorithm, bool allow_empty) {
+      return DescribeWeights({factor_x, dweight, bias, dy, strides, padding}, algorithm, forward, impl.engine,
+                             allow_empty);
+    });
+  };
+  auto weights = weights_of(factor_dy);
+  memory::desc weights_dy = factor_dy;
+  // Of images of one channel oneDNN 2.6 has but its reference where there is AVX2 and no more, a hundred times slower
+  // than products of matrices, which want the plain layout.
+  if (IsReference(weights)) {
+    const memory::desc flat_dy = Images(rows, shape.out(), memory::format_tag::nchw, type);
+    if (const auto other = weights_of(flat_dy); !IsReference(other)) {
+      weights = other;
+      weights_dy = flat_dy;
+      plan.flatten_dy = MakeReorder(impl, factor_dy, flat_dy, false);
+      plan.flat_dy = FloatsFor(flat_dy);
+    }
+  }
   const auto data = Choose(winograd, [&](dnnl::algorithm algorithm, bool allow_empty) {
     return DescribeData({x, free_weight, {}, factor_dy, strides, padding}, algorithm, forward, impl.engine,
                         allow_empty);
@@ -168,7 +190,7 @@ Convolution::Convolution(SessionPtr session, const ConvolutionShape& shape, int 
 
   plan.backward_weight = Operation(dnnl::convolution_backward_weights(weights), weights, impl);
   plan.backward_weight.Operand(DNNL_ARG_SRC, factor_x);
-  plan.backward_weight.Operand(DNNL_ARG_DIFF_DST, factor_dy);
+  plan.backward_weight.Operand(DNNL_ARG_DIFF_DST, weights_dy);
   plan.backward_weight.Operand(DNNL_ARG_DIFF_WEIGHTS, weights.diff_weights_desc());
   if (options.bias) plan.backward_weight.Operand(DNNL_ARG_DIFF_BIAS, bias);
   plan.store_weight = MakeReorder(impl, weights.diff_weights_desc(), plain, false);
@@ -214,6 +236,10 @@ void Convolution::BackwardWeight(const float* x, const float* dy, float* dweight
     RunReorder(plan.round_dy, dy, plan.dy.get());
     dy = plan.dy.get();
     x = plan.x.get();
+  }
+  if (plan.flat_dy != nullptr) {
+    RunReorder(plan.flatten_dy, dy, plan.flat_dy.get());
+    dy = plan.flat_dy.get();
   }
   Operation& backward = plan.backward_weight;
   if (dbias != nullptr) backward.Set(DNNL_ARG_DIFF_BIAS, plan.dbias.data());

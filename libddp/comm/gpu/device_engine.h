@@ -72,9 +72,9 @@ struct DeviceEngineOptions {
 // How an operation begins and ends:
 //   Launch   on the caller's thread: orders the stream after the caller's, lets the backend enqueue, records an event
 //   running  the progress thread looks once a millisecond: is the event through, has a peer gone, is it out of time?
-//   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released, on
-//            all ranks. Then a thread of its own aborts the transport; the Works fail when that is done, or after
-//            abort_grace.
+//   failed   the first cause wins. `failed` becomes visible to the device before any stream that waits is released.
+//            Where the transport hands on what is no result, the peers are given time for the same. Then a thread of
+//            its own aborts the transport; the Works fail when that is done, or after abort_grace.
 //
 // No more than kMaxPending operations are enqueued ahead. What a thread enqueues into CUDA's queue when that is full
 // blocks inside the driver: behind a dead peer's operation for ever, or until the abort, and NCCL then frees what is

@@ -58,7 +58,7 @@ A size is that of the larger of a rank's two buffers. Columns, in microseconds u
   #wrong   wrong elements on all ranks
   bound    the limit of the machine, measured in this run. On CPUs the same operation by bare copies or sums in shared
            memory, in turn with ours. On GPUs the bytes of busbw at the rate at which all GPUs of the host copy from
-           the next one at the same time; over the hierarchical backend, to and from the host's memory
+           the next one at the same time; over the hierarchical backend, from the host's memory
   p50, p99 of single calls, each waited for, on the slowest rank; of fewer than 100 calls p99 is the longest
   host     the call alone, without waiting, on rank 0
   link     (CPU) latency of a cache line between ranks 0 and 1, in ns

@@ -148,9 +148,9 @@ absl::Status Chunk::CompareHeaders() {
 
 // --- places ---------------------------------------------------------------------------------------------------------
 
-// The wire does not work on memory that only the user has: a message that completes after the group has failed must not
-// change it. So it works on scratch memory, or on the second view of memory from Allocate, from which a failure
-// detaches the user's view.
+// The wire does not work on memory that only the user has: a message that goes on after the group has failed must not
+// change it, nor bring the peer what the user writes then. So it works on scratch memory, or on the second view of
+// memory from Allocate, from which a failure detaches the user's view.
 void Chunk::PlaceSlice() {
   const NodeOperation& op = *operation_;
   sums_.clear();
@@ -196,14 +196,13 @@ char* Chunk::PlaceFinal(int block, char* scratch) {
   if (contiguous < bytes) return scratch;
   if (is_root(block) && plan().on_each_node()) return data;
   char* const view = View(data, bytes);
-  if (view == nullptr) return scratch;
-  operation_->exposed |= !is_root(block);
-  return view;
+  return view == nullptr ? scratch : view;
 }
 
 char* Chunk::View(char* data, size_t bytes) {
   char* const view = context_.allocations.View(data, bytes, &operation_->views);
   exposed_ |= view != nullptr;
+  operation_->exposed |= exposed_;
   return view;
 }
 

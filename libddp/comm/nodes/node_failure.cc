@@ -80,14 +80,18 @@ void NodePipeline::FailLocked(const absl::Status& why, bool tell_nodes) {
   told_ = !tell_nodes;
 }
 
-// Detaches what the wire may still write to from what the user sees. Returns the failure, with more where this fails.
-absl::Status NodePipeline::DetachOutputs(const NodeOperation& operation) {
+// Detaches what the wire may still read and write from what the user sees. Returns the failure, with more where this
+// fails.
+absl::Status NodePipeline::Detach(const NodeOperation& operation) {
   absl::Status status;
   const auto part = [&](char* data, size_t bytes) {
     status.Update(options_.allocations->MakePrivate(data, bytes));
     return true;
   };
-  if (operation.exposed) operation.out.ForEach(part);
+  if (operation.exposed) {
+    operation.in.ForEach(part);
+    operation.out.ForEach(part);
+  }
   if (status.ok()) return failure_;
   return WithFailedRanks(absl::Status(failure_.code(), absl::StrCat(failure_.message(), "; and ", status.message())),
                          FailedRanks(failure_));
@@ -103,7 +107,7 @@ bool NodePipeline::EndPending() {
   }
   if (options_.observer != nullptr && !std::exchange(observer_flushed_, true)) options_.observer->OnGroupFailed();
   for (NodeOperation* operation : queue_) {
-    if (!operation->Done()) operation->Finish(DetachOutputs(*operation));
+    if (!operation->Done()) operation->Finish(Detach(*operation));
     ended_.push_back(operation);
   }
   queue_.clear();
@@ -127,8 +131,7 @@ void NodePipeline::CheckHealth(int64_t now, bool background) {
   if (s.ok()) s = messages_.CheckHealth(now, control_messages_);
   if (s.ok()) return;
   FailAndReport(s);
-  Tell(background);
-  EndPending();
+  TellAndEnd(background);
 }
 
 // Whether the oldest operation can still be done, and is in time.
@@ -197,6 +200,13 @@ void NodePipeline::Tell(bool background) {
   if (told_ || !wire_.Usable(background)) return;
   told_ = true;
   control_messages_.Send(failure_, finished_, [this](int r) { return messages_.envelopes_to(r); });
+}
+
+// The other nodes are told before the program has its memory back. Where only the program's calls may use the wire, it
+// is they that end what is pending, too.
+void NodePipeline::TellAndEnd(bool background) {
+  Tell(background);
+  if (told_ || !background) EndPending();
 }
 
 void NodePipeline::Leave() {

@@ -54,7 +54,7 @@ class NodeOperation final : public NodeWork {
   // --- the pipeline's ---
   uint64_t sequence = 0;
   size_t begun = 0, finished = 0;            // chunks
-  bool exposed = false;                      // the wire may write to `out`, in its second view
+  bool exposed = false;                      // the wire works on `in` or `out`, in their second view
   std::vector<std::shared_ptr<char>> views;  // which the wire works on
 
   NodeHeader header() const { return {sequence, {called.key.Pack(), called.count, parameters}}; }

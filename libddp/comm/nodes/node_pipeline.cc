@@ -136,10 +136,7 @@ bool NodePipeline::Drive(bool background, bool steal) {
     if (Healthy()) progressed |= AdvanceChunks();
     if (Healthy()) progressed |= Retire();
   }
-  if (!failure_.ok()) {
-    Tell(background);
-    EndPending();
-  }
+  if (!failure_.ok()) TellAndEnd(background);
   NotePending();
   return progressed;
 }

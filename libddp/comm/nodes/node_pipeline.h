@@ -90,12 +90,13 @@ class NodePipeline final : public Driver {
   void FailAndReport(const absl::Status& why, bool tell_nodes = true);
   void FailLocked(const absl::Status& why, bool tell_nodes = true);
   bool EndPending();
-  absl::Status DetachOutputs(const NodeOperation& operation);
+  absl::Status Detach(const NodeOperation& operation);
   absl::Status CheckOldest(NodeOperation* oldest, int64_t now);
   std::set<int> Missing(const NodeOperation& operation, bool* arrived) const;
   absl::Status TimedOut(const NodeOperation& operation) const;
   std::string NodesOf(const std::set<int>& ranks) const;
   void Tell(bool background);
+  void TellAndEnd(bool background);
   void Leave();
   FlightIncident Incident(bool failure, absl::string_view what) const;
   void ReportStall(const NodeOperation& oldest, int64_t waited_ns);

@@ -19,6 +19,10 @@
 namespace ddp {
 namespace {
 
+// What comes after the first meeting waits for nobody but takes a moment, of which a rank that comes last may leave
+// none.
+constexpr absl::Duration kIntroducedTime = absl::Seconds(5);
+
 // Collective over `exchange`, which calls the members `names`.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const std::vector<int>& names,
                                                         const ExchangeNotes& exchange, const GroupOptions& options,
@@ -167,6 +171,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   if (!introduced.ok()) return introduced.status();
   absl::StatusOr<std::vector<Introduction>> introductions = Introduce(rendezvous, *introduced, options.deadline);
   if (!introductions.ok()) return introductions.status();
+  const absl::Time deadline = std::max(options.deadline, absl::Now() + kIntroducedTime);
   Members members;
   members.rank = rank;
   members.all = *std::move(introductions);
@@ -180,7 +185,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   if (layout.nodes() > 1) {
     where = absl::StrCat(layout.nodes(), " nodes, this is rank ", members.local(), " of node ", layout.node_of(rank),
                          " (host ", host, ")");
-    absl::StatusOr<std::unique_ptr<Wire>> opened = OpenWire(rendezvous, members, &memory, options.deadline);
+    absl::StatusOr<std::unique_ptr<Wire>> opened = OpenWire(rendezvous, members, &memory, deadline);
     if (!opened.ok()) return opened.status();
     wire = std::make_unique<NodeWire>(*std::move(opened), size);
   }
@@ -188,7 +193,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHierarchicalGroup(Rendezvous
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> group = MakeGroup(
-      std::move(members), ranks, ExchangeOver(rendezvous, options.deadline), options, [&] { return std::move(wire); });
+      std::move(members), ranks, ExchangeOver(rendezvous, deadline), options, [&] { return std::move(wire); });
   if (group.ok()) {
     LogInfo("rank ", rank, ": hierarchical backend, ", size, " ranks on ", where, ", reduction with ",
             CpuReduceTarget());

@@ -32,7 +32,7 @@ namespace ddp {
 struct GroupOptions {
   WorldRanks world_ranks = {};
   absl::Duration timeout;               // of the group's operations
-  absl::Time deadline;                  // all ranks have come by then
+  absl::Time deadline;                  // all ranks have come by then; making the group may take a little longer
   absl::Duration stall_warning;         // how long an operation waits before a warning says for whom; zero: none
   ProgressThread* progress = nullptr;   // outlives the group
   ContextObserver* observer = nullptr;  // outlives the group; may be null

@@ -21,6 +21,8 @@ constexpr absl::Duration kSlice = absl::Milliseconds(20);
 constexpr int kRanksPerSlice = 8;
 // Enough for a store to answer about a key that is there.
 constexpr absl::Duration kLook = absl::Milliseconds(2);
+// Where all have come by the deadline, how long rank 0 may take to say so.
+constexpr absl::Duration kGrace = absl::Seconds(2);
 
 std::string ListRanks(const std::vector<int>& ranks) {
   constexpr size_t kMostShown = 16;
@@ -33,6 +35,8 @@ std::string ListRanks(const std::vector<int>& ranks) {
 std::string KeyOf(absl::string_view name, absl::string_view step) { return absl::StrCat(name, "/", step); }
 
 std::string FailureKey(absl::string_view name) { return KeyOf(name, "failed"); }
+
+constexpr absl::string_view kFailures = "failures";  // counted, by which the first is known
 
 // What a rank has set under FailureKey.
 absl::Status Reported(absl::string_view key, absl::string_view report) {
@@ -67,8 +71,8 @@ bool Split(absl::string_view joined, std::vector<std::string>& values) {
 
 // Every rank sets "<name>/<round>/<rank>". Rank 0 reads them all and sets "<name>/<round>/all", which the others read:
 // 2n calls, where everybody reading everybody's would be n^2, which 64 ranks on few processors feel. Whoever finds an
-// error also sets "<name>/failed", at which everybody looks while waiting, so that all ranks fail at once and with the
-// first cause.
+// error, and is the first to count it in "<name>/failures", sets "<name>/failed". Everybody looks at that while
+// waiting, so that all ranks fail at once and with the first cause.
 class StoreRendezvous final : public Rendezvous {
  public:
   StoreRendezvous(std::shared_ptr<Store> store, int rank, int size, std::string name, std::vector<int> called,
@@ -117,13 +121,20 @@ class StoreRendezvous final : public Rendezvous {
         PackFailedRanks(s));
   }
 
-  // Tells the others, then returns the error. That they cannot be told is no news: they will time out.
+  // Tells the others, then returns the error; or what another rank has reported before. That they cannot be told is no
+  // news: they will time out.
   absl::Status Fail(absl::StatusCode code, absl::string_view message, const std::vector<int>& ranks = {}) {
     const absl::Status error = WithFailedRanks(absl::Status(code, message), ranks);
+    const absl::Time deadline = absl::Now() + absl::Seconds(1);
+    const absl::StatusOr<int64_t> failures = store_->Add(Key(kFailures), 1, deadline);
+    if (failures.ok() && *failures > 1) {
+      const absl::StatusOr<std::string> first = store_->Get(FailureKey(name_), deadline);
+      return first.ok() ? Reported(FailureKey(name_), *first) : error;
+    }
     (void)store_->Set(FailureKey(name_),
                       absl::StrCat(static_cast<int>(code), " ", PackFailedRanks(error), " rank ", Called(rank_),
                                    " reports: ", message),
-                      absl::Now() + absl::Seconds(1));
+                      deadline);
     return error;
   }
 
@@ -184,32 +195,44 @@ class StoreRendezvous final : public Rendezvous {
       if (!value.ok()) return value.status();
       all[static_cast<size_t>(rank)] = *std::move(value);
     }
-    return store_->Set(everything, Join(all), deadline);
+    return store_->Set(everything, Join(all), std::max(deadline, absl::Now() + kGrace));
   }
 
   // Waits for a key, in slices, and asks between two slices whether somebody failed or died. At the deadline, a last
-  // look tells which ranks from `first` on did not come: those after the one we waited for may well be there.
+  // look tells which ranks from `first` on did not come: those after the one we waited for may well be there. If all
+  // are, the key is there, too, or rank 0 is about to set it.
   absl::StatusOr<std::string> Await(const std::string& key, int first, absl::Duration allowed, absl::Time deadline) {
     const absl::Duration slice = kSlice * std::max(1, size_ / kRanksPerSlice);
-    while (true) {
-      absl::StatusOr<std::string> value = store_->Get(key, std::min(deadline, absl::Now() + slice));
+    for (absl::Time until = deadline;;) {
+      absl::StatusOr<std::string> value = store_->Get(key, std::min(until, absl::Now() + slice));
       if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
       if (absl::Status s = Failed(); !s.ok()) return s;
       if (absl::Status s = FailOfDeaths(); !s.ok()) return s;
-      if (absl::Now() >= deadline) return TimedOut(first, allowed);
+      if (absl::Now() < until) continue;
+      if (absl::Status s = CheckAllCame(first, allowed); !s.ok()) return s;
+      if (until > deadline) return Silent(allowed);
+      until = absl::Now() + kGrace;
     }
   }
 
-  absl::Status TimedOut(int first, absl::Duration allowed) {
+  absl::Status CheckAllCame(int first, absl::Duration allowed) {
     std::vector<int> missing;
     for (int rank = first; rank < size_; ++rank) {
       if (rank != rank_ && !store_->Get(Key(round_, rank), absl::Now() + kLook).ok()) missing.push_back(Called(rank));
     }
-    if (missing.empty()) missing.push_back(Called(first));  // It came while we looked: too late.
+    if (missing.empty()) return absl::OkStatus();
     return Fail(absl::StatusCode::kDeadlineExceeded,
                 absl::StrCat(ListRanks(missing), " of ", size_, " did not come within ", absl::FormatDuration(allowed),
                              "; is every rank started, and with the same store?"),
                 missing);
+  }
+
+  // Of rank 0, or of a store that has a key and does not give it.
+  absl::Status Silent(absl::Duration allowed) {
+    return Fail(absl::StatusCode::kDeadlineExceeded,
+                absl::StrCat("all ", size_, " ranks came within ", absl::FormatDuration(allowed), ", but rank ",
+                             Called(0), ", which was to tell them, is silent; is it stopped, or stuck?"),
+                {Called(0)});
   }
 
   const std::shared_ptr<Store> store_;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libddp/launch/rendezvous.h"
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "ddp/process_group.h"
+#include "libddp/comm/hierarchical_group.h"
 #include "tests/support/catch.h"
 
 namespace ddp {
@@ -142,6 +146,131 @@ TEST_CASE("one who comes after the others gave up fails at once") {
   CheckFailed(Meet(get, {{1, 2}}, absl::Minutes(1))[0], absl::StatusCode::kDeadlineExceeded,
               {"rank 1: start of the world: rank 0 reports: rank 1 of 2 did not come within 50ms"});
   CHECK(absl::Now() - start < absl::Seconds(20));
+}
+
+// A store that holds up what a rank sets under a key.
+class SlowStore final : public Store {
+ public:
+  SlowStore(std::shared_ptr<Store> store, std::string key, absl::Duration pause)
+      : store_(std::move(store)), key_(std::move(key)), pause_(pause) {}
+
+  absl::Status Set(absl::string_view key, absl::string_view value, absl::Time deadline) override {
+    if (key == key_) {
+      reached_.store(true);
+      absl::SleepFor(pause_);
+    }
+    return store_->Set(key, value, deadline);
+  }
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) override {
+    return store_->Get(key, deadline);
+  }
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time deadline) override {
+    return store_->Add(key, delta, deadline);
+  }
+  void AwaitPause() const {
+    while (!reached_.load()) absl::SleepFor(absl::Milliseconds(1));
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string key_;
+  const absl::Duration pause_;
+  std::atomic<bool> reached_{false};
+};
+
+TEST_CASE("the first cause is that of all ranks, also while it is being told") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const auto slow = std::make_shared<SlowStore>(store, "part/failed", absl::Milliseconds(300));
+  const auto meet = [&](int rank, std::shared_ptr<Store> over, int dead) {
+    return CreateStoreRendezvous(std::move(over), rank, 4, "part", {0, 1, 2, 3}, [dead] { return std::vector{dead}; })
+        ->AllGather("", "start", absl::Now() + absl::Minutes(5));
+  };
+  Gathered first = absl::UnknownError("did not run");
+  std::thread other([&] { first = meet(0, slow, 2); });
+  slow->AwaitPause();
+  const Gathered second = meet(1, store, 3);
+  other.join();
+  CheckFailed(first, absl::StatusCode::kUnavailable, {"rank 0: start: rank 2 of 4 has died"});
+  CheckFailed(second, absl::StatusCode::kUnavailable, {"rank 1: start: rank 0 reports: rank 2 of 4 has died"});
+  CHECK(FailedRanks(second.status()) == std::vector<int>{2});
+  CHECK(FailedRanks(StoreRendezvousFailure(*store, "part")) == std::vector<int>{2});
+}
+
+TEST_CASE("ranks that have come in time wait a moment for rank 0 to say so") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const auto slow = std::make_shared<SlowStore>(store, "world/0/all", absl::Milliseconds(300));
+  Gathered first = absl::UnknownError("did not run"), second = first;
+  std::thread other([&] {
+    first = CreateStoreRendezvous(slow, 0, 3, "world")->AllGather("", "start", absl::Now() + absl::Minutes(1));
+  });
+  std::thread third([&] {
+    second = CreateStoreRendezvous(store, 2, 3, "world")->AllGather("", "start", absl::Now() + absl::Minutes(1));
+  });
+  const auto rendezvous = CreateStoreRendezvous(store, 1, 3, "world");
+  const Gathered mine = rendezvous->AllGather("", "start", absl::Now() + absl::Milliseconds(100));
+  other.join();
+  third.join();
+  INFO(mine.status().ToString());
+  CHECK(mine.ok());
+  CHECK(first.ok());
+  CHECK(second.ok());
+}
+
+TEST_CASE("a rank 0 that has come and then says nothing is to blame") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  REQUIRE(store->Set("world/size", "2 0", absl::InfiniteFuture()).ok());
+  REQUIRE(store->Add("world/arrivals", 1, absl::InfiniteFuture()).ok());
+  REQUIRE(store->Set("world/0/0", "", absl::InfiniteFuture()).ok());
+  const Gathered outcome =
+      CreateStoreRendezvous(store, 1, 2, "world")->AllGather("", "start", absl::Now() + absl::Milliseconds(50));
+  CheckFailed(outcome, absl::StatusCode::kDeadlineExceeded,
+              {"rank 1: start: all 2 ranks came within 50ms, but rank 0, which was to tell them, is silent"});
+  CHECK(FailedRanks(outcome.status()) == std::vector<int>{0});
+}
+
+// Ranks that come in the last moment.
+class LateRendezvous final : public Rendezvous {
+ public:
+  LateRendezvous(std::unique_ptr<Rendezvous> rendezvous, absl::Time until)
+      : rendezvous_(std::move(rendezvous)), until_(until) {}
+  int rank() const override { return rendezvous_->rank(); }
+  int size() const override { return rendezvous_->size(); }
+  Gathered AllGather(absl::string_view mine, absl::string_view what, absl::Time deadline) override {
+    Gathered all = rendezvous_->AllGather(mine, what, deadline);
+    absl::SleepFor(until_ - absl::Now());
+    return all;
+  }
+  absl::StatusOr<std::unique_ptr<Wire>> OpenWire() override { return rendezvous_->OpenWire(); }
+
+ private:
+  const std::unique_ptr<Rendezvous> rendezvous_;
+  const absl::Time until_;
+};
+
+TEST_CASE("a group is made also where its last rank has left no time for more than to come") {
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  const absl::Time deadline = absl::Now() + absl::Seconds(1);
+  ProgressThread progress;
+  absl::Status made[2];
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      LateRendezvous rendezvous(CreateStoreRendezvous(store, rank, 2, "world"),
+                                deadline + absl::Milliseconds(50 * rank));
+      auto group = CreateHierarchicalGroup(
+          rendezvous, {.timeout = absl::Seconds(60), .deadline = deadline, .stall_warning = {}, .progress = &progress});
+      made[rank] = group.status();
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (group.ok()) groups.push_back(*std::move(group));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : made) {
+    INFO(status.ToString());
+    CHECK(status.ok());
+  }
 }
 
 TEST_CASE("a time-out in a later round names the round's step") {

@@ -95,15 +95,14 @@ bool Trainer::Finished() const { return progress_.step >= last_step_ || progress
 
 absl::StatusOr<Summary> Trainer::Run() {
   absl::Status status = EndTogether(*group_, [this] { return RunEpochs(); });
-  for (bool went_on = true; went_on && !status.ok() && !IsAgreed(status) && MayRecover();) {
+  while (!status.ok() && !IsAgreed(status) && MayRecover()) {
     if (const absl::Status none = context_->Recover(); !none.ok()) {
       return absl::Status(none.code(), absl::StrCat("no recovery from \"", status.message(), "\": ", none.message()));
     }
     group_ = &context_->world();
     status = EndTogether(*group_, [&] {
       const absl::Status ready = GoOn();
-      went_on = ready.ok();
-      return went_on ? RunEpochs() : ready;
+      return ready.ok() ? RunEpochs() : ready;
     });
   }
   if (!status.ok()) return EndAlike(std::move(status));

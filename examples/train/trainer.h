@@ -77,9 +77,10 @@ class Trainer {
   absl::Status RunEpochs();
   bool MayRecover() const;
   absl::Status GoOn();
+  absl::Status CheckForProgress();
   void ForgetStepsUnderWay();
   void MeasureAnew();
-  absl::StatusOr<int64_t> ShareState();
+  absl::Status ShareState();
   void StepBack();
   absl::Status ShareNotices();
   absl::Status ClaimFiles(absl::Duration patience);
@@ -157,8 +158,11 @@ class Trainer {
   Progress progress_;
   int64_t first_step_ = 0, last_step_ = 0;  // the numbers of steps at which this run begins and ends
   int64_t uncounted_steps_ = 0;             // that the optimizer has not counted, at the beginning of this run
-  int64_t recovered_at_ = -1;               // the step from which the last recovery has gone on
-  bool due_ = false;                        // an evaluation, and a checkpoint of an epoch or of the end
+  int64_t recovered_at_ = -1;               // the step from which the last recovery has gone on, or was to go on
+  int recovered_size_ = 0;                  // and with how many ranks
+  int vain_recoveries_ = 0;                 // in a row
+  bool half_taken_over_ = false;  // the state is neither this rank's nor that of the rank that was to share it
+  bool due_ = false;              // an evaluation, and a checkpoint of an epoch or of the end
   Schedule schedule_;
 
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.

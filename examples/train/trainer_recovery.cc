@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a Trainer goes on after its group has failed.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,11 +11,16 @@
 #include "examples/train/trainer.h"
 
 namespace examples {
+namespace {
+
+constexpr int64_t kNoState = std::numeric_limits<int64_t>::max();  // a step that no rank has reached
+
+}  // namespace
 
 // All ranks decide alike, since a group's first cause of failure is the same on all of them. Who has given up by itself
 // (Aborted) does not come, and who makes a mistake makes it again.
 bool Trainer::MayRecover() const {
-  if (!flags_.recover || context_ == nullptr) return false;
+  if (!flags_.recover || context_ == nullptr || vain_recoveries_ > 1) return false;
   switch (group_->status().code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kAborted:
@@ -28,39 +36,45 @@ bool Trainer::MayRecover() const {
 // In the new group: from the last step that all ranks have completed.
 absl::Status Trainer::GoOn() {
   ForgetStepsUnderWay();
-  if (absl::Status status = replica_->Rebind(*group_); !status.ok()) return status;
   // A GPU knows how many of the steps it has done: it stops those that come after the failure, and may have done one
   // more than the host has learned.
   const int64_t done = device_.is_host() ? progress_.step : optimizer_->steps() + uncounted_steps_;
   while (progress_.step < done) Advance();
   while (progress_.step > done) StepBack();
-  const absl::StatusOr<int64_t> common = ShareState();
-  if (!common.ok()) return common.status();
-  while (progress_.step > *common) StepBack();
-  if (*common == recovered_at_) {
-    return Agreed(absl::UnavailableError(absl::StrCat("the step after a recovery has failed, too (",
-                                                      context_->backend_choice().failure, "); end of the recoveries")));
-  }
-  recovered_at_ = *common;
+  if (absl::Status status = CheckForProgress(); !status.ok()) return status;
+  if (absl::Status status = replica_->Rebind(*group_); !status.ok()) return status;
+  if (absl::Status status = ShareState(); !status.ok()) return status;
+  recovered_at_ = progress_.step;
   const size_t global_batch = loader_->global_batch();
   DivideData();
-  if (const size_t now = loader_->global_batch(); now != global_batch) {
-    progress_.epoch_samples -= progress_.epoch_samples % static_cast<int64_t>(now);
-    PlanSteps();
-    MeasureAnew();
-  }
+  progress_.epoch_samples -= progress_.epoch_samples % static_cast<int64_t>(loader_->global_batch());
+  PlanSteps();
+  if (loader_->global_batch() != global_batch) MeasureAnew();
   if (absl::Status status = ShareNotices(); !status.ok()) return status;
   // A rank that has died may still be ending, and hold what it had claimed.
   if (absl::Status status = AgreeOn(*group_, ClaimFiles(absl::Seconds(10))); !status.ok()) return status;
   ChooseGraphs();
   due_ = progress_.step > first_step_ && (progress_.epoch_samples == 0 || Finished());
   if (group_->rank() == 0) console_.Show();
-  console_.Print(absl::StrCat("recovered: ", context_->backend_choice().text, "; goes on from step ", *common,
+  console_.Print(absl::StrCat("recovered: ", context_->backend_choice().text, "; goes on from step ", progress_.step,
                               uses_graphs_        ? "; captures its CUDA graphs anew"
                               : flags_.cuda_graph ? absl::StrCat("; without a CUDA graph: ", WhyNoGraphs())
                                                   : "",
                               "\n"));
   return absl::OkStatus();
+}
+
+// A recovery may fail, as other ranks die. But each has to lose a rank, or to be followed by a step of all: there is an
+// end to both.
+absl::Status Trainer::CheckForProgress() {
+  const bool in_vain = progress_.step == recovered_at_ && group_->size() == recovered_size_;
+  vain_recoveries_ = in_vain ? vain_recoveries_ + 1 : 0;
+  recovered_at_ = progress_.step;
+  recovered_size_ = group_->size();
+  if (!in_vain) return AgreeOn(*group_, absl::OkStatus());
+  return AgreeOn(*group_,
+                 absl::UnavailableError(absl::StrCat("the step after a recovery has failed, too (",
+                                                     context_->backend_choice().failure, "); end of the recoveries")));
 }
 
 // Figures of the ranks that are left: rates of different numbers of ranks have no mean.
@@ -83,13 +97,15 @@ void Trainer::ForgetStepsUnderWay() {
   device_.Wait();
 }
 
-// Parameters and optimizer state, from a rank at the lowest step. Layers' buffers are rank 0's in each step anyway.
-absl::StatusOr<int64_t> Trainer::ShareState() {
+// Parameters, optimizer state and the place in the data, from a rank at the lowest step. An earlier recovery, which has
+// failed, may have cut the epoch for fewer ranks on some of them. Layers' buffers are rank 0's in each step anyway.
+absl::Status Trainer::ShareState() {
   struct Numbers {
-    int64_t optimizer_steps = 0;
+    int64_t optimizer_steps = 0, epoch = 0, epoch_samples = 0;
     ddp::GradScalerState scaler = {};
   };
-  Numbers numbers{.optimizer_steps = optimizer_->steps()};
+  Numbers numbers{
+      .optimizer_steps = optimizer_->steps(), .epoch = progress_.epoch, .epoch_samples = progress_.epoch_samples};
   if (scaler_ != nullptr) {
     const absl::StatusOr<ddp::GradScalerState> state = scaler_->State();
     if (!state.ok()) return state.status();
@@ -101,13 +117,25 @@ absl::StatusOr<int64_t> Trainer::ShareState() {
   for (const nn::NamedState& part : optimizer_->state()) {
     state.push_back({part.data.data(), part.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
-  const absl::StatusOr<int64_t> common = ddp::SyncState(*group_, progress_.step, state);
-  if (!common.ok()) return common.status();
-  optimizer_->set_steps(numbers.optimizer_steps);
-  if (scaler_ != nullptr) {
-    if (absl::Status status = scaler_->Load(numbers.scaler); !status.ok()) return status;
+  int64_t mine = half_taken_over_ ? kNoState : progress_.step;
+  std::vector<int64_t> steps(static_cast<size_t>(group_->size()));
+  const ddp::Buffer in = {&mine, 1, ddp::DType::kInt64, {}}, out = {steps.data(), steps.size(), ddp::DType::kInt64, {}};
+  if (absl::Status status = group_->AllGather(in, out).Wait(); !status.ok()) return status;
+  const int64_t lowest = *std::min_element(steps.begin(), steps.end());
+  if (lowest == kNoState) {
+    return Agreed(absl::DataLossError(
+        "the ranks whose state the others were taking over have died, and no other has a whole one; start again with "
+        "--resume"));
   }
-  return common;
+  half_taken_over_ = mine != lowest;
+  const absl::StatusOr<int64_t> common = ddp::SyncState(*group_, mine, state);
+  if (!common.ok()) return common.status();
+  half_taken_over_ = false;
+  progress_.step = *common;
+  progress_.epoch = numbers.epoch;
+  progress_.epoch_samples = numbers.epoch_samples;
+  optimizer_->set_steps(numbers.optimizer_steps);
+  return scaler_ == nullptr ? absl::OkStatus() : scaler_->Load(numbers.scaler);
 }
 
 void Trainer::StepBack() {

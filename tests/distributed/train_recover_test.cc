@@ -35,6 +35,10 @@ class HookedCpu final : public ddp::testing::ForwardingDevice {
     ForwardingDevice::CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
     hook_("loss");
   }
+  void Upload(const void* from, void* to, size_t bytes) override {
+    hook_("recovery");
+    ForwardingDevice::Upload(from, to, bytes);
+  }
   void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) override {
     hook_("evaluation");
     ForwardingDevice::CountHits(logits, labels, rows, classes, hits);
@@ -130,6 +134,40 @@ TEST_CASE("the figures after a recovery are of the ranks that are left", "[timeo
         rank.Meet();
       },
       options);
+}
+
+// Among threads, as above: the last rank leaves, and the one before it while the others recover from that, or at once
+// when they have.
+TEST_CASE("a second rank may leave during a recovery and right after it", "[timeout]") {
+  if (!ddp::testing::RanksAreThreads() || ddp::testing::RankCount() != 3) return;
+  ddp::ContextOptions options;
+  options.timeout = absl::Seconds(3);
+  for (const std::string second : {"recovery", "loss"}) {
+    INFO(second);
+    RunOnRanks(
+        [&](Rank& rank) {
+          const ddp::ProcessGroup* const world = &rank.context().world();
+          int steps = 0;
+          bool left = false;
+          const absl::StatusOr<Summary> summary = Train(rank, Flags(rank, "sgd"), [&](absl::string_view here) {
+            steps += here == "loss" ? 1 : 0;
+            const bool recovered = &rank.context().world() != world;
+            const bool leaves = rank.rank() == 2 ? steps == 20 : rank.rank() == 1 && recovered && here == second;
+            if (!leaves || std::exchange(left, true)) return;
+            BreakWorld(rank, "the test breaks the world");
+            rank.Meet();  // once rank 0 is through
+          });
+          if (rank.rank() == 0) {
+            RANK_CHECK_OK(summary);
+            RANK_CHECK_EQ(summary->world_size, 1);
+            RANK_CHECK_EQ(summary->epochs, 2);
+            rank.Meet();
+          }
+          RANK_CHECK_EQ(summary.ok(), rank.rank() == 0);
+          rank.Meet();
+        },
+        options);
+  }
 }
 
 TEST_CASE("a step that fails again after a recovery ends the training") {

@@ -31,16 +31,32 @@ std::string FolderOf(const std::string& path) {
 
 enum class Claim : uint8_t { kMine, kTaken, kGone };
 
+// Whether an open file still has this name.
+bool HasName(int fd, const std::string& path) {
+  struct stat opened, named;
+  return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
+}
+
 // Locks an open lock file for as long as it is open. A file system without locks has to do without. kGone: before we
 // had the lock, its former owner removed the file.
 Claim ClaimLock(int fd, const std::string& lock) {
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return Claim::kTaken;
-  struct stat opened, named;
-  if (fstat(fd, &opened) != 0 || stat(lock.c_str(), &named) != 0) return Claim::kGone;
-  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino ? Claim::kMine : Claim::kGone;
+  return HasName(fd, lock) ? Claim::kMine : Claim::kGone;
 }
 
 std::string LockOf(const std::string& path) { return absl::StrCat(path, ".lock"); }
+std::string TemporaryOf(const std::string& path) { return absl::StrCat(path, ".tmp"); }
+
+// Whether a process of this run has claimed this lock file.
+bool IsOf(const std::string& lock, uint64_t run) {
+  const int fd = open(lock.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return false;
+  uint64_t its = 0;
+  const bool read = pread(fd, &its, sizeof its, 0) == sizeof its;
+  close(fd);
+  return read && its == run;
+}
 
 // O_NONBLOCK: a pipe by this name may not stop us.
 int OpenOwn(const std::string& path, int flags) {
@@ -49,19 +65,21 @@ int OpenOwn(const std::string& path, int flags) {
 
 class AtomicFileImpl final : public AtomicFile {
  public:
-  AtomicFileImpl(int lock, std::string path)
-      : lock_(lock), path_(std::move(path)), temporary_(absl::StrCat(path_, ".tmp")) {}
+  AtomicFileImpl(int lock, std::string path) : lock_(lock), path_(std::move(path)), temporary_(TemporaryOf(path_)) {}
 
   // Removed while the lock is held: afterwards the names may be another process's.
   ~AtomicFileImpl() override {
     Close();
-    unlink(temporary_.c_str());
-    unlink(LockOf(path_).c_str());
+    if (CheckOwner().ok()) {
+      unlink(temporary_.c_str());
+      unlink(LockOf(path_).c_str());
+    }
     close(lock_);
   }
 
   absl::Status Begin() override {
     Close();
+    if (absl::Status s = CheckOwner(); !s.ok()) return s;
     fd_ = OpenOwn(temporary_, O_TRUNC);
     return fd_ < 0 ? Failed("create", temporary_) : absl::OkStatus();
   }
@@ -81,6 +99,7 @@ class AtomicFileImpl final : public AtomicFile {
   absl::Status Commit() override {
     if (fsync(fd_) != 0) return Failed("sync", temporary_);
     Close();
+    if (absl::Status s = CheckOwner(); !s.ok()) return s;
     if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("rename the finished file to", path_);
     // The new name is on the disk only when the folder is.
     const std::string folder = FolderOf(path_);
@@ -96,6 +115,12 @@ class AtomicFileImpl final : public AtomicFile {
  private:
   void Close() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+  absl::Status CheckOwner() const {
+    if (HasName(lock_, LockOf(path_))) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write ", path_, " any more: ", LockOf(path_),
+                     " is not this process's any more; the others of its run went on without it"));
   }
 
   const int lock_;
@@ -135,7 +160,8 @@ std::string FollowLinks(std::string path) {
   return path;
 }
 
-absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path, absl::Duration patience) {
+absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path, absl::Duration patience,
+                                                               uint64_t run) {
   // Renaming over a device or a folder would replace or miss it.
   struct stat info;
   if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
@@ -148,10 +174,22 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
     const int fd = OpenOwn(lock, 0);
     if (fd < 0) return Failed("create", lock);
     const Claim claim = ClaimLock(fd, lock);
-    if (claim == Claim::kMine) return std::make_unique<AtomicFileImpl>(fd, std::move(target));
-    close(fd);
+    if (claim == Claim::kMine) {
+      if (run != 0 && (ftruncate(fd, 0) != 0 || pwrite(fd, &run, sizeof run, 0) != sizeof run)) {
+        const absl::Status status = Failed("write", lock);
+        close(fd);
+        return status;
+      }
+      return std::make_unique<AtomicFileImpl>(fd, std::move(target));
+    }
+    const absl::Cleanup close_fd = [fd] { close(fd); };
     if (claim == Claim::kGone) continue;
     if (absl::Now() >= deadline) {
+      if (run != 0 && IsOf(lock, run)) {
+        unlink(TemporaryOf(target).c_str());
+        unlink(lock.c_str());
+        continue;
+      }
       return absl::FailedPreconditionError(absl::StrCat("cannot write ", path,
                                                         ": another process writes it, and holds ", lock,
                                                         "; wait for its end, or give each run a file of its own"));

@@ -28,6 +28,9 @@ std::string FollowLinks(std::string path);
 // what a killed process has left, both files, is nobody's: the next AtomicFile takes it over. The destructor removes
 // both. If `path` is a symbolic link, all this happens beside the file that it leads to.
 //
+// A process that is stopped keeps its lock. Others of its `run`, which lives on without it, take the file over; when it
+// goes on, it cannot replace the file any more.
+//
 //   auto file = AtomicFile::Create(path);
 //   if (absl::Status s = (*file)->Begin(); !s.ok()) return s;
 //   if (absl::Status s = (*file)->Write(data, size); !s.ok()) return s;
@@ -35,9 +38,11 @@ std::string FollowLinks(std::string path);
 class AtomicFile {
  public:
   // Errors name the path: NotFound (the folder), PermissionDenied, InvalidArgument (`path` exists and is not a regular
-  // file), FailedPrecondition (another process, or another AtomicFile, has it, and does not let go within `patience`).
+  // file), FailedPrecondition (another process, or another AtomicFile, has it, is not of the same `run`, if that is not
+  // 0, and does not let go within `patience`).
   static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path,
-                                                            absl::Duration patience = absl::ZeroDuration());
+                                                            absl::Duration patience = absl::ZeroDuration(),
+                                                            uint64_t run = 0);
 
   virtual ~AtomicFile() = default;
 

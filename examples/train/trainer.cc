@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,8 @@ Trainer::Trainer(ddp::ProcessGroup& group, const TrainFlags& flags, const Datase
       console_(console),
       energy_(energy) {
   DivideData();
+  std::random_device random;
+  run_ = uint64_t{random()} << 32 | random() | 1;
   summary_.environment = std::move(environment);
   const size_t rows = static_cast<size_t>(flags.batch),
                row_bytes = (static_cast<size_t>(data.features()) + 1) * sizeof(float);

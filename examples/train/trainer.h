@@ -168,6 +168,7 @@ class Trainer {
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.
   std::optional<StepNotice> notice_;          // none if the ranks train independently
   int32_t news_ = 0;                          // the number shared in the last step
+  uint64_t run_ = 0;                          // tells the ranks of this run from other processes; random
   std::unique_ptr<CheckpointWriter> writer_;  // on rank 0, with flags.save
   std::unique_ptr<AtomicFile> exported_;      // on rank 0, with flags.export_weights
 

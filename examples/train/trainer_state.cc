@@ -50,9 +50,9 @@ ReplicaOptions OptionsFor(const TrainFlags& flags) {
   return options;
 }
 
-absl::Status Claim(absl::string_view flag, const std::string& path, absl::Duration patience,
+absl::Status Claim(absl::string_view flag, const std::string& path, absl::Duration patience, uint64_t run,
                    std::unique_ptr<AtomicFile>& file) {
-  absl::StatusOr<std::unique_ptr<AtomicFile>> claimed = AtomicFile::Create(path, patience);
+  absl::StatusOr<std::unique_ptr<AtomicFile>> claimed = AtomicFile::Create(path, patience, run);
   if (claimed.ok()) file = *std::move(claimed);
   if (claimed.ok() || absl::IsFailedPrecondition(claimed.status())) return claimed.status();
   return absl::Status(claimed.status().code(),
@@ -167,11 +167,11 @@ absl::Status Trainer::ClaimFiles(absl::Duration patience) {
   if (group_->rank() != 0) return absl::OkStatus();
   if (writer_ == nullptr && !flags_.save.empty()) {
     std::unique_ptr<AtomicFile> file;
-    if (absl::Status status = Claim("--save", flags_.save, patience, file); !status.ok()) return status;
+    if (absl::Status status = Claim("--save", flags_.save, patience, run_, file); !status.ok()) return status;
     writer_ = std::make_unique<CheckpointWriter>(std::move(file), flags_.optimizer, summary_.environment);
   }
   if (exported_ != nullptr || flags_.export_weights.empty()) return absl::OkStatus();
-  return Claim("--export_weights", flags_.export_weights, patience, exported_);
+  return Claim("--export_weights", flags_.export_weights, patience, run_, exported_);
 }
 
 absl::Status Trainer::CheckResumed() const {
@@ -204,7 +204,7 @@ absl::Status Trainer::CheckResumed() const {
   return absl::OkStatus();
 }
 
-// Rank 0's parameters, optimizer state and progress, to all ranks.
+// Rank 0's parameters, optimizer state and progress, to all ranks; and by what it has claimed its files.
 absl::Status Trainer::BroadcastState() {
   const absl::Span<float> values = replica_->values();
   std::vector<ddp::Buffer> floats = {{values.data(), values.size(), ddp::DType::kFloat32, replica_->device()}};
@@ -215,7 +215,8 @@ absl::Status Trainer::BroadcastState() {
   for (const nn::LayerBuffer& buffer : model_.buffers()) {
     floats.push_back({buffer.data.data(), buffer.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
-  const ddp::Buffer numbers = {&progress_, sizeof(progress_), ddp::DType::kUInt8, {}};
+  const ddp::Buffer numbers[] = {{&progress_, sizeof(progress_), ddp::DType::kUInt8, {}},
+                                 {&run_, sizeof(run_), ddp::DType::kUInt8, {}}};
   if (absl::Status status = group_->Broadcast(floats, 0, replica_->stream()).Wait(); !status.ok()) return status;
   if (absl::Status status = group_->Broadcast(numbers, 0).Wait(); !status.ok()) return status;
   optimizer_->set_steps(progress_.optimizer_steps);

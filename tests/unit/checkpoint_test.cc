@@ -330,6 +330,31 @@ TEST_CASE("a claim that ends in time is waited for") {
   end.join();
 }
 
+TEST_CASE("a process that is stopped loses its file to the others of its run, and to nobody else") {
+  Fixture f;
+  constexpr absl::Duration kPatience = absl::Milliseconds(20);
+  std::unique_ptr<AtomicFile> stopped = *AtomicFile::Create(f.path_, kPatience, 17);
+  REQUIRE(stopped->Begin().ok());
+  REQUIRE(stopped->Write("old", 3).ok());
+  for (const uint64_t other : {uint64_t{0}, uint64_t{18}}) {
+    CHECK(absl::IsFailedPrecondition(AtomicFile::Create(f.path_, kPatience, other).status()));
+  }
+  const std::unique_ptr<AtomicFile> next = *AtomicFile::Create(f.path_, kPatience, 17);
+  REQUIRE(next->Begin().ok());
+  REQUIRE(next->Write("n", 1).ok());
+  // It goes on in the middle of a checkpoint, and ends.
+  REQUIRE(stopped->Write("old", 3).ok());
+  for (const absl::Status& status : {stopped->Commit(), stopped->Begin()}) {
+    CHECK(absl::IsFailedPrecondition(status));
+    CHECK(absl::StrContains(status.message(), "is not this process's any more"));
+  }
+  stopped.reset();
+  CHECK(absl::IsFailedPrecondition(AtomicFile::Create(f.path_).status()));
+  REQUIRE(next->Write("ew", 2).ok());
+  REQUIRE(next->Commit().ok());
+  CHECK(f.Bytes() == std::vector<uint8_t>{'n', 'e', 'w'});
+}
+
 TEST_CASE("a symbolic link is written through, and stays a link") {
   Fixture f;
   fs::create_directory(f.folder_.File("far"));

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -64,6 +65,7 @@ struct Pending {
   std::string mine;
   std::vector<int> counts, offsets;
   std::string all;
+  int left = 0, any_left = 0;
 };
 
 class MpiRendezvous final : public Rendezvous {
@@ -104,10 +106,17 @@ class MpiRendezvous final : public Rendezvous {
   }
 
   // Whether all ranks of the job come to this point in time: which of a rank's sessions is the last one, and whether it
-  // is of a part of them, differs.
+  // is of a part of them, differs. Where groups have left something behind, that comes to its end, too.
   absl::Status MeetWorld(absl::Time deadline) {
-    absl::Status s = Call([&] { return MPI_Ibarrier(MPI_COMM_WORLD, &pending_->request); }, "MPI_Ibarrier");
+    pending_->left = shared_->leftovers.empty() ? 0 : 1;
+    absl::Status s = Call(
+        [&] {
+          return MPI_Iallreduce(&pending_->left, &pending_->any_left, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD,
+                                &pending_->request);
+        },
+        "MPI_Iallreduce");
     if (s.ok()) s = Finish(deadline);
+    if (s.ok() && pending_->any_left != 0) s = Settle(absl::Now() + kLeaveTimeout);
     return status_ = s;
   }
 
@@ -173,14 +182,29 @@ class MpiRendezvous final : public Rendezvous {
     return s.ok() ? Finish(deadline) : s;
   }
 
-  // Polls, for MPI_Wait knows no deadline. First with no pause, as peers that are here answer in microseconds; then
-  // ever more rarely, as ranks may outnumber cores.
   absl::Status Finish(absl::Time deadline) {
+    return Poll(deadline, [this](int* done) { return MPI_Test(&pending_->request, done, MPI_STATUS_IGNORE); });
+  }
+
+  // A message that was given up ends when its receiver takes it: until nothing is left on any rank each drops what
+  // comes.
+  absl::Status Settle(absl::Time deadline) {
+    bool settled = false;
+    return Poll(deadline, [this, &settled](int* done) {
+      const bool quiet = shared_->comm == MPI_COMM_NULL || shared_->leftovers.Settle(shared_->comm);
+      if (settled) return MPI_Test(&pending_->request, done, MPI_STATUS_IGNORE);
+      settled = quiet;
+      return quiet ? MPI_Ibarrier(MPI_COMM_WORLD, &pending_->request) : MPI_SUCCESS;
+    });
+  }
+
+  // For MPI_Wait knows no deadline. First with no pause, as peers that are here answer in microseconds; then ever more
+  // rarely, as ranks may outnumber cores.
+  absl::Status Poll(absl::Time deadline, absl::FunctionRef<int(int* done)> test) {
     const absl::Time start = absl::Now();
     for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, absl::Milliseconds(2))) {
       int done = 0;
-      absl::Status s = Call([&] { return MPI_Test(&pending_->request, &done, MPI_STATUS_IGNORE); }, "MPI_Test");
-      if (!s.ok()) return s;
+      if (absl::Status s = Call([&] { return test(&done); }, "MPI_Test"); !s.ok()) return s;
       if (done) return absl::OkStatus();
       const absl::Time now = absl::Now();
       if (now >= deadline) {
@@ -221,10 +245,10 @@ class MpiSessionImpl final : public MpiSession {
     int finalized = 0;
     if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
     absl::Status s = rendezvous_.status();
-    if (s.ok() && shared_->abandoned) s = absl::AbortedError("MPI still works on messages that were given up");
     if (s.ok()) s = CheckThread();
     const bool finalizes = counted_ && BeginLeaving(s);
     if (s.ok() && finalizes) s = MeetWorld();
+    if (s.ok() && !shared_->leftovers.empty()) s = absl::AbortedError("MPI still works on messages that were given up");
     if (!s.ok()) {
       if (finalizes || (counted_ && Used())) {
         LogWarn("leaving without MPI_Finalize: ", s.message());
@@ -267,8 +291,11 @@ class MpiSessionImpl final : public MpiSession {
     MpiUse& use = Use();
     std::unique_lock<std::mutex> lock(MpiMutex());
     use.failed |= failed_;
-    use.abandoned |= !s.ok() && Used();
-    if (--use.open > 0) return false;
+    const bool last = --use.open == 0;
+    // What is left of failed groups ends where all ranks are well and leave together.
+    const bool stays = !shared_->leftovers.empty() && (use.failed || !last);
+    use.abandoned |= Used() && (!s.ok() || stays);
+    if (!last) return false;
     use.ending = true;
     use.left.wait(lock, [&] { return use.alive == 1; });
     return use.ending = !use.abandoned;

@@ -55,6 +55,26 @@ void MpiDrain::Cancel() {
   expected_.clear();
 }
 
+void MpiLeftovers::Add(const std::vector<MPI_Request>& requests) {
+  requests_.insert(requests_.end(), requests.begin(), requests.end());
+}
+
+bool MpiLeftovers::Settle(MPI_Comm comm) {
+  int done = 0;
+  if (MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS &&
+      done != 0) {
+    requests_.clear();
+  }
+  if (MPI_Test(&dropping_, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) return false;
+  MPI_Status status;
+  int found = 0, bytes = 0;
+  if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &found, &status) != MPI_SUCCESS || found == 0) return empty();
+  MPI_Get_count(&status, MPI_BYTE, &bytes);
+  dropped_.resize(static_cast<size_t>(bytes));
+  MPI_Irecv(dropped_.data(), bytes, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm, &dropping_);
+  return false;
+}
+
 namespace {
 
 class MpiWire final : public Wire {
@@ -133,7 +153,11 @@ class MpiWire final : public Wire {
 
   bool Abandon() override {
     if (requests_.empty()) return true;
-    shared_->abandoned = true;
+    std::lock_guard<std::mutex> lock(MpiMutex());
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (receives_[i]) MPI_Cancel(&requests_[i]);
+    }
+    shared_->leftovers.Add(requests_);
     requests_.clear();
     transfers_.clear();
     receives_.clear();

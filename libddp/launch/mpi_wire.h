@@ -46,13 +46,28 @@ class MpiDrain {
   unsigned polls_ = 0;
 };
 
+// What groups have given up that MPI still works on. Under MpiMutex.
+class MpiLeftovers {
+ public:
+  void Add(const std::vector<MPI_Request>& requests);
+  bool empty() const { return requests_.empty(); }
+  // To be called again and again, on all ranks of the communicator, when no group uses it any more: receives and drops
+  // what comes. Whether nothing is left here for now.
+  bool Settle(MPI_Comm comm);
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::vector<char> dropped_;
+  MPI_Request dropping_ = MPI_REQUEST_NULL;
+};
+
 // What the parts of a session have in common.
 struct MpiShared {
   MPI_Comm comm = MPI_COMM_NULL;  // a duplicate of the session's communicator, whose errors are returned
   MpiDrain drain;
-  bool owner = false;      // the session initialised MPI, so the program does not call it
-  bool abandoned = false;  // something was given up that MPI still works on
-  bool wired = false;      // a wire has been opened
+  MpiLeftovers leftovers;
+  bool owner = false;  // the session initialised MPI, so the program does not call it
+  bool wired = false;  // a wire has been opened
 };
 
 std::unique_ptr<Wire> CreateMpiWire(std::shared_ptr<MpiShared> shared);

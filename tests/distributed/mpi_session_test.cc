@@ -176,6 +176,31 @@ TEST_CASE("a rank that leaves early is found by those whose world has failed", "
   CHECK(IsFinalized());
 }
 
+// Rank 0's messages of the operation that fails are large, so that MPI keeps them until they are taken, and nobody
+// takes them.
+TEST_CASE("MPI ends after a recovery of several nodes", "[.][recovered]") {
+  ContextOptions options;
+  options.timeout = absl::Seconds(1);
+  auto context = Context::Create(options);
+  INFO(context.status().ToString());
+  REQUIRE(context.ok());
+  {
+    auto memory = (*context)->world().Allocate(16 << 20, Device{});
+    REQUIRE(memory.ok());
+    const Buffer all = memory->View(DType::kFloat32, 0, memory->bytes() / sizeof(float));
+    if ((*context)->rank() != 0) absl::SleepFor(absl::Seconds(2));
+    CHECK((*context)->world().AllReduce(all, all).Wait().code() == absl::StatusCode::kDeadlineExceeded);
+    const absl::Status recovered = (*context)->Recover(absl::Seconds(30));
+    INFO(recovered.ToString());
+    REQUIRE(recovered.ok());
+    CHECK((*context)->world().Barrier().Wait().ok());
+  }
+  // Who comes late is waited for.
+  if ((*context)->rank() != 0) absl::SleepFor(absl::Seconds(1));
+  context->reset();
+  CHECK(IsFinalized());
+}
+
 TEST_CASE("every channel of a wire has tags that MPI knows") {
   testing::StartMpi();
   const auto session = Open();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An NCCL that is none: it does what NCCL does on FakeDevices' streams, between ranks that are threads or processes,
-// and what a test tells it to instead: fail, hang, move wrong data.
+// and what a test tells it to instead: fail, hang, move wrong data. A collective operation that is aborted hands on
+// what it has not received: its peers' end as if all had come.
 #ifndef TESTS_SUPPORT_FAKE_NCCL_H_
 #define TESTS_SUPPORT_FAKE_NCCL_H_
 
@@ -42,9 +43,6 @@ class FakeNccl {
   void SetAsyncError(int rank, nccl::Result error);
 
   bool null_windows = false;  // CommWindowRegister succeeds without a window
-  // Whether a collective operation that is aborted hands on what it has not received: its peers' ends as if all had
-  // come. NCCL does that, in the start of a group, too, where the error is then another one.
-  bool hands_on = false;
   // How long a sum takes in microseconds, for FakeDevices::elapsed_us.
   std::function<double(size_t bytes, bool bare_sum)> cost = [](size_t, bool) { return 1.0; };
   static double LastCost();  // of this thread's last AllReduce

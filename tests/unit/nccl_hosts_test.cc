@@ -95,6 +95,21 @@ TEST_CASE("a rank of another host that does not answer is named where NCCL fails
   }
 }
 
+// Another host has a board of its own.
+TEST_CASE("where NCCL's start fails on one host the others do not take that for wrong data", "[nccl]") {
+  HostsJob job(2, 1);
+  job.nccl.Plan("AllReduce", 0, Mishap::kStuck);
+  job.gpus.fail = [](absl::string_view call, int device) {
+    return call == "Finished" && device == 0 ? absl::InternalError("cudaEventQuery: injected") : absl::OkStatus();
+  };
+  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    const absl::Status status = CreateGpuGroup(std::move(control), rank.Options()).status();
+    RANK_CHECK_STATUS(status, rank.rank == 0 ? StatusCode::kInternal : StatusCode::kAborted, "rank 0",
+                      "cudaEventQuery: injected");
+  });
+  CHECK(job.nccl.live_comms() == 0);
+}
+
 TEST_CASE("where all ranks of other hosts answer, NCCL's error blames none of them", "[nccl]") {
   for (const Way way : {Way::kNoticed, Way::kCall, Way::kGraph, Way::kTimeOut}) {
     HostsJob job(4, 2);

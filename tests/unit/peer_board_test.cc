@@ -132,7 +132,6 @@ TEST_CASE("a death is noticed before anybody waits for the process, or the watch
 TEST_CASE("a transport's error waits for its cause as long as there may be one") {
   Boards two;
   DeviceEngineOptions options;
-  options.size = 2;
   options.board = two.boards[0];
   const DevicePeers peers(options);
   const absl::Status broken = absl::UnavailableError("connection reset");

@@ -82,7 +82,6 @@ Run ProbeAll(
   run.steps = *told;
   for (ProbeRun& r : runs) {
     run.results.push_back(r.result);
-    CHECK((r.connection != nullptr) == (r.result.state == ProbeState::kPassed));
     r.connection.reset();
   }
   for (const std::string& complaint : job.gpus.complaints()) CHECK(complaint == "");

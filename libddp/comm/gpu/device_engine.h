@@ -55,7 +55,6 @@ class DeviceTransport {
 
 struct DeviceEngineOptions {
   int rank = 0;
-  int size = 1;
   Device device;
   absl::Duration abort_grace = absl::Seconds(10);  // what an abort is given to end what runs
   DeviceRuntime* runtime = nullptr;

@@ -59,7 +59,7 @@ void DeviceEngine::Fail(const absl::Status& error) {
 // peers know first.
 void DeviceEngine::AbortTransport(const absl::Status& why) {
   if (options_.transport == nullptr) return;
-  if (options_.transport->HandsOn()) peers_.LetThemKnow();
+  if (options_.transport->HandsOn() && options_.board != nullptr) options_.board->LetThemKnow();
   options_.transport->Abort(why);
   DeviceWork* newest = nullptr;
   {

@@ -248,7 +248,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateDeviceGroup(std::unique_ptr<
     return absl::InvalidArgumentError("a GPU's group needs a group of libddp's own on CPU memory");
   absl::StatusOr<std::shared_ptr<DeviceEngine>> engine =
       DeviceEngine::Create({.rank = control->rank(),
-                            .size = control->size(),
                             .device = options.device,
                             .abort_grace = options.abort_grace,
                             .runtime = options.runtime,

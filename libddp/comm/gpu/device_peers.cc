@@ -15,10 +15,6 @@
 namespace ddp {
 namespace {
 
-// How long ranks are given to hear of a failure. Those of other hosts do not say that they have. A progress thread that
-// has had nothing to do looks ten times a second.
-constexpr int64_t kKnownNs = 300'000'000, kKnownElsewhereNs = 150'000'000;
-
 // Peers that call something else are found out where they leave this rank waiting.
 constexpr int64_t kDisagreementGraceNs = 5'000'000;
 
@@ -103,16 +99,6 @@ absl::Status DevicePeers::InTime(const DeviceOperation& operation, uint64_t sequ
                              waited_ns / 11 * 10 <= timeout_ns &&
                              (operation.message != nullptr || options_.board->Missing(sequence).empty());
   return may_know_more ? absl::OkStatus() : TimedOut(operation, sequence);
-}
-
-void DevicePeers::LetThemKnow() const {
-  if (options_.board == nullptr) return;
-  const int64_t begin = NowNs(), until = begin + kKnownNs;
-  const int64_t elsewhere = options_.board->size() < options_.size ? begin + kKnownElsewhereNs : begin;
-  for (int64_t now = begin; now < until && (now < elsewhere || !options_.board->OthersFailed()); now = NowNs()) {
-    const timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
-  }
 }
 
 absl::Status DevicePeers::TimedOut(const DeviceOperation& operation, uint64_t sequence) const {

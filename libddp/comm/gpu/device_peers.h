@@ -32,9 +32,6 @@ class DevicePeers {
   // The same, waiting for it: for kAnswerNs at most. Not for the progress thread, which answers other hosts' ranks.
   absl::Status Explain(const absl::Status& error, uint64_t sequence) const;
 
-  // After this rank has told of a failure: waits, not for long, until the streams of its peers know of it.
-  void LetThemKnow() const;
-
   // DeadlineExceeded, naming who did not come, if the operation has waited too long.
   absl::Status InTime(const DeviceOperation& operation, uint64_t sequence, int64_t waited_ns) const;
   // Of the `begun`th captured sequence of operations.

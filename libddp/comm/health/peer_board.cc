@@ -15,6 +15,17 @@
 #include "libddp/comm/memory/share_segment.h"
 
 namespace ddp {
+namespace {
+
+// How long ranks are given to hear of a failure. Those of other hosts do not say that they have. A progress thread that
+// has had nothing to do looks ten times a second.
+constexpr int64_t kKnownNs = 300'000'000, kKnownElsewhereNs = 150'000'000;
+
+bool Among(const std::vector<int>& places, size_t place) {
+  return std::find(places.begin(), places.end(), static_cast<int>(place)) != places.end();
+}
+
+}  // namespace
 
 // Ranks of one host that cannot share memory (in containers) each get a board of their own: NCCL works without it.
 absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group, const std::string& host) {
@@ -54,6 +65,7 @@ absl::StatusOr<std::unique_ptr<PeerBoard>> PeerBoard::Create(ProcessGroup& group
   board->rank_ = group.rank();
   board->memory_ = *std::move(memory);
   board->place_ = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), group.rank()) - ranks.begin());
+  board->other_hosts_ = static_cast<int>(ranks.size()) < group.size();
   board->ranks_ = std::move(ranks);
   board->watch_ = *std::move(watch);
   board->watch_.UseMarks(board->memory_);
@@ -128,17 +140,22 @@ std::vector<int> PeerBoard::Missing(uint64_t sequence) const {
   return missing;
 }
 
+void PeerBoard::LetThemKnow() {
+  const int64_t begin = NowNs(), until = begin + kKnownNs, elsewhere = other_hosts_ ? begin + kKnownElsewhereNs : begin;
+  for (int64_t now = begin; now < until && (now < elsewhere || !OthersFailed()); now = NowNs()) {
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+}
+
 bool PeerBoard::OthersFailed() {
-  std::vector<size_t> waited_for;
+  const std::vector<int> dead = Dead();
   for (size_t p = 0; p < ranks_.size(); ++p) {
     const Line& theirs = line(p);
     const bool knows = theirs.failed.load(std::memory_order_acquire) != 0 || theirs.departed.load() != 0;
-    if (p != place_ && !knows) waited_for.push_back(p);
+    if (p != place_ && !knows && !Among(dead, p)) return false;
   }
-  if (waited_for.empty()) return true;
-  const std::vector<int> dead = Dead();
-  return std::all_of(waited_for.begin(), waited_for.end(),
-                     [&](size_t p) { return std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end(); });
+  return true;
 }
 
 std::vector<int> PeerBoard::MissingGraphs(uint32_t begun) const {
@@ -184,7 +201,7 @@ absl::Status PeerBoard::Gone(uint64_t sequence) {
   for (size_t p = 0; p < ranks_.size(); ++p) {
     if (p == place_) continue;
     const bool left = line(p).departed.load(std::memory_order_acquire) != 0;
-    const bool died = !left && std::find(dead.begin(), dead.end(), static_cast<int>(p)) != dead.end();
+    const bool died = !left && Among(dead, p);
     if (!died && !(left && line(p).posted.load(std::memory_order_acquire) <= sequence)) continue;
     gone.push_back(ranks_[p]);
     if (!text.empty()) continue;

@@ -57,15 +57,13 @@ class PeerBoard {
   // Whether a peer makes a call on CPU memory in place of operation `sequence`, of which this rank has posted `entry`.
   std::optional<std::string> CallsOnHost(uint64_t sequence, const BoardEntry& entry) const;
 
-  // Ranks of this host.
-  int size() const { return static_cast<int>(ranks_.size()); }
-  // Those that have not come to the operation.
+  // The ranks of this host that have not come to the operation.
   std::vector<int> Missing(uint64_t sequence) const;
 
-  // The streams of this rank know that the group has failed; whether those of all other ranks of this host do that are
-  // still there.
+  // The streams of this rank know that the group has failed. Then, where its cause is told: waits, not for long, until
+  // those of the other ranks know it that are still there.
   void PostFailed() { line(place_).failed.store(1, std::memory_order_release); }
-  bool OthersFailed();
+  void LetThemKnow();
 
   // This rank has begun to run so many captured sequences of operations; the ranks of this host that have begun fewer.
   void PostGraphs(uint32_t begun) { line(place_).graphs.store(begun, std::memory_order_relaxed); }
@@ -106,6 +104,7 @@ class PeerBoard {
   };
 
   PeerBoard() = default;
+  bool OthersFailed();                                                              // all that are still there
   std::vector<int> Dead();                                                          // places
   static constexpr size_t kLines = sizeof(SharedFailure) + sizeof(ReportElection);  // where they begin
   static size_t Bytes(size_t ranks) { return kLines + ranks * sizeof(Line); }
@@ -117,8 +116,9 @@ class PeerBoard {
 
   const OwnerProcess owner_;
   int rank_ = 0;
-  size_t place_ = 0;        // this rank's line
-  std::vector<int> ranks_;  // of this host; their places
+  size_t place_ = 0;          // this rank's line
+  std::vector<int> ranks_;    // of this host; their places
+  bool other_hosts_ = false;  // have ranks, too
   std::shared_ptr<SharedSegment> memory_;
   std::mutex watch_mutex_;
   PeerWatch watch_;  // by place

@@ -36,34 +36,45 @@ void Nap() {
 
 }  // namespace
 
+// Where the warm-up fails its stream may not be through: it goes first, once the abort has released it, and what it
+// works on after it.
+struct NcclCommunicator::Place {
+  std::vector<int32_t> ones, sums;
+  std::shared_ptr<void> buffer;
+  OwnedStream stream;
+};
+
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(
-    const NcclSetup& setup, absl::Time deadline, const std::function<absl::Status()>& interrupted) {
+    const NcclSetup& setup, absl::Time deadline, const std::function<absl::Status()>& interrupted,
+    const std::function<void(const absl::Status&)>& before_abort) {
   for (const std::string& problem : nccl::CheckEnvironment()) LogWarn("rank ", setup.rank, ": ", problem);
   std::shared_ptr<NcclCommunicator> communicator(new NcclCommunicator(setup));
+  auto place = std::make_shared<Place>();
   const absl::Status status = RunUnder(
       deadline, interrupted,
       absl::StrCat("rank ", setup.rank, ": NCCL ", setup.features.version_text(), " did not connect ", setup.size,
                    " ranks in time (DDP_TIMEOUT sets the limit in seconds); a rank is stuck, ranks cannot reach each "
                    "other by TCP (NCCL_SOCKET_IFNAME), or GPUs cannot reach each other's memory (an IOMMU or PCIe ACS "
                    "in between: try NCCL_P2P_DISABLE=1); NCCL_DEBUG=INFO says how far it came"),
-      [communicator] {
-        absl::Status result = NameRank(communicator->setup_.rank, "connecting NCCL", communicator->Connect());
+      [communicator, place]() mutable {
+        absl::Status result = NameRank(communicator->setup_.rank, "connecting NCCL", communicator->Connect(*place));
         // Nobody waits any more: what has come too late goes away.
         if (communicator->aborted_) communicator->Abort();
+        place.reset();
         return result;
       });
-  if (!status.ok()) {
-    // Its thread may still be waiting for a kernel, and the abort for a GPU that does not answer.
-    RunUnder(
-        absl::Now() + absl::FromChrono(kDestroyGrace), [] { return absl::OkStatus(); }, "ncclCommAbort",
-        [communicator] {
-          communicator->Abort();
-          return absl::OkStatus();
-        })
-        .IgnoreError();
-    return status;
-  }
-  return communicator;
+  if (status.ok()) return communicator;
+  before_abort(status);
+  // Its thread may still be waiting for a kernel, and the abort for a GPU that does not answer.
+  RunUnder(
+      absl::Now() + absl::FromChrono(kDestroyGrace), [] { return absl::OkStatus(); }, "ncclCommAbort",
+      [communicator, place = std::move(place)]() mutable {
+        communicator->Abort();
+        place.reset();
+        return absl::OkStatus();
+      })
+      .IgnoreError();
+  return status;
 }
 
 absl::Status NcclCommunicator::Begin() {
@@ -76,31 +87,31 @@ absl::Status NcclCommunicator::Begin() {
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::Connect() {
+absl::Status NcclCommunicator::Connect(Place& place) {
   const DeviceGuard guard(*setup_.runtime, setup_.device);
   if (!guard.status().ok()) return guard.status();
   if (absl::Status s = Begin(); !s.ok()) return s;
-  // Where the warm-up fails its stream may not be through: it goes first, once the abort has released it, and what it
-  // works on after it.
   const size_t most =
       std::min(setup_.warm_up_limit, *std::max_element(std::begin(kWarmUpBytes), std::end(kWarmUpBytes)));
-  std::vector<int32_t> ones(most / sizeof(int32_t), 1), sums(most / sizeof(int32_t));
+  place.ones.assign(most / sizeof(int32_t), 1);
+  place.sums.resize(most / sizeof(int32_t));
   absl::StatusOr<std::shared_ptr<void>> buffer =
       setup_.runtime->Allocate(setup_.device, std::max(most, 2 * static_cast<size_t>(setup_.size)));
   if (!buffer.ok()) return buffer.status();
+  place.buffer = *std::move(buffer);
   absl::StatusOr<OwnedStream> stream = MakeStream(*setup_.runtime);
   if (!stream.ok()) return stream.status();
-  absl::Status status = WarmUp(stream->get(), static_cast<char*>(buffer->get()), ones, &sums);
-  if (!status.ok()) Abort();
-  return status;
+  place.stream = *std::move(stream);
+  return WarmUp(place);
 }
 
 // Sums of ones at several sizes, then one byte from each to each; the sums are looked at.
-absl::Status NcclCommunicator::WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones,
-                                      std::vector<int32_t>* sums) {
+absl::Status NcclCommunicator::WarmUp(Place& place) {
   for (const size_t bytes : kWarmUpBytes) {
-    if (absl::Status s = Exercise(stream, buffer, std::min(bytes, setup_.warm_up_limit), ones, sums); !s.ok()) return s;
+    if (absl::Status s = Exercise(place, std::min(bytes, setup_.warm_up_limit)); !s.ok()) return s;
   }
+  void* const stream = place.stream.get();
+  char* const buffer = static_cast<char*>(place.buffer.get());
   if (setup_.size > kMaxPairwise) return absl::OkStatus();
   const absl::Status called = Call("connecting all pairs of ranks", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = api.GroupStart();
@@ -117,11 +128,12 @@ absl::Status NcclCommunicator::WarmUp(void* stream, char* buffer, const std::vec
   return called.ok() ? WaitFor(stream, absl::InfiniteFuture()) : called;
 }
 
-absl::Status NcclCommunicator::Exercise(void* stream, char* buffer, size_t bytes, const std::vector<int32_t>& ones,
-                                        std::vector<int32_t>* sums) {
+absl::Status NcclCommunicator::Exercise(Place& place, size_t bytes) {
   DeviceRuntime& runtime = *setup_.runtime;
+  void* const stream = place.stream.get();
+  void* const buffer = place.buffer.get();
   const size_t count = bytes / sizeof(int32_t);
-  if (absl::Status s = runtime.Copy(buffer, ones.data(), bytes, stream); !s.ok()) return s;
+  if (absl::Status s = runtime.Copy(buffer, place.ones.data(), bytes, stream); !s.ok()) return s;
   if (absl::Status s = Call("the first ncclAllReduce",
                             [&](const nccl::Api& api, nccl::Comm comm) {
                               return api.AllReduce(buffer, buffer, count, nccl::kInt32, nccl::kSum, comm, stream);
@@ -130,14 +142,14 @@ absl::Status NcclCommunicator::Exercise(void* stream, char* buffer, size_t bytes
     return s;
   }
   if (absl::Status s = WaitFor(stream, absl::InfiniteFuture()); !s.ok()) return s;
-  if (absl::Status s = runtime.Copy(sums->data(), buffer, bytes, stream); !s.ok()) return s;
+  if (absl::Status s = runtime.Copy(place.sums.data(), buffer, bytes, stream); !s.ok()) return s;
   if (absl::Status s = WaitFor(stream, absl::InfiniteFuture()); !s.ok()) return s;
-  const auto end = sums->begin() + static_cast<std::ptrdiff_t>(count);
-  const auto wrong = std::find_if(sums->begin(), end, [&](int32_t x) { return x != setup_.size; });
+  const auto end = place.sums.begin() + static_cast<std::ptrdiff_t>(count);
+  const auto wrong = std::find_if(place.sums.begin(), end, [&](int32_t x) { return x != setup_.size; });
   if (wrong == end) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "rank ", setup_.rank, ": NCCL ", setup_.features.version_text(), " summed ", setup_.size, " ones to ", *wrong,
-      " at element ", wrong - sums->begin(), " of ", count,
+      " at element ", wrong - place.sums.begin(), " of ", count,
       ": GPUs read each other's memory wrongly (an IOMMU, PCIe ACS or a broken driver): try NCCL_P2P_DISABLE=1"));
 }
 

@@ -38,9 +38,11 @@ struct NcclSetup {
 class NcclCommunicator final : public DeviceTransport {
  public:
   // Collective. `interrupted` is asked about once a millisecond; an error from it ends the wait. The warm-up's result
-  // is checked: DataLoss if NCCL moved wrong data.
-  static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Create(const NcclSetup& setup, absl::Time deadline,
-                                                                  const std::function<absl::Status()>& interrupted);
+  // is checked: DataLoss if NCCL moved wrong data. Where the start fails `before_abort` is called with the error, for
+  // the peers to know of it: what is aborted hands on what looks like wrong data.
+  static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Create(
+      const NcclSetup& setup, absl::Time deadline, const std::function<absl::Status()>& interrupted,
+      const std::function<void(const absl::Status&)>& before_abort);
   ~NcclCommunicator() override { Destroy(); }
 
   // Ends it, or gives it back to the program, unless it has been aborted; waits a few seconds at most, and leaves to
@@ -70,11 +72,11 @@ class NcclCommunicator final : public DeviceTransport {
  private:
   explicit NcclCommunicator(const NcclSetup& setup)
       : setup_(setup), comm_(setup.given == nullptr ? nullptr : *setup.given) {}
-  absl::Status Connect();
+  struct Place;  // what the warm-up works on, and where
+  absl::Status Connect(Place& place);
   absl::Status Begin();
-  absl::Status WarmUp(void* stream, char* buffer, const std::vector<int32_t>& ones, std::vector<int32_t>* sums);
-  absl::Status Exercise(void* stream, char* buffer, size_t bytes, const std::vector<int32_t>& ones,
-                        std::vector<int32_t>* sums);
+  absl::Status WarmUp(Place& place);
+  absl::Status Exercise(Place& place, size_t bytes);
   absl::Status ToStatus(nccl::Result result, absl::string_view what, nccl::Comm comm) const;
 
   const NcclSetup setup_;

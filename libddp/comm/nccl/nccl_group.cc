@@ -98,17 +98,20 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Connect(ProcessGroup& control,
   if (absl::Status s = Agree(control, status); !s.ok()) return s;
   const Buffer id{setup.id.internal, sizeof setup.id.internal, DType::kUInt8, Device{}};
   if (absl::Status s = control.Broadcast(id, 0).Wait(); !s.ok()) return s;
-  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator =
-      NcclCommunicator::Create(setup, absl::Now() + options.start_limit.value_or(options.timeout), [&] {
-        if (absl::Status s = board.failure(); !s.ok()) return s;
-        if (absl::Status s = control.status(); !s.ok()) return s;  // ranks of other hosts have no place on the board
-        return board.Gone(0);
+  const auto interrupted = [&] {
+    if (absl::Status s = board.failure(); !s.ok()) return s;
+    if (absl::Status s = control.status(); !s.ok()) return s;  // ranks of other hosts have no place on the board
+    return board.Gone(0);
+  };
+  absl::Status first;
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = NcclCommunicator::Create(
+      setup, absl::Now() + options.start_limit.value_or(options.timeout), interrupted, [&](const absl::Status& why) {
+        first = board.Fail(why);
+        control.Abort(first);  // for other hosts, and those that wait for us below
+        board.PostFailed();
+        board.LetThemKnow();
       });
-  if (!communicator.ok()) {
-    const absl::Status first = board.Fail(communicator.status());
-    control.Abort(first);  // for those that wait for us below
-    return first;
-  }
+  if (!communicator.ok()) return first;
   if (absl::Status s = Agree(control, absl::OkStatus()); !s.ok()) return s;
   return communicator;
 }

@@ -22,48 +22,28 @@ constexpr absl::Duration kAbortGrace = absl::Seconds(2);
 // A loaded machine may hold up a collective for a moment.
 constexpr absl::Duration kLeastCollective = absl::Seconds(2);
 
-// What the caller and the thread that may be left behind share.
-struct Shared {
-  std::mutex mutex;
-  ProbeResult result;
-  bool abandoned = false;                              // nobody waits for the thread any more
-  absl::Time collective_end = absl::InfiniteFuture();  // of the collective that is under way
-  nccl::Comm comm = nullptr;
-};
-
-// Ends the communicator, unless somebody else has. NCCL may hang in that, too.
-void AbortComm(DeviceRuntime& runtime, const nccl::Api& api, Device device, const std::shared_ptr<Shared>& shared) {
-  nccl::Comm comm = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(shared->mutex);
-    comm = std::exchange(shared->comm, nullptr);
-  }
-  if (comm == nullptr) return;
-  RunUnder(
-      absl::Now() + kAbortGrace, [] { return absl::OkStatus(); }, "ncclCommAbort",
-      [&runtime, abort = api.CommAbort, comm, device] {
-        const DeviceGuard guard(runtime, device);
-        abort(comm);
-        return absl::OkStatus();
-      })
-      .IgnoreError();
-}
-
-// The steps, on a thread of their own.
+// The steps, on a thread of their own, which may be left behind.
 class Prober {
  public:
-  Prober(DeviceRuntime& runtime, const absl::StatusOr<nccl::Api>& api, const ProbeOptions& options, absl::Time deadline,
-         std::shared_ptr<Shared> shared)
-      : runtime_(runtime), api_(api), options_(options), deadline_(deadline), shared_(std::move(shared)) {}
+  Prober(DeviceRuntime& runtime, const absl::StatusOr<nccl::Api>& api, const ProbeOptions& options)
+      : runtime_(runtime), api_(api), options_(options), deadline_(absl::Now() + options.limit) {}
+  // The communicator goes before the memory that its kernels may still work on.
+  ~Prober() { Abort(); }
 
-  void Run() {
-    const bool passed = RunSteps();
-    // The communicator goes before the memory that its kernels may still work on.
-    if (!passed && api_.ok()) AbortComm(runtime_, *api_, options_.device, shared_);
+  // Ends the communicator, if there is one. NCCL may hang in that, too.
+  void Abort() {
+    nccl::Comm comm = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      comm = std::exchange(held_, nullptr);
+    }
+    if (comm == nullptr) return;
+    const DeviceGuard guard(runtime_, options_.device);
+    api_->CommAbort(comm);
   }
 
- private:
-  bool RunSteps() {
+  bool Run() {
+    std::unique_ptr<DeviceGuard> guard;
     for (int step = 0; step < kProbeStepCount; ++step) {
       const ProbeStep& s = kProbeSteps[static_cast<size_t>(step)];
       if (s.timing_only && !options_.timing) continue;
@@ -74,7 +54,7 @@ class Prober {
           if (!Load()) return false;
           break;
         case ProbeStep::Kind::kDevice:
-          if (!StartDevice()) return false;
+          if (!StartDevice(&guard)) return false;
           break;
         case ProbeStep::Kind::kConnect:
           if (!Connect()) return false;
@@ -87,14 +67,32 @@ class Prober {
     return true;
   }
 
+  absl::Time deadline() const { return deadline_; }
+  // Whether the collective that is under way has had its time, and the thread that to say so.
+  bool Stuck() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return absl::Now() >= collective_end_ + kSayGrace;
+  }
+  // Nobody waits for the thread any more, which has ended or, as `waited` says, not. Returns the result.
+  ProbeResult Abandon(const absl::Status& waited) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    abandoned_ = true;
+    if (result_.state == ProbeState::kRunning) {
+      const bool hangs = absl::IsDeadlineExceeded(waited);
+      result_.Fail(hangs ? ProbeState::kHang : ProbeState::kStopped, hangs ? "" : std::string(waited.message()));
+    }
+    return result_;
+  }
+
+ private:
   template <typename Function>
   void Change(Function change) {
     ProbeResult copy;
     {
-      const std::lock_guard<std::mutex> lock(shared_->mutex);
-      if (shared_->abandoned) return;
-      change(shared_->result);
-      copy = shared_->result;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (abandoned_) return;
+      change(result_);
+      copy = result_;
     }
     if (options_.progress) options_.progress(copy);
   }
@@ -116,8 +114,8 @@ class Prober {
                 result);
   }
   bool Expired() {
-    const std::lock_guard<std::mutex> lock(shared_->mutex);
-    return shared_->abandoned || absl::Now() >= std::min(deadline_, shared_->collective_end);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return abandoned_ || absl::Now() >= std::min(deadline_, collective_end_);
   }
   bool Hang() { return Fail(ProbeState::kHang, ""); }
 
@@ -129,10 +127,10 @@ class Prober {
     return true;
   }
 
-  bool StartDevice() {
+  bool StartDevice(std::unique_ptr<DeviceGuard>* guard) {
     if (!Good(runtime_.Check(options_.device))) return false;
-    guard_ = std::make_unique<DeviceGuard>(runtime_, options_.device);
-    if (!Good(guard_->status())) return false;
+    *guard = std::make_unique<DeviceGuard>(runtime_, options_.device);
+    if (!Good((*guard)->status())) return false;
     const size_t most = sizeof(uint32_t) * MostElements(options_.size, options_.timing);
     for (std::shared_ptr<void>* buffer : {&in_, &out_}) {
       absl::StatusOr<std::shared_ptr<void>> memory = runtime_.Allocate(options_.device, most);
@@ -159,8 +157,8 @@ class Prober {
     config.blocking = 0;
     const nccl::Result result = api_->CommInitRankConfig(&comm_, options_.size, id, options_.rank, &config);
     {
-      const std::lock_guard<std::mutex> lock(shared_->mutex);
-      shared_->comm = comm_;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      held_ = comm_;
     }
     return Settle("ncclCommInitRankConfig", result);
   }
@@ -208,8 +206,8 @@ class Prober {
     return done;
   }
   void SetCollectiveEnd(absl::Time end) {
-    const std::lock_guard<std::mutex> lock(shared_->mutex);
-    shared_->collective_end = end;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    collective_end_ = end;
   }
 
   // Every pattern once, checked; then a few times against the clock.
@@ -248,13 +246,18 @@ class Prober {
   const absl::StatusOr<nccl::Api> api_;
   const ProbeOptions options_;
   const absl::Time deadline_;
-  const std::shared_ptr<Shared> shared_;
-  std::unique_ptr<DeviceGuard> guard_;  // outlives what belongs to its device
-  std::vector<uint32_t> host_;          // outlives the stream's work, as the GPU's memory does
+  std::vector<uint32_t> host_;  // outlives the stream's work, as the GPU's memory does
   std::shared_ptr<void> in_, out_;
   OwnedStream stream_;
   OwnedEvent begin_, end_;
   nccl::Comm comm_ = nullptr;
+
+  // For the caller, too:
+  std::mutex mutex_;
+  ProbeResult result_;
+  bool abandoned_ = false;
+  absl::Time collective_end_ = absl::InfiniteFuture();  // of the collective that is under way
+  nccl::Comm held_ = nullptr;                           // null again once it is aborted
 };
 
 }  // namespace
@@ -262,36 +265,27 @@ class Prober {
 absl::Duration TimeOfCollective(absl::Duration limit) { return std::min(limit, std::max(limit / 4, kLeastCollective)); }
 
 ProbeRun RunProbe(DeviceRuntime& runtime, const absl::StatusOr<nccl::Api>& api, const ProbeOptions& options) {
-  const auto shared = std::make_shared<Shared>();
-  const absl::Time deadline = absl::Now() + options.limit;
-  const auto interrupted = [shared, asked = options.interrupted]() -> absl::Status {
-    {
-      const std::lock_guard<std::mutex> lock(shared->mutex);
-      if (absl::Now() >= shared->collective_end + kSayGrace) return absl::DeadlineExceededError("");
-    }
-    return asked();
+  auto prober = std::make_shared<Prober>(runtime, api, options);
+  const auto interrupted = [&]() -> absl::Status {
+    return prober->Stuck() ? absl::DeadlineExceededError("") : options.interrupted();
   };
-  const absl::Status waited =
-      RunUnder(deadline + kSayGrace, interrupted, "", [&runtime, api, options, deadline, shared] {
-        Prober(runtime, api, options, deadline, shared).Run();
-        return absl::OkStatus();
-      });
+  const absl::Status waited = RunUnder(prober->deadline() + kSayGrace, interrupted, "", [prober]() mutable {
+    prober->Run();
+    prober.reset();
+    return absl::OkStatus();
+  });
   ProbeRun run;
-  {
-    const std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->abandoned = true;
-    if (shared->result.state == ProbeState::kRunning) {
-      shared->result.Fail(absl::IsDeadlineExceeded(waited) ? ProbeState::kHang : ProbeState::kStopped,
-                          absl::IsDeadlineExceeded(waited) ? "" : std::string(waited.message()));
-    }
-    run.result = shared->result;
-  }
-  if (run.result.state != ProbeState::kPassed) {
-    if (api.ok()) AbortComm(runtime, *api, options.device, shared);
-    return run;
-  }
-  run.connection = std::shared_ptr<void>(shared.get(), [&runtime, api = *api, device = options.device, shared](void*) {
-    AbortComm(runtime, api, device, shared);
+  run.result = prober->Abandon(waited);
+  Prober* const begun = prober.get();
+  run.connection = std::shared_ptr<void>(begun, [prober = std::move(prober)](void*) mutable {
+    RunUnder(
+        absl::Now() + kAbortGrace, [] { return absl::OkStatus(); }, "ncclCommAbort",
+        [prober = std::move(prober)]() mutable {
+          prober->Abort();  // which releases the thread, if that has one, too
+          prober.reset();
+          return absl::OkStatus();
+        })
+        .IgnoreError();
   });
   return run;
 }

@@ -35,8 +35,8 @@ absl::Duration TimeOfCollective(absl::Duration limit);
 
 struct ProbeRun {
   ProbeResult result;
-  // The communicator of a probe that has passed. To be let go once all ranks have passed: a peer may still be reading
-  // this rank's memory. Letting go takes a few seconds at most.
+  // The communicator. To be let go once the probes of all ranks have ended: a peer may still be reading this rank's
+  // memory, and what is aborted hands on what a peer takes for wrong data. Letting go takes a few seconds at most.
   std::shared_ptr<void> connection;
 };
 

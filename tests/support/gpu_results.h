@@ -140,12 +140,14 @@ inline void Commit(Rank& rank, ProcessGroup& group, const Array& skip, const Own
       rank.gpus.Commit(group.failed_word(), nullptr, static_cast<uint32_t*>(skip.whole().data), nullptr, stream.get()));
 }
 
-// A sum and its Commit.
+// A sum, whose Work becomes `*work`, and its Commit.
 inline std::shared_ptr<FakeGraph> CaptureSum(Rank& rank, ProcessGroup& group, Buffers a, const Array& skip,
-                                             const OwnedStream& stream) {
+                                             const OwnedStream& stream, Work* work = nullptr) {
   const Stream on{rank.device(), stream.get()};
   RANK_CHECK_OK(FakeDevices::BeginCapture(stream.get()));
-  RANK_CHECK_OK(group.AllReduce(a, a, {}, on).BlockStream(on));
+  Work sum = group.AllReduce(a, a, {}, on);
+  RANK_CHECK_OK(sum.BlockStream(on));
+  if (work != nullptr) *work = std::move(sum);
   Commit(rank, group, skip, stream);
   return RANK_VALUE(FakeDevices::EndCapture(stream.get()));
 }

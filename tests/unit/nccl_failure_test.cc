@@ -379,19 +379,49 @@ TEST_CASE("a rank that does not launch its graph is named when time is out") {
 }
 
 TEST_CASE("a graph that is launched when its group has gone skips its step") {
-  Job job(1);
-  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
-    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateLocalDeviceGroup(std::move(control), rank.Options()));
+  for (const bool keeps_work : {false, true}) {
+    Job job(1);
+    job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+      std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateLocalDeviceGroup(std::move(control), rank.Options()));
+      const OwnedStream stream = rank.MakeStream();
+      Array a(rank, *group, DType::kInt32, 10, true), skip(rank, *group, DType::kInt32, 1, false);
+      Work work;
+      const auto graph = CaptureSum(rank, *group, a.Cut(1), skip, stream, &work);
+      if (!keeps_work) work = Work();
+      FakeDevices::Launch(graph, stream.get());
+      FakeDevices::Synchronize(stream.get());
+      RANK_CHECK_EQ(skip.Get(0), 0);
+      group.reset();
+      FakeDevices::Launch(graph, stream.get());
+      FakeDevices::Synchronize(stream.get());
+      RANK_CHECK_EQ(skip.Get(0), 1);
+    });
+  }
+}
+
+TEST_CASE("who destroys a group waits for a graph that runs", "[nccl]") {
+  Job job(2);
+  std::atomic<bool> came{false};
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    std::unique_ptr<ProcessGroup> group = RANK_VALUE(CreateGpuGroup(std::move(control), rank.Options()));
     const OwnedStream stream = rank.MakeStream();
-    Array a(rank, *group, DType::kInt32, 10, true), skip(rank, *group, DType::kInt32, 1, false);
-    const auto graph = CaptureSum(rank, *group, a.Cut(1), skip, stream);
+    Array a(rank, *group, DType::kInt32, 10, true);
+    a.Set(9, 1);
+    const auto graph = CaptureSum(*group, a, {rank.device(), stream.get()});
     FakeDevices::Launch(graph, stream.get());
+    if (rank.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      came = true;
+    } else {
+      FakeDevices::RunEarly(stream.get());
+      // Behind the failed word sequences are counted that have begun.
+      const std::atomic_ref<uint32_t> begun(const_cast<uint32_t*>(group->failed_word())[1]);
+      while (begun == 0) std::this_thread::yield();
+      group.reset();
+      RANK_CHECK(came);
+    }
     FakeDevices::Synchronize(stream.get());
-    RANK_CHECK_EQ(skip.Get(0), 0);
-    group.reset();
-    FakeDevices::Launch(graph, stream.get());
-    FakeDevices::Synchronize(stream.get());
-    RANK_CHECK_EQ(skip.Get(0), 1);
+    RANK_CHECK_EQ(a.Get(9), 2);
   });
 }
 

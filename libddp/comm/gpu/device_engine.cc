@@ -18,7 +18,7 @@
 namespace ddp {
 namespace {
 
-// How long a group that is destroyed waits for what its caller did not wait for.
+// How long a group that is destroyed waits for what its caller did not wait for, graphs that run too.
 constexpr int64_t kDrainNs = 2'000'000'000;
 
 }  // namespace
@@ -51,9 +51,7 @@ DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(opt
 // A graph may be launched when the group has gone, and what waits behind the program's own work may begin: what they
 // read and write stays, and tells them that their results are none.
 DeviceEngine::~DeviceEngine() {
-  if (words_ == nullptr || !(captured_ || (leave_time() > absl::ZeroDuration() && !through_))) return;
-  std::atomic_ref<uint32_t>(*words()).store(1);
-  KeepForever(words_);
+  if (words_ != nullptr && (captured_ || (leave_time() > absl::ZeroDuration() && !through_))) KeepForever(words_);
 }
 
 void DeviceEngine::Shutdown() {
@@ -62,13 +60,16 @@ void DeviceEngine::Shutdown() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return pending_.empty();
   };
-  for (; !idle() && !failed_.load(std::memory_order_acquire) && NowNs() < until;) {
+  for (; !(idle() && !graphs_->running()) && !failed_.load(std::memory_order_acquire) && NowNs() < until;) {
     Tick();
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
   }
   if (!idle()) Fail(options_.world_ranks.DestroyedError(options_.rank));
   options_.progress->Remove(this);
+  // Nobody looks any more whether what a graph receives is a result. A Work may keep this object, and NCCL take its
+  // time.
+  if (captured_) TellStreams();
   std::deque<DeviceWork*> left;
   {
     std::unique_lock<std::mutex> lock(mutex_);

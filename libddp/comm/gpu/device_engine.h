@@ -137,6 +137,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   void Inquire(const absl::Status& error, uint64_t sequence);
   bool TimeToLook(int64_t now_ns);
   absl::Status JoinCaptured(DeviceWork* work, Stream stream);
+  void TellStreams();
   void AbortTransport(const absl::Status& why);
   bool AwaitLeaving(const OwnedEvent& event) const;
   absl::Duration leave_time() const {
@@ -174,7 +175,7 @@ class DeviceEngine final : public ProgressThread::Client, public std::enable_sha
   uint64_t next_number_ = 0;         // in pending_
   std::vector<std::unique_ptr<DeviceWork>> idle_;
   absl::Status failure_;
-  std::atomic<bool> failing_{false};  // the device knows, the cause is being told
+  std::atomic<bool> failing_{false};  // the device knows, the cause is being told, or the group has gone
   std::atomic<bool> failed_{false};   // failure_ is set
   int64_t failed_ns_ = 0;
   bool released_ = false;  // nothing runs any more

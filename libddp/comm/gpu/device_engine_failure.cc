@@ -17,13 +17,17 @@
 
 namespace ddp {
 
-void DeviceEngine::Fail(const absl::Status& error) {
-  if (failed_.load(std::memory_order_acquire)) return;
-  // What a stream does after the failed operation must be able to know of it: the word comes before the release, and
-  // before a report that may take long.
+// What a stream does after the failed operation must be able to know of it: the word comes before the release, and
+// before a report that may take long.
+void DeviceEngine::TellStreams() {
   failing_.store(true, std::memory_order_release);
   std::atomic_ref<uint32_t>(*words()).store(1, std::memory_order_seq_cst);
   if (options_.board != nullptr) options_.board->PostFailed();
+}
+
+void DeviceEngine::Fail(const absl::Status& error) {
+  if (failed_.load(std::memory_order_acquire)) return;
+  TellStreams();
   const absl::Status why = options_.world_ranks.Named(error, options_.rank);
   if (options_.board != nullptr && options_.observer != nullptr) options_.board->TellFailure(why, *options_.observer);
   std::vector<DeviceWork*> ended;

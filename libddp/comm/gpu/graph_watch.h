@@ -28,6 +28,7 @@ class GraphWatch {
 
   // Sequences that have begun to run.
   uint32_t begun() const { return Read(0); }
+  bool running() const { return static_cast<int32_t>(begun() - Read(1)) > 0; }
   // For how long the host has seen the present one running; 0 if none is. To be asked now and then.
   int64_t RunningNs(int64_t now_ns);
 

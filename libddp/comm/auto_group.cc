@@ -13,6 +13,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/nccl/advice.h"
 #include "libddp/comm/probe/hierarchical_trial.h"
 #include "libddp/comm/probe/probe_cache.h"
@@ -114,13 +115,14 @@ class Chooser {
     return report;
   }
 
-  // No backend helps where a GPU is missing.
+  // No backend helps where a GPU is missing, or where hosts cannot tell each other of failures.
   absl::Status CheckGpus() {
     absl::Status mine = options_.runtime->Identity(options_.device).status();
     if (!mine.ok()) {
       const absl::Status better = options_.runtime->Check(options_.device);
       if (!better.ok()) mine = better;
     }
+    if (mine.ok()) mine = CheckBackground(*control_);
     return Agree(*control_, mine);
   }
 

@@ -44,6 +44,17 @@ class ForwardingGroup : public InternalGroup {
   const WorldRanks world_ranks_ = WorldRanksOf(group_);
 };
 
+// A group in the background of which MPI cannot be used.
+class Foreground final : public ForwardingGroup {
+ public:
+  explicit Foreground(std::unique_ptr<ProcessGroup> group) : ForwardingGroup(*group), group_(std::move(group)) {}
+  const NodeLayout* layout() const override { return dynamic_cast<InternalGroup&>(*group_).layout(); }
+  absl::Status CheckBackground() override { return absl::FailedPreconditionError("not in the background"); }
+
+ private:
+  const std::unique_ptr<ProcessGroup> group_;
+};
+
 // A Work of the test's own. Derive, and hand out Work(new ...).
 class TestWork : public internal::WorkState {
  public:

@@ -6,9 +6,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "libddp/base/failed_ranks.h"
+#include "tests/support/forwarding_group.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -93,6 +95,17 @@ TEST_CASE("a rank of another host that does not answer is named where NCCL fails
     });
     CHECK(job.nccl.live_comms() == 0);
   }
+}
+
+// Nobody could tell the others of a failure, to whom NCCL hands on what is no result when it is aborted.
+TEST_CASE("NCCL on several hosts needs a thread that can use MPI", "[nccl]") {
+  HostsJob job(2, 1);
+  job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    if (rank.rank == 1) control = std::make_unique<Foreground>(std::move(control));
+    RANK_CHECK_STATUS(CreateGpuGroup(std::move(control), rank.Options()).status(), StatusCode::kFailedPrecondition,
+                      "rank 1", "not in the background");
+  });
+  CHECK(job.nccl.Calls("CommInitRankConfig") == 0);
 }
 
 // Another host has a board of its own.

@@ -205,17 +205,6 @@ TEST_CASE("what one rank lacks for a group of several nodes, all ranks are told"
   no_ring.Expect(absl::StatusCode::kResourceExhausted, {"cudaHostRegister: no", "memlock"});
 }
 
-// A group in the background of which MPI cannot be used.
-class Foreground final : public ForwardingGroup {
- public:
-  explicit Foreground(std::unique_ptr<ProcessGroup> group) : ForwardingGroup(*group), group_(std::move(group)) {}
-  const NodeLayout* layout() const override { return dynamic_cast<InternalGroup&>(*group_).layout(); }
-  absl::Status CheckBackground() override { return absl::FailedPreconditionError("not in the background"); }
-
- private:
-  const std::unique_ptr<ProcessGroup> group_;
-};
-
 TEST_CASE("a group of several nodes needs a thread that can use MPI") {
   NodesJob job(2, 1);
   job.RunOver([](Rank& rank, std::unique_ptr<ProcessGroup> control) {

@@ -76,6 +76,10 @@ inline Observer* ObserverOf(const ProcessGroup& group) {
   const auto* const known = dynamic_cast<const InternalGroup*>(&group);
   return known == nullptr ? nullptr : known->observer();
 }
+inline absl::Status CheckBackground(ProcessGroup& group) {
+  auto* const known = dynamic_cast<InternalGroup*>(&group);
+  return known == nullptr ? absl::OkStatus() : known->CheckBackground();
+}
 inline WorldRanks WorldRanksOf(const ProcessGroup& group) {
   const auto* const known = dynamic_cast<const InternalGroup*>(&group);
   return known == nullptr ? WorldRanks() : known->world_ranks();

@@ -11,6 +11,7 @@
 #include "libddp/base/env.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/nccl/communicator.h"
 #include "libddp/comm/nccl/nccl_moves.h"
 
@@ -23,7 +24,10 @@ struct Offer {
   nccl::Features features;
 };
 
-absl::StatusOr<Offer> MakeOffer(const NcclGroupOptions& options) {
+// Ranks of other hosts have to hear of a failure before NCCL is aborted: a thread of the library's own tells them, and
+// hears.
+absl::StatusOr<Offer> MakeOffer(ProcessGroup& control, const NcclGroupOptions& options) {
+  if (absl::Status s = CheckBackground(control); !s.ok()) return s;
   if (options.device.kind != Device::Kind::kCuda) {
     return absl::FailedPreconditionError(
         "the nccl backend works on GPUs: set ContextOptions::device, usually to the GPU of the local rank's number");
@@ -146,7 +150,7 @@ absl::Status CheckNcclRanks(ProcessGroup& control, const std::string& version, c
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<ProcessGroup> control,
                                                               const NcclGroupOptions& options) {
-  absl::StatusOr<Offer> offer = MakeOffer(options);
+  absl::StatusOr<Offer> offer = MakeOffer(*control, options);
   if (absl::Status s = Agree(*control, offer.status()); !s.ok()) return s;
   if (absl::Status s = CheckAllGive(*control, options.given != nullptr); !s.ok()) return s;
   if (absl::Status s = Agree(*control, CheckGiven(offer->api, options, control->rank(), control->size())); !s.ok()) {

@@ -149,6 +149,7 @@ part_unit() {
   step 60 unit-policy "$here/bin/nccl_policy_test"
   step 120 unit-group "$here/bin/nccl_group_test"
   step 120 unit-failure "$here/bin/nccl_failure_test"
+  step 120 unit-start "$here/bin/nccl_start_test"
   step 60 unit-timeout "$here/bin/nccl_timeout_test"
 }
 

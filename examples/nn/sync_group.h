@@ -44,6 +44,8 @@ class SyncGroup {
   // numbers = their sums over all ranks.
   void Sum(float* numbers, size_t count);
 
+  ddp::ProcessGroup& group() { return *group_; }
+
   // Ends the exchanges of all ranks.
   void Abort(absl::Status why) { group_->Abort(std::move(why)); }
 

@@ -84,6 +84,11 @@ class Replica {
   // See DistributedDataParallel::Rebind.
   absl::Status Rebind(ddp::ProcessGroup& group) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->Rebind(group); }
 
+  // See DistributedDataParallel::Watch.
+  void Watch(ddp::ProcessGroup& group) {
+    if (ddp_ != nullptr) ddp_->Watch(group);
+  }
+
   // See DistributedDataParallel::skip_step. Null with SyncMode::kNone.
   const uint32_t* skip_step() const { return ddp_ == nullptr ? nullptr : ddp_->skip_step(); }
 

@@ -129,6 +129,7 @@ class Trainer {
   absl::Status AfterStep();
   absl::Status Stop(int signal);
   absl::Status Evaluate();
+  absl::Status AwaitSteps();
   absl::Status LossNotFinite(int rank) const;
   // True if a GPU's step has made the parameters invalid: its losses are known only after its steps.
   bool LossIsLost() const { return scaler_ == nullptr && !device_.is_host() && loss_not_finite_; }

@@ -39,7 +39,7 @@ absl::Status Trainer::Evaluate() {
     device_.CountHits(logits.data(), share.labels.data(), rows, data_.classes, hits);
     device_.Release(0);
   }
-  device_.Wait();
+  if (absl::Status status = AwaitSteps(); !status.ok()) return status;
   sums[2] = static_cast<double>(*hits);
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};

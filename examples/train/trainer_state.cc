@@ -104,6 +104,7 @@ absl::Status Trainer::Synchronize() {
   if (!group.ok()) return group.status();
   sync_ = std::make_unique<nn::SyncGroup>(*std::move(group), device_);
   model_.Synchronize(sync_.get());
+  replica_->Watch(sync_->group());
   return absl::OkStatus();
 }
 
@@ -285,10 +286,19 @@ void Trainer::Mirror(bool to_host) {
   device_.Wait();
 }
 
+// Waits for the device. What was exchanged there may have failed since the host started it: then steps that are counted
+// have changed nothing, and statistics of layers are wrong.
+absl::Status Trainer::AwaitSteps() {
+  device_.Wait();
+  absl::Status status = group_->status();
+  if (sync_ != nullptr) status.Update(sync_->group().status());
+  return status;
+}
+
 // Begins to write the checkpoint.
 absl::Status Trainer::Save() {
   if (flags_.save.empty()) return absl::OkStatus();
-  device_.Wait();
+  if (absl::Status status = AwaitSteps(); !status.ok()) return status;
   TakeLosses(started_);
   if (progress_.epoch_samples > 0) {
     double sums[] = {LossIsLost() ? NAN : loss_sum_, static_cast<double>(loss_steps_)};

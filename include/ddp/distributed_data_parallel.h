@@ -275,6 +275,12 @@ class DDP_EXPORT DistributedDataParallel {
   // as long as the model. Null on the CPU.
   virtual const uint32_t* skip_step() const = 0;
 
+  // For another group in which the steps exchange something, such as the statistics of a synchronised batch norm: what
+  // fails there spoils the gradients. From now on FinishBackward and skip_step() report a failure of `group` as they do
+  // one of the model's own group, which fails, too. Between steps, on all ranks that have such a group. It must outlive
+  // the model, unless Rebind comes first: then it is not watched any more.
+  virtual void Watch(ProcessGroup& group) = 0;
+
   // Sets all gradients to zero.
   virtual void ZeroGrad(Stream stream = {}) = 0;
 

@@ -326,6 +326,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
   replicas_.Reset();
   reducer_.Rebind(&group);
   group_ = &group;
+  watched_.clear();
   notes_.resize(static_cast<size_t>(group.size()));
   std::vector<Parameter> given;  // as it was given to Create, without the memory that the library owns
   for (const Trained& t : all_) {

@@ -52,6 +52,7 @@ class Model final : public DistributedDataParallel {
   absl::Status SetGrad(size_t index, Buffer grad) override;
   absl::Status FinishBackward(Stream stream) override;
   const uint32_t* skip_step() const override { return static_cast<const uint32_t*>(skip_step_.get()); }
+  void Watch(ProcessGroup& group) override;
   void ZeroGrad(Stream stream) override;
   void SetWeight(double weight) override { weight_ = weight; }
   absl::StatusOr<double> GradNorm(double order, Stream stream) override;
@@ -126,6 +127,7 @@ class Model final : public DistributedDataParallel {
   absl::Status UseStandIn(size_t index);
   void ForgetGivenGradients();
   absl::Status FinishOnGpu(Stream stream);
+  absl::Status StatusOfWatched() const;
   void Record(MeasuredStep step);
   MeasuredStep TimesOfStep(int64_t exposed_ns) const;
   void ReadTimer();
@@ -173,6 +175,7 @@ class Model final : public DistributedDataParallel {
   absl::StatusOr<NormKind> KindOf(absl::string_view call, double order) const;
 
   ProcessGroup* group_;
+  std::vector<ProcessGroup*> watched_;
   const DdpOptions options_;
   const Device device_;
   GradStreams streams_;

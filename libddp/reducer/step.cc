@@ -237,7 +237,21 @@ absl::Status Model::Communicate(Stream stream) {
   if (status.ok()) status = CopyOutDone(stream);
   if (status.ok() && Detecting()) status = FinishUsedMap(stream);
   if (status.ok() && options_.check_nan) status = FinishNanCheck();
-  return status.ok() && streams_.on_gpu() ? FinishOnGpu(stream) : status;
+  if (status.ok() && streams_.on_gpu()) status = FinishOnGpu(stream);
+  return status.ok() ? StatusOfWatched() : status;
+}
+
+void Model::Watch(ProcessGroup& group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  watched_.push_back(&group);
+}
+
+// A group numbers its own ranks: the failed ranks of another one mean nothing here.
+absl::Status Model::StatusOfWatched() const {
+  for (const ProcessGroup* const group : watched_) {
+    if (const absl::Status s = group->status(); !s.ok()) return absl::Status(s.code(), s.message());
+  }
+  return absl::OkStatus();
 }
 
 // What failed by the time the stream gets here, or ended with numbers that are none, must not be used. Where the
@@ -248,6 +262,11 @@ absl::Status Model::FinishOnGpu(Stream stream) {
   absl::Status status =
       Devices().Commit(group_->failed_word(), options_.nonfinite, static_cast<uint32_t*>(skip_step_.get()),
                        capturing_ ? graph_steps_.counter() : nullptr, stream.native);
+  for (const ProcessGroup* const group : watched_) {
+    auto* const skip = static_cast<uint32_t*>(skip_step_.get());
+    if (!status.ok() || group->failed_word() == nullptr) continue;  // null on the CPU, whose work the host awaits
+    status = Devices().Commit(group->failed_word(), skip, skip, nullptr, stream.native);
+  }
   if (!status.ok() || stream.native != streams_.own().native) return status;
   status = reducer_.Abandon();
   return status.ok() ? Synchronize(stream) : status;

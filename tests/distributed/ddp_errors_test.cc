@@ -250,6 +250,29 @@ TEST_CASE("a rank that aborts ends the others' step") {
   });
 }
 
+TEST_CASE("a step ends with the failure of another group that it needs, until the model goes on elsewhere") {
+  RunOnRanks([](Rank& rank) {
+    const auto whole = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    const auto reversed = RANK_VALUE(rank.group().Split(0, -rank.rank()));
+    const auto next = RANK_VALUE(rank.group().Split(0, rank.rank()));
+    const Model model = RANK_VALUE(DistributedDataParallel::Create(*whole, ThreeLayers()));
+    model->Watch(*reversed);
+    const auto step = [&] {
+      for (const size_t p : {size_t{2}, size_t{1}, size_t{0}}) model->GradReady(p);
+      return model->FinishBackward();
+    };
+    RANK_CHECK_OK(step());
+    rank.Meet();
+    if (rank.rank() == 0) reversed->Abort(absl::AbortedError("no statistics"));
+    RANK_CHECK_STATUS(reversed->Barrier().Wait(), StatusCode::kAborted, "no statistics");
+    RANK_CHECK_STATUS(step(), StatusCode::kAborted, "no statistics");
+    RANK_CHECK_STATUS(whole->status(), StatusCode::kAborted, "no statistics");
+    RANK_CHECK_OK(model->Rebind(*next));
+    RANK_CHECK_OK(step());
+    rank.Meet();
+  });
+}
+
 TEST_CASE("a model destroyed before its step has launched a bucket ends the step on every rank, and says so") {
   if (RankCount() == 1) return;
   Logged logged;

@@ -2,19 +2,28 @@
 // Training with synchronised batch normalisation: several ranks train as one does on the whole batch.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/process_group.h"
 #include "examples/data/dataset.h"
 #include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
+#include "examples/nn/layer.h"
+#include "examples/nn/model.h"
+#include "examples/nn/sync_group.h"
 #include "examples/train/trainer.h"
 #include "tests/support/catch.h"
 #include "tests/support/check.h"
 #include "tests/support/forwarding_device.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temporary_folder.h"
 
 namespace examples {
 
@@ -119,6 +128,85 @@ TEST_CASE("a rank that fails leaves nobody waiting for its statistics") {
                       "the GPU has fallen off the bus");
     rank.Meet();
   });
+}
+
+namespace {
+
+// Passes everything on, and knows the group of the layers.
+class Tap final : public nn::Layer {
+ public:
+  explicit Tap(int size) : size_(size) {}
+  ddp::ProcessGroup& group() const { return group_->group(); }
+  int input_size() const override { return size_; }
+  int output_size() const override { return size_; }
+  absl::Span<const nn::ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+  void Synchronize(nn::SyncGroup* group) override { group_ = group; }
+  void Forward(const float* x, float* y, int rows) override { std::copy_n(x, rows * size_, y); }
+  void Backward(const float*, const float*, float*, float*, int, bool, nn::GradReadyFn) override {}
+
+ private:
+  const int size_;
+  nn::SyncGroup* group_ = nullptr;
+};
+
+// Calls a function once, when it is waited for after so many losses.
+class DeviceWithEnd final : public ddp::testing::ForwardingDevice {
+ public:
+  DeviceWithEnd(int losses, std::function<void()> end) : left_(losses), end_(std::move(end)) {}
+  std::string name() const override { return "cpu"; }
+  void* stream() const override { return nullptr; }
+  void CrossEntropy(const float* logits, const int32_t* labels, int rows, int classes, float* dlogits,
+                    const nn::LossOptions& options, const nn::LossRing& loss) override {
+    nn::Cpu().CrossEntropy(logits, labels, rows, classes, dlogits, options, loss);
+    --left_;
+  }
+  void Wait() override {
+    if (left_ == 0) std::exchange(end_, [] {})();
+  }
+
+ private:
+  int left_;
+  std::function<void()> end_;
+};
+
+}  // namespace
+
+// As on a GPU, where the host learns of it when it waits.
+TEST_CASE("nothing is saved, and no accuracy told, of steps whose statistics have failed since") {
+  for (const int losses : {2, 3}) {  // before a checkpoint in an epoch, and after the last step
+    INFO(losses);
+    RunOnRanks([losses](Rank& rank) {
+      if (rank.size() == 1) return;
+      const ddp::testing::TemporaryFolder folder;
+      TrainFlags flags = Flags(rank);
+      flags.sync_bn = true;
+      flags.steps = 3;
+      flags.save_every = losses == 2 ? 2 : 0;
+      flags.save = folder.File("checkpoint");
+      const Dataset data = EmbeddedDigits();
+      Console console(false, false);
+      nn::SetThreads(1);
+      auto tap = std::make_unique<Tap>(static_cast<int>(data.features()));
+      DeviceWithEnd device(losses, [&rank, &tap = *tap] {
+        rank.Meet();
+        if (rank.rank() == rank.size() - 1) tap.group().Abort(absl::AbortedError("no statistics"));
+        while (tap.group().status().ok()) std::this_thread::yield();
+        rank.Meet();
+      });
+      std::vector<nn::NamedLayer> layers;
+      layers.push_back({"tap", std::move(tap)});
+      layers.push_back({"linear", device.MakeLinear(layers[0].layer->output_size(), data.classes, nn::Activation::kNone,
+                                                    flags.batch, nullptr)});
+      nn::Model model(std::move(layers), flags.batch, device);
+      auto trainer = ddp::testing::ValueOr(__FILE__, __LINE__, "Create",
+                                           Trainer::Create(rank.group(), flags, data, model, console));
+      RANK_CHECK_STATUS(trainer->Run().status(), absl::StatusCode::kAborted, "no statistics");
+      trainer.reset();  // which ends to write
+      RANK_CHECK(!std::filesystem::exists(flags.save));
+      rank.Meet();
+    });
+  }
 }
 
 }  // namespace examples

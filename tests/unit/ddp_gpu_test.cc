@@ -140,6 +140,47 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
   });
 }
 
+TEST_CASE("no step is used for which another group has failed after FinishBackward") {
+  std::barrier<> both(2);
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const std::unique_ptr<ProcessGroup> first = RANK_VALUE(group.Split(0, rank.rank));
+    const std::unique_ptr<ProcessGroup> second = RANK_VALUE(group.Split(0, rank.rank));
+    const auto model = MakeModelOfOne(rank, group);
+    model->Watch(*first);
+    model->Watch(*second);
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    const Allocation sums = RANK_VALUE(first->Allocate(sizeof(float), rank.device()));
+    const Buffer sum = sums.View(DType::kFloat32, 0, 1);
+    const auto backward = [&] {
+      RANK_CHECK_OK(first->AllReduce(sum, sum, {}, stream).BlockStream(stream));
+      model->GradReady(0, stream);
+    };
+    backward();
+    RANK_CHECK_OK(model->FinishBackward(stream));
+    FakeDevices::Synchronize(stream.native);
+    RANK_CHECK_EQ(*model->skip_step(), 0u);
+
+    std::atomic<bool> open{false};
+    HoldUntil(open, stream.native);
+    backward();
+    RANK_CHECK_OK(model->FinishBackward(stream));
+    both.arrive_and_wait();
+    if (rank.rank == 1) first->Abort(absl::AbortedError("no statistics"));
+    while (first->status().ok()) std::this_thread::yield();
+    open = true;
+    FakeDevices::Synchronize(stream.native);
+    RANK_CHECK_EQ(*model->skip_step(), 1u);
+    RANK_CHECK_OK(group.status());
+    both.arrive_and_wait();
+    model->GradReady(0, stream);
+    RANK_CHECK_STATUS(model->FinishBackward(stream), absl::StatusCode::kAborted, "no statistics");
+    RANK_CHECK_STATUS(group.status(), absl::StatusCode::kAborted, "no statistics");
+  });
+}
+
 TEST_CASE("ClipGradNormAsync does not wait for the GPU, and can be captured") {
   Job job(1);
   const ScopedDevices devices(job.gpus);

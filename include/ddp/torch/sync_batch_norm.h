@@ -180,9 +180,10 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 //     ddp::SyncBatchNorm norm;
 //   };
 //
-// Input: [N, C, ...] on the CPU, or on the group's GPU. The group is the model's, or another one of the same ranks; it
-// must outlive the module and the graphs of its outputs. As LibTorch's modules do, forward and backward throw
-// c10::Error; a failed operation of the group is one, whose text says why. Thread-safety: one thread at a time.
+// Input: [N, C, ...] on the CPU, or on the group's GPU. The group is the model's, or another one of the same ranks,
+// which the model is told to watch (DistributedDataParallel::Watch); it must outlive the module and the graphs of its
+// outputs. As LibTorch's modules do, forward and backward throw c10::Error; a failed operation of the group is one,
+// whose text says why. Thread-safety: one thread at a time.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<2, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   // Exchanges statistics in `group`.

@@ -37,9 +37,7 @@ absl::Status Train(int rank, const std::string& path) {
       if (absl::Status s = context.Recover(absl::Seconds(20)); !s.ok()) return s;  // a world of the ranks that are left
       if (absl::Status s = (*model)->Rebind(context.world()); !s.ok()) return s;   // with the memory where it was
       // Some ranks may have done one step more than others.
-      const auto common = ddp::SyncState(context.world(), step, state);
-      if (!common.ok()) return common.status();
-      step = *common;
+      if (absl::Status s = ddp::SyncState(context.world(), step, state).status(); !s.ok()) return s;
       continue;
     }
     for (size_t i = 0; i < weight.size(); ++i) weight[i] -= 0.1f * grad[i];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a Trainer goes on after its group has failed.
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -13,7 +12,7 @@
 namespace examples {
 namespace {
 
-constexpr int64_t kNoState = std::numeric_limits<int64_t>::max();  // a step that no rank has reached
+constexpr int64_t kNoState = std::numeric_limits<int64_t>::max();  // as SyncState calls the step of half a state
 
 }  // namespace
 
@@ -117,20 +116,11 @@ absl::Status Trainer::ShareState() {
   for (const nn::NamedState& part : optimizer_->state()) {
     state.push_back({part.data.data(), part.data.size(), ddp::DType::kFloat32, replica_->device()});
   }
-  int64_t mine = half_taken_over_ ? kNoState : progress_.step;
-  std::vector<int64_t> steps(static_cast<size_t>(group_->size()));
-  const ddp::Buffer in = {&mine, 1, ddp::DType::kInt64, {}}, out = {steps.data(), steps.size(), ddp::DType::kInt64, {}};
-  if (absl::Status status = group_->AllGather(in, out).Wait(); !status.ok()) return status;
-  const int64_t lowest = *std::min_element(steps.begin(), steps.end());
-  if (lowest == kNoState) {
-    return Agreed(absl::DataLossError(
-        "the ranks whose state the others were taking over have died, and no other has a whole one; start again with "
-        "--resume"));
-  }
-  half_taken_over_ = mine != lowest;
-  const absl::StatusOr<int64_t> common = ddp::SyncState(*group_, mine, state);
+  int64_t step = half_taken_over_ ? kNoState : progress_.step;
+  const absl::StatusOr<int64_t> common = ddp::SyncState(*group_, step, state);
+  half_taken_over_ = step == kNoState;
+  if (absl::IsDataLoss(common.status())) return Agreed(common.status());
   if (!common.ok()) return common.status();
-  half_taken_over_ = false;
   progress_.step = *common;
   progress_.epoch = numbers.epoch;
   progress_.epoch_samples = numbers.epoch_samples;

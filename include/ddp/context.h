@@ -157,9 +157,7 @@ class DDP_EXPORT Context {
   //   if (!status.ok()) {
   //     if (absl::Status s = context->Recover(); !s.ok()) return s;  // print it, and end
   //     if (absl::Status s = model->Rebind(context->world()); !s.ok()) return s;
-  //     absl::StatusOr<int64_t> step = ddp::SyncState(context->world(), committed_steps, state);
-  //     if (!step.ok()) return step.status();
-  //     committed_steps = *step;  // continue with the next step
+  //     if (absl::Status s = ddp::SyncState(context->world(), committed_steps, state).status(); !s.ok()) return s;
   //   }
   //
   // The failed world lives as long as the Context. What was made from it (groups by Split, memory by Allocate) stays as

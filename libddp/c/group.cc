@@ -414,9 +414,7 @@ ddp_status ddp_sync_state(ddp_group* group, const ddp_buffer* state, size_t rang
     Arguments a;
     const std::vector<ddp::Buffer> all = a.Need(group, "group").Need(step, "step").Ranges(state, ranges, "state");
     if (!a.ok()) return a.status();
-    const absl::StatusOr<int64_t> common = ddp::SyncState(*group->group, *step, all);
-    if (common.ok()) *step = *common;
-    return common.status();
+    return ddp::SyncState(*group->group, *step, all).status();
   });
 }
 

@@ -3,6 +3,7 @@
 // Ranks that really die are in tests/fault.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "ddp/ddp.h"
 #include "tests/support/catch.h"
+#include "tests/support/forwarding_group.h"
 #include "tests/support/ranks.h"
 
 namespace ddp::testing {
@@ -211,7 +213,7 @@ TEST_CASE("state is taken from a rank at the lowest step") {
   RunOnRanks([](Rank& rank) {
     // Rank 0 is ahead; the lowest of the others gives.
     const int giver = rank.size() > 1 ? 1 : 0;
-    const int64_t step = rank.rank() == 0 && rank.size() > 1 ? 8 : 7;
+    int64_t step = rank.rank() == 0 && rank.size() > 1 ? 8 : 7;
     std::vector<float> floats(1000, static_cast<float>(rank.rank()));
     std::vector<int64_t> integers(3, 100 + rank.rank());
     std::vector<float> more(5, static_cast<float>(200 + rank.rank()));
@@ -222,8 +224,41 @@ TEST_CASE("state is taken from a rank at the lowest step") {
     RANK_CHECK_EQ(absl::StrJoin(integers, ","), absl::StrJoin(std::vector<int>(3, 100 + giver), ","));
     for (const float f : floats) RANK_CHECK_EQ(f, static_cast<float>(giver));
     for (const float f : more) RANK_CHECK_EQ(f, static_cast<float>(200 + giver));
+    RANK_CHECK_EQ(step, 7);
     RANK_CHECK_EQ(RANK_VALUE(SyncState(rank.group(), step, {})), 7);
   });
+}
+
+// The first of its two parts has arrived everywhere then.
+TEST_CASE("half a state is not taken for one, when a second failure comes while it is copied") {
+  for (const bool ahead : {false, true}) {  // the others than rank 0, which gives
+    INFO(ahead);
+    RunOnRanks([ahead](Rank& rank) {
+      if (rank.size() == 1) return;
+      const bool root = rank.rank() == 0;
+      const auto first = RANK_VALUE(rank.group().Split(0, rank.rank()));
+      const auto others = RANK_VALUE(rank.group().Split(root ? -1 : 0, rank.rank()));
+      const int64_t made = ahead && !root ? 8 : 7;
+      int64_t step = made;
+      std::vector<float> floats(1000, static_cast<float>(made));
+      std::vector<int64_t> integers(3, made);
+      const std::vector<Buffer> state = {{floats.data(), floats.size(), DType::kFloat32, {}},
+                                         {integers.data(), integers.size(), DType::kInt64, {}}};
+      FailingGroup failing(*first, 2, [&rank] { rank.Meet(); });
+      RANK_CHECK_STATUS(SyncState(failing, step, state).status(), StatusCode::kAborted, "a rank is gone");
+      RANK_CHECK_EQ(step, ahead && !root ? INT64_MAX : 7);
+      RANK_CHECK_EQ(floats[999], 7.0f);
+      if (!root) {
+        const absl::StatusOr<int64_t> common = SyncState(*others, step, state);
+        if (ahead) RANK_CHECK_STATUS(common.status(), StatusCode::kDataLoss, "start from a checkpoint");
+        if (!ahead) RANK_CHECK_EQ(RANK_VALUE(common), 7);
+      }
+      rank.Meet();
+      RANK_CHECK_EQ(RANK_VALUE(SyncState(rank.group(), step, state)), 7);
+      RANK_CHECK_EQ(step, 7);
+      RANK_CHECK(floats == std::vector<float>(1000, 7.0f) && integers == std::vector<int64_t>(3, 7));
+    });
+  }
 }
 
 std::vector<Parameter> ThreeParameters() {

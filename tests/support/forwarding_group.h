@@ -4,6 +4,7 @@
 #define TESTS_SUPPORT_FORWARDING_GROUP_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -53,6 +54,24 @@ class Foreground final : public ForwardingGroup {
 
  private:
   const std::unique_ptr<ProcessGroup> group_;
+};
+
+// Fails on all ranks after so many operations, which are done. `meet`: all ranks wait for each other.
+class FailingGroup final : public ForwardingGroup {
+ public:
+  FailingGroup(ProcessGroup& group, int good, std::function<void()> meet)
+      : ForwardingGroup(group), left_(good), meet_(std::move(meet)) {}
+  Work Start(const Call& call) override {
+    if (left_-- == 0) {
+      meet_();
+      Abort(absl::AbortedError("a rank is gone"));
+    }
+    return ForwardingGroup::Start(call);
+  }
+
+ private:
+  int left_;
+  const std::function<void()> meet_;
 };
 
 // A Work of the test's own. Derive, and hand out Work(new ...).

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <barrier>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -14,7 +15,9 @@
 #include "ddp/comm_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/grad_scaler.h"
+#include "ddp/sync_state.h"
 #include "tests/support/ddp_gpu_cases.h"
+#include "tests/support/forwarding_group.h"
 #include "tests/support/logged.h"
 #include "tests/support/nccl_job.h"
 
@@ -178,6 +181,22 @@ TEST_CASE("no step is used for which another group has failed after FinishBackwa
     model->GradReady(0, stream);
     RANK_CHECK_STATUS(model->FinishBackward(stream), absl::StatusCode::kAborted, "no statistics");
     RANK_CHECK_STATUS(group.status(), absl::StatusCode::kAborted, "no statistics");
+  });
+}
+
+TEST_CASE("a GPU that was receiving a state when its group failed gives none") {
+  std::barrier<> both(2);
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const std::unique_ptr<ProcessGroup> first = RANK_VALUE(group.Split(0, rank.rank));
+    const Allocation memory = RANK_VALUE(group.Allocate(64, rank.device()));
+    int64_t number = 1, step = 7;
+    const std::vector<Buffer> state = {memory.View(DType::kFloat32, 0, 16), {&number, 1, DType::kInt64, {}}};
+    FailingGroup failing(*first, 2, [&both] { both.arrive_and_wait(); });
+    RANK_CHECK_STATUS(SyncState(failing, step, state).status(), absl::StatusCode::kAborted, "a rank is gone");
+    RANK_CHECK_EQ(step, rank.rank == 0 ? 7 : INT64_MAX);
+    RANK_CHECK_EQ(RANK_VALUE(SyncState(group, step, state)), 7);
   });
 }
 

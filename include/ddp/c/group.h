@@ -196,7 +196,9 @@ DDP_C_API ddp_status ddp_broadcast_bytes(ddp_group* group, const void* bytes, si
 DDP_C_API ddp_status ddp_gather_bytes(ddp_group* group, const void* bytes, size_t count, void** result, size_t* counts);
 
 // Makes `state` equal on all ranks after a failure (ddp::SyncState): all get that of the lowest rank with the lowest
-// *step, which is then the last step that all have done. Collective; waits. Errors: those of an operation.
+// *step, which is then the last step that all have done. INT64_MAX after an error: the state of this rank may be half
+// overwritten; pass it like that when you call again. Collective; waits. Errors: those of an operation; DDP_DATA_LOSS,
+// on every rank, if none has the state of a step any more.
 DDP_C_API ddp_status ddp_sync_state(ddp_group* group, const ddp_buffer* state, size_t ranges, int64_t* step);
 
 // ---------------------------------------------------------------------------------------------------------- scopes

@@ -3,6 +3,7 @@
 #include "libddp/comm/context_impl.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/auto_group.h"
+#include "libddp/comm/base/exchange.h"
 #include "libddp/comm/context_settings.h"
 #include "libddp/comm/gpu/device_group.h"
 #include "libddp/comm/local_group.h"
@@ -126,7 +128,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::ChooseOnGpus(std::uni
   return std::move(made->group);
 }
 
-// The group of the same ranks that works on this context's device.
+// The group of the same ranks that works on this context's device. A recovery may have done without NCCL on some of
+// them, and not have got as far on others.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_ptr<ProcessGroup> over_cpu) {
   if (device_.kind == Device::Kind::kCpu) return over_cpu;
   if (backend_ == "auto") return ChooseOnGpus(std::move(over_cpu));
@@ -134,7 +137,13 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
   options.given = std::exchange(nccl_comm_, nullptr);
   // One rank of several needs neither; a world of one has NCCL if the program says so.
   const bool several = over_cpu->size() > 1;
-  if (backend_ == "nccl" && (several || info_.world_size == 1)) return CreateNcclGroup(std::move(over_cpu), options);
+  bool nccl = backend_ == "nccl" && (several || info_.world_size == 1);
+  if (several) {
+    const absl::StatusOr<std::vector<uint8_t>> all = Exchange(*over_cpu, static_cast<uint8_t>(nccl));
+    if (!all.ok()) return all.status();
+    nccl = std::find(all->begin(), all->end(), 0) == all->end();
+  }
+  if (nccl) return CreateNcclGroup(std::move(over_cpu), options);
   if (several) return CreateStagedGroup(std::move(over_cpu), options);
   return CreateLocalDeviceGroup(std::move(over_cpu), options);
 }

@@ -146,7 +146,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::GoOnWithAll(const abs
     if (!met.ok()) return InWorldRanks(met, WorldRanksOf(*spare_));
   }
   if (choice_.backend == "nccl") forget_nccl_();
-  if (device_.kind == Device::Kind::kCuda) backend_ = "hierarchical";
+  if (device_.kind == Device::Kind::kCuda) backend_ = "hierarchical";  // others may fail before this: see OnDevice
   return MakeWorld();
 }
 

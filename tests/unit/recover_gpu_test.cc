@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/sync_state.h"
 #include "libddp/comm/auto_group.h"
@@ -215,6 +216,30 @@ TEST_CASE("NCCL that has failed in a training is checked again at the next start
     for (const absl::Status& status : world.Create(body)) CHECK(status == absl::OkStatus());
   }
   CHECK_FALSE(world.Choice().from_cache);
+}
+
+TEST_CASE("ranks of which some have gone on without NCCL make groups without it") {
+  World world(2);
+  std::barrier both(2);
+  const auto body = [&](Context& context) {
+    RANK_CHECK_EQ(context.world().backend(), "nccl");
+    both.arrive_and_wait();
+    context.world().Abort(absl::AbortedError("as if NCCL had failed"));
+    while (context.world().status().ok()) continue;
+    if (context.rank() == 0) {
+      RANK_CHECK_OK(context.Recover(absl::Milliseconds(300)));  // without rank 1
+      RANK_CHECK_EQ(context.world().size(), 1);
+      context.world().Abort(absl::AbortedError("again"));
+      RANK_CHECK_OK(context.Recover());  // all who are left
+    }
+    both.arrive_and_wait();
+    const auto group = RANK_VALUE(context.NewGroup({0, 1}, absl::Now() + absl::Seconds(20)));
+    RANK_CHECK_EQ(group->backend(), "hierarchical");
+    RANK_CHECK_OK(group->Barrier().Wait());
+    both.arrive_and_wait();
+  };
+  Logged log;
+  for (const absl::Status& status : world.Create(body)) CHECK(status == absl::OkStatus());
 }
 
 TEST_CASE("a GPU that does not come free is named on all ranks, and none goes on") {

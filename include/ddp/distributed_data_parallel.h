@@ -359,7 +359,9 @@ class DDP_EXPORT DistributedDataParallel {
     Join(const Join&) = delete;
     Join& operator=(const Join&) = delete;
 
-    // Serves the other ranks until all have finished, and then makes the models equal.
+    // Serves the other ranks until all have finished, and then makes the models equal. After a failure of the group,
+    // call it again when Rebind has found another. DataLoss, on every rank: the rank with the last model is gone, and
+    // all others have a part of it.
     absl::Status Finish() { return model_.FinishJoin(); }
 
    private:

@@ -17,6 +17,7 @@ absl::Status Model::StartMeeting(StepNote::Kind kind) {
   note_.weight = weight_;
   if (join_.has_value()) {
     note_.joined = 1;
+    note_.result = result_;
     note_.divide_by_active = join_->divide_by_active;
     note_.throw_on_early = join_->throw_on_early;
     note_.scaled = join_->scaler != nullptr && join_->scaler->enabled();
@@ -63,6 +64,7 @@ void Model::BeginJoin(JoinOptions options) {
   join_ = std::move(options);
   join_over_ = false;
   last_active_ = 0;
+  result_ = StepNote::kNone;
   last_was_reduced_ = true;  // however the ranks' last passes were
 }
 
@@ -91,8 +93,7 @@ absl::Status Model::FinishJoin() {
   if (absl::Status s = JoinLasts("Join::Finish"); !s.ok()) return s;
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
   absl::Status status = ShadowOthers(lock);
-  if (status.ok()) status = Broadcast(ValuesAndBuffers(), last_active_);
-  if (status.ok() && join_->scaler != nullptr) status = join_->scaler->Broadcast(*group_, last_active_);
+  if (status.ok()) status = TakeResult(meeting_->giver < 0 ? last_active_ : meeting_->giver);
   // After the failure of the group it goes on once Rebind has found another.
   join_over_ |= agreed_failure_;
   if (status.ok()) {
@@ -102,6 +103,17 @@ absl::Status Model::FinishJoin() {
   agreed_failure_ = false;
   meeting_.reset();
   return status;
+}
+
+// If the group fails meanwhile, the next one has to know who has what.
+absl::Status Model::TakeResult(int giver) {
+  result_ = group_->rank() == giver ? StepNote::kWhole : StepNote::kPart;
+  if (absl::Status s = Broadcast(ValuesAndBuffers(), giver); !s.ok()) return s;
+  if (join_->scaler != nullptr) {
+    if (absl::Status s = join_->scaler->Broadcast(*group_, giver); !s.ok()) return s;
+  }
+  result_ = StepNote::kWhole;
+  return absl::OkStatus();
 }
 
 absl::Status Model::ShadowOthers(std::unique_lock<std::mutex>& lock) {

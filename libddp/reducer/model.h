@@ -168,6 +168,7 @@ class Model final : public DistributedDataParallel {
   absl::Status FinishMeeting();
   void SetScale();
   absl::Status ShadowStep();
+  absl::Status TakeResult(int giver);
   absl::Status ShadowOthers(std::unique_lock<std::mutex>& lock);
 
   std::vector<Buffer> Gradients() const;
@@ -226,6 +227,7 @@ class Model final : public DistributedDataParallel {
   std::optional<JoinOptions> join_;
   bool join_over_ = false;
   bool shadowing_ = false;  // this step is one of the others, and this rank through
+  StepNote::Result result_ = StepNote::kNone;
   StepNote note_;
   std::vector<StepNote> notes_;
   Work meeting_work_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
@@ -45,6 +46,21 @@ absl::Status Consistent(absl::Span<const StepNote> notes, bool weighted) {
   return absl::OkStatus();
 }
 
+// Whose model all take now: the result, or one that is older but whole. -1: nothing has begun yet.
+absl::StatusOr<int> Giver(absl::Span<const StepNote> notes) {
+  const auto first = [&](StepNote::Result result) {
+    return std::find_if(notes.begin(), notes.end(), [=](const StepNote& note) { return note.result == result; }) -
+           notes.begin();
+  };
+  const auto none = static_cast<std::ptrdiff_t>(notes.size());
+  if (first(StepNote::kWhole) < none) return static_cast<int>(first(StepNote::kWhole));
+  if (first(StepNote::kPart) == none) return -1;
+  if (first(StepNote::kNone) < none) return static_cast<int>(first(StepNote::kNone));
+  return absl::DataLossError(
+      "no rank has a whole model any more: each was receiving that of the Join when a group failed; start from a "
+      "checkpoint");
+}
+
 }  // namespace
 
 absl::StatusOr<Meeting> ReadNotes(absl::Span<const StepNote> notes, int rank, ReduceOp op, bool weighted) {
@@ -60,6 +76,9 @@ absl::StatusOr<Meeting> ReadNotes(absl::Span<const StepNote> notes, int rank, Re
   }
   if (meeting.active == 0) {
     meeting.kind = StepNote::kThrough;
+    const absl::StatusOr<int> giver = Giver(notes);
+    if (!giver.ok()) return giver.status();
+    meeting.giver = *giver;
     return meeting;
   }
   if (notes[0].throw_on_early != 0 && meeting.active < static_cast<int>(notes.size())) {

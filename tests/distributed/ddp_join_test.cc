@@ -11,6 +11,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_model.h"
+#include "tests/support/forwarding_group.h"
 
 namespace ddp::testing {
 namespace {
@@ -369,6 +370,42 @@ TEST_CASE("a rank that is through goes on after Rebind, too") {
     }
     model.reset();
   });
+}
+
+TEST_CASE("a failure while the last model is copied: the next group has it, or says that nobody does") {
+  for (const bool lost : {false, true}) {  // the rank that has it
+    INFO(lost);
+    RunOnRanks([lost](Rank& rank) {
+      if (rank.size() == 1) return;
+      const bool last = rank.rank() == rank.size() - 1;
+      const auto first = RANK_VALUE(rank.group().Split(0, rank.rank()));
+      const auto second = RANK_VALUE(rank.group().Split(lost && last ? -1 : 0, rank.rank()));
+      bool copying = false;
+      FailingGroup failing(
+          *first, [&](const Call& call) { return copying && call.kind == Call::Kind::kBroadcast; },
+          [&] { rank.Meet(); });
+      Model model = RANK_VALUE(DistributedDataParallel::Create(failing, MakeParameters({4}), {.replan = false}));
+      copying = true;
+      {
+        Join join(*model);
+        Fill(model->value(0), rank.rank());
+        if (last) {
+          model->GradReady(0);
+          RANK_CHECK_OK(model->FinishBackward());
+        }
+        RANK_CHECK_STATUS(join.Finish(), StatusCode::kAborted, "a rank is gone");
+        if (second != nullptr) {
+          RANK_CHECK_OK(model->Rebind(*second));
+          const absl::Status status = join.Finish();
+          if (lost) RANK_CHECK_STATUS(status, StatusCode::kDataLoss, "start from a checkpoint");
+          if (!lost) RANK_CHECK_OK(status);
+          if (!lost) RANK_CHECK_EQ(GetElement(DType::kFloat32, model->value(0).data, 3), rank.size() - 1.0);
+        }
+        rank.Meet();
+      }
+      model.reset();
+    });
+  }
 }
 
 }  // namespace

@@ -244,7 +244,9 @@ TEST_CASE("half a state is not taken for one, when a second failure comes while 
       std::vector<int64_t> integers(3, made);
       const std::vector<Buffer> state = {{floats.data(), floats.size(), DType::kFloat32, {}},
                                          {integers.data(), integers.size(), DType::kInt64, {}}};
-      FailingGroup failing(*first, 2, [&rank] { rank.Meet(); });
+      int left = 2;
+      FailingGroup failing(
+          *first, [&](const Call&) { return left-- == 0; }, [&] { rank.Meet(); });
       RANK_CHECK_STATUS(SyncState(failing, step, state).status(), StatusCode::kAborted, "a rank is gone");
       RANK_CHECK_EQ(step, ahead && !root ? INT64_MAX : 7);
       RANK_CHECK_EQ(floats[999], 7.0f);

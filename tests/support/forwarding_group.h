@@ -56,13 +56,13 @@ class Foreground final : public ForwardingGroup {
   const std::unique_ptr<ProcessGroup> group_;
 };
 
-// Fails on all ranks after so many operations, which are done. `meet`: all ranks wait for each other.
+// Fails on all ranks before a call, when those before it are done. `meet`: all ranks wait for each other.
 class FailingGroup final : public ForwardingGroup {
  public:
-  FailingGroup(ProcessGroup& group, int good, std::function<void()> meet)
-      : ForwardingGroup(group), left_(good), meet_(std::move(meet)) {}
+  FailingGroup(ProcessGroup& group, std::function<bool(const Call&)> before, std::function<void()> meet)
+      : ForwardingGroup(group), before_(std::move(before)), meet_(std::move(meet)) {}
   Work Start(const Call& call) override {
-    if (left_-- == 0) {
+    if (status().ok() && before_(call)) {
       meet_();
       Abort(absl::AbortedError("a rank is gone"));
     }
@@ -70,7 +70,7 @@ class FailingGroup final : public ForwardingGroup {
   }
 
  private:
-  int left_;
+  const std::function<bool(const Call&)> before_;
   const std::function<void()> meet_;
 };
 

@@ -193,7 +193,9 @@ TEST_CASE("a GPU that was receiving a state when its group failed gives none") {
     const Allocation memory = RANK_VALUE(group.Allocate(64, rank.device()));
     int64_t number = 1, step = 7;
     const std::vector<Buffer> state = {memory.View(DType::kFloat32, 0, 16), {&number, 1, DType::kInt64, {}}};
-    FailingGroup failing(*first, 2, [&both] { both.arrive_and_wait(); });
+    int left = 2;
+    FailingGroup failing(
+        *first, [&](const Call&) { return left-- == 0; }, [&] { both.arrive_and_wait(); });
     RANK_CHECK_STATUS(SyncState(failing, step, state).status(), absl::StatusCode::kAborted, "a rank is gone");
     RANK_CHECK_EQ(step, rank.rank == 0 ? 7 : INT64_MAX);
     RANK_CHECK_EQ(RANK_VALUE(SyncState(group, step, state)), 7);

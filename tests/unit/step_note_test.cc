@@ -66,6 +66,18 @@ TEST_CASE("means are over all ranks, over the active ones, or over weights") {
   CHECK(sum.share == 4.0 / 14);
 }
 
+TEST_CASE("who gives the result of a Join after a failure") {
+  std::vector<StepNote> notes(3, Note(kThrough));
+  const auto giver = [&] { return Read(notes, 0, ReduceOp::kAvg, false).giver; };
+  CHECK(giver() == -1);
+  notes[0].result = notes[2].result = StepNote::kPart;
+  CHECK(giver() == 1);
+  notes[2].result = StepNote::kWhole;
+  CHECK(giver() == 2);
+  notes[1].result = notes[2].result = StepNote::kPart;
+  CheckError(notes, absl::StatusCode::kDataLoss, "start from a checkpoint");
+}
+
 TEST_CASE("what cannot go on") {
   CheckError({Note(kStep), Note(kForward)}, absl::StatusCode::kFailedPrecondition, "rank 1 begins a forward pass");
   CheckError({Note(kStep), Note(kStep, -1)}, absl::StatusCode::kFailedPrecondition, "rank 1: SetWeight(-1)");

@@ -102,9 +102,10 @@ absl::StatusOr<Summary> Trainer::Run() {
     if (const absl::Status none = context_->Recover(); !none.ok()) {
       return absl::Status(none.code(), absl::StrCat("no recovery from \"", status.message(), "\": ", none.message()));
     }
+    const int rank_before = group_->rank();
     group_ = &context_->world();
     status = EndTogether(*group_, [&] {
-      const absl::Status ready = GoOn();
+      const absl::Status ready = GoOn(rank_before);
       return ready.ok() ? RunEpochs() : ready;
     });
   }

@@ -76,8 +76,10 @@ class Trainer {
   absl::Status EndAlike(absl::Status status);
   absl::Status RunEpochs();
   bool MayRecover() const;
-  absl::Status GoOn();
+  absl::Status GoOn(int rank_before);
   absl::Status CheckForProgress();
+  void KeepBuffers();
+  void RestoreBuffers();
   void ForgetStepsUnderWay();
   void MeasureAnew();
   absl::Status ShareState();
@@ -165,6 +167,8 @@ class Trainer {
   bool half_taken_over_ = false;  // the state is neither this rank's nor that of the rank that was to share it
   bool due_ = false;              // an evaluation, and a checkpoint of an epoch or of the end
   Schedule schedule_;
+  // Of the layers, as all ranks had them at the last evaluation or the start; with flags.recover.
+  std::vector<std::vector<float>> kept_buffers_;
 
   // The number that ranks share in each step: kNonFiniteLoss and a rank, kSaveFailed, the number of a signal, or 0.
   std::optional<StepNotice> notice_;          // none if the ranks train independently

@@ -33,8 +33,10 @@ bool Trainer::MayRecover() const {
 }
 
 // In the new group: from the last step that all ranks have completed.
-absl::Status Trainer::GoOn() {
+absl::Status Trainer::GoOn(int rank_before) {
   ForgetStepsUnderWay();
+  // Whose buffers all take has received them from a rank that is gone now, perhaps in the middle of it.
+  if (group_->rank() == 0 && rank_before != 0) RestoreBuffers();
   // A GPU knows how many of the steps it has done: it stops those that come after the failure, and may have done one
   // more than the host has learned.
   const int64_t done = device_.is_host() ? progress_.step : optimizer_->steps() + uncounted_steps_;
@@ -74,6 +76,24 @@ absl::Status Trainer::CheckForProgress() {
   return AgreeOn(*group_,
                  absl::UnavailableError(absl::StrCat("the step after a recovery has failed, too (",
                                                      context_->backend_choice().failure, "); end of the recoveries")));
+}
+
+// When rank 0's have arrived everywhere.
+void Trainer::KeepBuffers() {
+  if (!flags_.recover) return;
+  kept_buffers_.clear();
+  for (const nn::LayerBuffer& buffer : model_.buffers()) {
+    kept_buffers_.emplace_back(buffer.data.size());
+    device_.Download(buffer.data.data(), kept_buffers_.back().data(), buffer.data.size() * sizeof(float));
+  }
+  device_.Wait();
+}
+
+void Trainer::RestoreBuffers() {
+  for (size_t i = 0; i < kept_buffers_.size(); ++i) {
+    device_.Upload(kept_buffers_[i].data(), model_.buffers()[i].data.data(), kept_buffers_[i].size() * sizeof(float));
+  }
+  device_.Wait();
 }
 
 // Figures of the ranks that are left: rates of different numbers of ranks have no mean.

@@ -40,6 +40,7 @@ absl::Status Trainer::Evaluate() {
     device_.Release(0);
   }
   if (absl::Status status = AwaitSteps(); !status.ok()) return status;
+  KeepBuffers();
   sums[2] = static_cast<double>(*hits);
   model_.SetTraining(true);
   const ddp::Buffer buffer = {sums, std::size(sums), ddp::DType::kFloat64, {}};

@@ -88,6 +88,7 @@ absl::Status Trainer::Start() {
   model_.Initialize(flags_.seed);
   if (absl::Status status = Resume(); !status.ok()) return status;
   if (absl::Status status = BroadcastState(); !status.ok()) return status;
+  KeepBuffers();
   EndEpochIfOver();  // with --drop_last a larger batch may leave nothing of it
   if (absl::Status status = StartScaler(); !status.ok()) return status;
   if (flags_.lr.has_value()) progress_.lr = *flags_.lr;

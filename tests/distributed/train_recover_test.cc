@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainings that go on after their group has failed: with the parameters of one that nothing has disturbed.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "examples/data/dataset.h"
+#include "examples/nn/layer.h"
 #include "examples/nn/model.h"
 #include "examples/train/agreement.h"
 #include "examples/train/trainer.h"
@@ -168,6 +172,66 @@ TEST_CASE("a second rank may leave during a recovery and right after it", "[time
         },
         options);
   }
+}
+
+namespace {
+
+// Has one number of its own.
+class WithBuffer final : public nn::Layer {
+ public:
+  explicit WithBuffer(int size) : size_(size) {}
+  int input_size() const override { return size_; }
+  int output_size() const override { return size_; }
+  absl::Span<const nn::ParameterSpec> parameters() const override { return {}; }
+  void Bind(absl::Span<float* const>, absl::Span<float* const>) override {}
+  std::vector<nn::LayerBuffer> buffers() override { return {{"number", {1}, {&number_, 1}}}; }
+  void Forward(const float* x, float* y, int rows) override { std::copy_n(x, rows * size_, y); }
+  void Backward(const float*, const float*, float*, float*, int, bool, nn::GradReadyFn) override {}
+
+ private:
+  const int size_;
+  float number_ = 5;
+};
+
+}  // namespace
+
+// The broadcast of buffers may leave anything in those of the others.
+TEST_CASE("the buffers of layers are whole when rank 0 is lost", "[timeout]") {
+  if (!ddp::testing::RanksAreThreads() || ddp::testing::RankCount() == 1) return;
+  ddp::ContextOptions options;
+  options.timeout = absl::Seconds(5);
+  RunOnRanks(
+      [](Rank& rank) {
+        const TrainFlags flags = Flags(rank, "sgd");
+        const Dataset data = EmbeddedDigits();
+        Console console(false, false);
+        nn::SetThreads(1);
+        const bool leaves = rank.rank() == 0;
+        nn::Model* layers_of = nullptr;
+        int losses = 0;
+        HookedCpu device([&](absl::string_view here) {
+          if (here != "loss" || ++losses != 20) return;
+          layers_of->buffers()[0].data[0] = NAN;
+          if (!leaves) return;
+          BreakWorld(rank, "the test breaks the world");
+          rank.Meet();  // once the others are through
+        });
+        std::vector<nn::NamedLayer> layers;
+        layers.push_back({"buffered", std::make_unique<WithBuffer>(static_cast<int>(data.features()))});
+        layers.push_back({"linear", device.MakeLinear(layers[0].layer->output_size(), data.classes,
+                                                      nn::Activation::kNone, flags.batch, nullptr)});
+        nn::Model model(std::move(layers), flags.batch, device);
+        layers_of = &model;
+        const auto trainer = RANK_VALUE(
+            Trainer::Create(rank.context().world(), flags, data, model, console, "", nullptr, &rank.context()));
+        rank.Meet();
+        const absl::Status status = trainer->Run().status();
+        if (!leaves) RANK_CHECK_OK(status);
+        if (!leaves) rank.Meet();
+        if (!leaves) RANK_CHECK_EQ(model.buffers()[0].data[0], 5.0f);
+        rank.Meet();
+      },
+      options);
 }
 
 TEST_CASE("a step that fails again after a recovery ends the training") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example trainers with --recover on simulated GPUs: NCCL fails in the middle of a training, which goes on through
 // host memory, with CUDA graphs and without.
+#include <barrier>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,6 +64,7 @@ Outcome Train(const TrainFlags& flags, int step, const std::function<void(ddp::C
   world.gpus().host_memory_is_theirs = true;
   Logged log;
   Outcome outcomes[2];
+  std::barrier both(2);
   const auto body = [&](ddp::Context& context) {
     Rank rank{.rank = context.rank(), .size = 2, .gpus = world.gpus(), .nccl = world.nccl(), .progress = {}};
     RANK_CHECK_OK(context.world().SetTimeout(ddp::testing::simulated::TimeFor(absl::Seconds(3))));
@@ -73,6 +75,7 @@ Outcome Train(const TrainFlags& flags, int step, const std::function<void(ddp::C
     const std::unique_ptr<nn::Model> model = nn::MakeMlp(data.features(), {16}, data.classes, flags.batch, device);
     const auto trainer =
         RANK_VALUE(Trainer::Create(context.world(), flags, data, *model, console, "", nullptr, &context));
+    both.arrive_and_wait();  // who is not in Run yet recovers from nothing
     outcomes[rank.rank] = {RANK_VALUE(trainer->Run()), device.launches()};
     RANK_CHECK_EQ(context.world().backend(), mishap == nullptr ? "nccl" : "hierarchical");
   };

@@ -269,6 +269,11 @@ part_staged() {
     export DDP_STAGED_LIMITS=copies=0,chunk=64K
     staged_test "$n" gpu_nccl_test "~[nccl]"
     staged_test "$n" gpu_ddp_test "~[nccl]"
+    if ((n > 2)); then  # packets in two phases
+      export DDP_STAGED_LIMITS=packets=1M,packets_once=0
+      staged_test "$n" gpu_nccl_test "~[nccl]"
+      staged_test "$n" gpu_ddp_test "~[nccl]"
+    fi
     unset DDP_TEST_BACKEND DDP_STAGED_LIMITS
     ((n > gpus)) || staged_test "$n" gpu_probe_test
     ((n > gpus)) || staged_speed "$n"
@@ -280,7 +285,7 @@ part_staged() {
 staged_test() {
   local n=$1 program=$2
   shift 2
-  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-copies}${DDP_NODE_SIZE:+-nodes}${DDP_STAGED_REDUCE:+-host}" mpirun -n "$n" --bind-to none \
+  step 150 "staged-$n-$program${DDP_STAGED_LIMITS:+-${DDP_STAGED_LIMITS%%=*}}${DDP_NODE_SIZE:+-nodes}${DDP_STAGED_REDUCE:+-host}" mpirun -n "$n" --bind-to none \
     --oversubscribe --timeout 140 "$here/bin/$program" "$@"
 }
 

@@ -59,6 +59,7 @@ class WaitingBlock {
     if (threadIdx.x == 0) SetWords(0, at_.ranks);
   }
 
+  __device__ bool All(bool going_on) { return __syncthreads_and(going_on) != 0; }
   __device__ uint64_t Load(const uint64_t* from) { return *from; }
   __device__ void Store(uint64_t* to, uint64_t value) {
     __syncthreads();  // all have loaded it

@@ -5,6 +5,7 @@
 #define LIBDDP_DEVICE_CUDA_STAGED_ELEMENTS_H_
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "libddp/device/cuda_convert.h"
@@ -72,8 +73,8 @@ class Elements {
     }
   }
 
-  __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
-    constexpr int kPacketWidth = staged::kPacketBytes / sizeof(In);
+  __device__ uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
+    constexpr int kPacketWidth = staged::kPacketBytes / (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
     Accumulator acc[kPacketWidth] = {};
 #pragma unroll
     for (int r = 0; r < staged::kMaxRanks; ++r) {
@@ -82,12 +83,14 @@ class Elements {
 #pragma unroll
       for (int k = 0; k < kPacketWidth; ++k) Take<false>(r == 0, x[k], &acc[k]);
     }
+    alignas(staged::kPacketBytes) Out results[staged::kPacketBytes / sizeof(Out)] = {};
 #pragma unroll
     for (int k = 0; k < kPacketWidth; ++k) {
-      uint64_t bytes = sizeof(Out);
-      if (static_cast<uint64_t>(k) < n)
-        *reinterpret_cast<Out*>(Locate(out, (first + k) * sizeof(Out), &bytes)) = Result(acc[k]);
+      if (static_cast<uint64_t>(k) < n) results[k] = Result(acc[k]);
     }
+    uint64_t result;
+    memcpy(&result, results, sizeof(result));
+    return result;
   }
 
  private:

@@ -70,19 +70,37 @@ class Block : public WaitingBlock {
     return data;
   }
 
+  __device__ void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size, uint64_t data) {
+    uint64_t together = n * size;
+    char* const to = Locate(out, first * size, &together);
+    if (together == staged::kPacketBytes && AlignedTo(staged::kPacketBytes, to)) {
+      *reinterpret_cast<uint64_t*>(to) = data;
+      return;
+    }
+    for (uint64_t k = 0; k < n; ++k) {
+      uint64_t bytes = size;
+      StoreElement(Locate(out, (first + k) * size, &bytes), size, data >> (8 * size * k));
+    }
+  }
+
   __device__ void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
     const uint64_t above = static_cast<uint64_t>(mark) << 32;
     StorePacket(to, {{above | (data & UINT32_MAX), above | (data >> 32)}});
   }
 
-  __device__ bool Receive(staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data) {
+  __device__ bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me, uint64_t own,
+                          uint64_t* data) {
     bool received = true;
 #pragma unroll
     for (int first = 0; first < staged::kMaxRanks; first += kTogether) {
-      if (first < at_.ranks) received = received && ReceiveSome(first, from, stride, mark, own, data);
+      if (first < ranks) {
+        received = received && ReceiveSome(from + static_cast<uint64_t>(first) * stride, stride, mark, ranks - first,
+                                           me - first, own, data + first);
+      }
     }
     return received;
   }
+  __device__ void CheckPacket(uint64_t data, uint64_t) { Check(data); }  // where no element is, there is a 0
 
  protected:
   bool bad_ = false;  // this thread has seen a result that is infinite or not a number
@@ -103,25 +121,41 @@ class Block : public WaitingBlock {
     }
   }
 
-  // From kTogether ranks on: the loads of their packets are under way at once.
-  __device__ bool ReceiveSome(int first, const staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own,
-                              uint64_t* data) {
+  __device__ void StoreElement(char* to, uint64_t size, uint64_t data) {
+    switch (size) {
+      case 1:
+        *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(data);
+        return;
+      case 2:
+        *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(data);
+        return;
+      case 4:
+        *reinterpret_cast<uint32_t*>(to) = static_cast<uint32_t>(data);
+        return;
+      default:
+        *reinterpret_cast<uint64_t*>(to) = data;
+    }
+  }
+
+  // Of the first kTogether of these ranks: the loads of their packets are under way at once.
+  __device__ bool ReceiveSome(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me,
+                              uint64_t own, uint64_t* data) {
     uint32_t missing = 0;
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      if (first + k == at_.rank) data[first + k] = own;
-      if (first + k != at_.rank && first + k < at_.ranks) missing |= 1u << k;
+      if (k == me) data[k] = own;
+      if (k != me && k < ranks) missing |= 1u << k;
     }
     for (int polls = 1; missing != 0; ++polls) {
       staged::Packet packet[kTogether];
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        if ((missing >> k & 1) != 0) packet[k] = LoadPacket(from + static_cast<uint64_t>(first + k) * stride);
+        if ((missing >> k & 1) != 0) packet[k] = LoadPacket(from + static_cast<uint64_t>(k) * stride);
       }
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         if ((missing >> k & 1) == 0 || packet[k].half[0] >> 32 != mark || packet[k].half[1] >> 32 != mark) continue;
-        data[first + k] = (packet[k].half[0] & UINT32_MAX) | packet[k].half[1] << 32;
+        data[k] = (packet[k].half[0] & UINT32_MAX) | packet[k].half[1] << 32;
         missing &= ~(1u << k);
       }
       if (polls % kPollsALook == 0 && missing != 0 && MustLeave()) return false;
@@ -209,10 +243,11 @@ class ReducingBlock : public Block {
     elements.Reduce(from, n, to, also, count);
     bad_ |= elements.bad();
   }
-  __device__ void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
+  __device__ uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
     Elements<In, Out> elements(at_, arithmetic_);
-    elements.ReducePacket(data, out, first, n);
+    const uint64_t result = elements.ReducePacket(data, n);
     bad_ |= elements.bad();
+    return result;
   }
 
   // At the kernel's end. Integers have no exponents.

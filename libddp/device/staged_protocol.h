@@ -21,29 +21,11 @@
 #include <cstdint>
 
 #include "libddp/device/scale_rule.h"
+#include "libddp/device/staged_memory.h"
 
 namespace ddp::staged {
 
-inline constexpr int kMaxRanks = 16;   // of one group, on one node
 inline constexpr int kMaxRanges = 48;  // on either side of one launch
-inline constexpr int kMaxChannels = 16;
-inline constexpr int kDepth = 4;  // slots of a ring
-inline constexpr size_t kSlotBytes = 64 << 10;
-inline constexpr int kPairChannels = 2;  // of a message between two ranks
-inline constexpr size_t kPairSlotBytes = 16 << 10;
-inline constexpr int kPacketChannels = 64;
-inline constexpr uint64_t kPackets = 2048;  // of a channel in one operation
-inline constexpr int kPacketBytes = 8;      // of data
-inline constexpr size_t kLine = 64;
-
-struct alignas(kLine) Counter {
-  uint64_t value;
-};
-
-// The GPU and the bus keep each half whole: 4 bytes of data below, a mark above, which is another in each operation.
-struct alignas(16) Packet {
-  uint64_t half[2];
-};
 
 // One side of an operation: ranges of memory that stand end to end.
 struct RangeTable {
@@ -52,84 +34,12 @@ struct RangeTable {
   int ranges;
 };
 
-// What all kernels of a rank have in common.
-struct Place {
-  int rank, ranks;
-  char* ring;        // the shared memory, where this GPU sees it
-  uint64_t* counts;  // this rank's own, in the GPU's memory: kCounts
-  uint32_t* failed;  // this process's: set by an operation that has to be left
-};
-
-// --- the shared memory ----------------------------------------------------------------------------------------------
-
-// Counters of a rank and channel: of its input ring and of its result ring, how many slots it has filled, and how many
-// of everybody's it has done with.
-enum Stage : int { kWritten, kConsumed, kPublished, kFetched, kStages };
-
-// Not 0: thread block `index` of this rank leaves. A GPU reads a line of host memory for one thread block after the
-// other, a microsecond each: so each has a line.
-inline constexpr int kAbortWords = 64;
-DDP_HOST_DEVICE inline uint32_t* AbortWordOf(const Place& at, int rank, int index) {
-  return reinterpret_cast<uint32_t*>(at.ring + static_cast<size_t>(rank * kAbortWords + index % kAbortWords) * kLine);
-}
-DDP_HOST_DEVICE inline Counter* CounterOf(const Place& at, Stage stage, int rank, int channel) {
-  return reinterpret_cast<Counter*>(AbortWordOf(at, at.ranks, 0)) + (rank * kMaxChannels + channel) * kStages + stage;
-}
-// Of the messages from one rank to another.
-enum PairStage : int { kSent, kReceived, kPairStages };
-DDP_HOST_DEVICE inline Counter* PairCounterOf(const Place& at, PairStage stage, int from, int to, int channel) {
-  return CounterOf(at, kWritten, at.ranks, 0) + ((from * at.ranks + to) * kPairChannels + channel) * kPairStages +
-         stage;
-}
-DDP_HOST_DEVICE inline char* SlotsBegin(const Place& at) {
-  return reinterpret_cast<char*>(PairCounterOf(at, kSent, at.ranks, 0, 0));
-}
-// ring: 0 the input's, 1 the result's.
-DDP_HOST_DEVICE inline char* SlotOf(const Place& at, int ring, int rank, int channel, uint64_t number) {
-  const size_t index =
-      (static_cast<size_t>(rank) * kMaxChannels + static_cast<size_t>(channel)) * 2 + static_cast<size_t>(ring);
-  return SlotsBegin(at) + (index * kDepth + number % kDepth) * kSlotBytes;
-}
-DDP_HOST_DEVICE inline char* PairSlotOf(const Place& at, int from, int to, int channel, uint64_t number) {
-  const size_t pair = static_cast<size_t>(from) * static_cast<size_t>(at.ranks) + static_cast<size_t>(to);
-  const size_t index = pair * kPairChannels + static_cast<size_t>(channel);
-  return SlotOf(at, 0, at.ranks, 0, 0) + (index * kDepth + number % kDepth) * kPairSlotBytes;
-}
-// Operations that follow each other use different ones.
-DDP_HOST_DEVICE inline Packet* PacketsOf(const Place& at, int rank, int channel, uint64_t operation) {
-  const size_t index = (static_cast<size_t>(rank) * 2 + operation % 2) * kPacketChannels + static_cast<size_t>(channel);
-  return reinterpret_cast<Packet*>(PairSlotOf(at, at.ranks, 0, 0, 0)) + index * kPackets;
-}
-DDP_HOST_DEVICE inline size_t RingBytes(int ranks) {
-  char* const anywhere = reinterpret_cast<char*>(kLine);  // but at null, where pointers have no arithmetic
-  const Place at{0, ranks, anywhere, nullptr, nullptr};
-  return static_cast<size_t>(reinterpret_cast<char*>(PacketsOf(at, ranks, 0, 0)) - at.ring);
-}
-
-// A rank's own counts: of slots in each stage, of the operations by packets in each channel, and LeftOf.
-inline constexpr int kPairCounts = kMaxRanks * kPairChannels * kPairStages;
-inline constexpr int kCounts = kMaxChannels * kStages + kPairCounts + kPacketChannels + 1;
-DDP_HOST_DEVICE inline uint64_t* CountOf(const Place& at, Stage stage, int channel) {
-  return at.counts + channel * kStages + stage;
-}
-DDP_HOST_DEVICE inline uint64_t* PairCountOf(const Place& at, PairStage stage, int peer, int channel) {
-  return at.counts + kMaxChannels * kStages + (peer * kPairChannels + channel) * kPairStages + stage;
-}
-
-DDP_HOST_DEVICE inline uint64_t* PacketCountOf(const Place& at, int channel) {
-  return at.counts + kMaxChannels * kStages + kPairCounts + channel;
-}
-// Not 0: the stream has gone on although something has not come that it waited for, so that what follows has nothing
-// to give to others. It is the stream that sets it; the words come when the failure is known.
-DDP_HOST_DEVICE inline uint64_t* LeftOf(const Place& at) { return at.counts + kCounts - 1; }
-
-// --- collective operations ------------------------------------------------------------------------------------------
-
 enum class Move : uint8_t {
-  kAllReduce,         // in two phases: each rank reduces a part of each tile
-  kAllReduceOnce,     // in one: each rank reduces everything
-  kAllReducePackets,  // the same, by packets; a channel has one tile
-  kAllReduceFetched,  // this rank's reduction of a chunk that copies have fetched; waits for nobody (staged_turn.h)
+  kAllReduce,             // in two phases: each rank reduces a part of each tile
+  kAllReduceOnce,         // in one: each rank reduces everything
+  kAllReducePackets,      // in two, by packets; a channel has one tile
+  kAllReducePacketsOnce,  // in one, by packets
+  kAllReduceFetched,      // this rank's reduction of a chunk that copies have fetched; waits for nobody (staged_turn.h)
   kReduceScatter,
   kReduce,  // to `root`
   kAllGather,
@@ -171,6 +81,13 @@ struct Collective {
   RangeTable in, out;
 };
 
+DDP_HOST_DEVICE inline bool ByPackets(Move move) {
+  return move == Move::kAllReducePackets || move == Move::kAllReducePacketsOnce;
+}
+// Of a packet. As many results have room in it.
+DDP_HOST_DEVICE inline uint64_t PacketElements(const Collective& c) {
+  return static_cast<uint64_t>(kPacketBytes / (c.in_size > c.out_size ? c.in_size : c.out_size));
+}
 DDP_HOST_DEVICE inline bool UsesInputs(Move move) { return move != Move::kAllGather && move != Move::kBroadcast; }
 DDP_HOST_DEVICE inline bool UsesResults(Move move) {
   return move == Move::kAllReduce || move == Move::kAllGather || move == Move::kBroadcast;
@@ -245,12 +162,16 @@ struct Level {
 //                                                  checked for infinities and NaN
 //   void Reduce(const char* const* from, int n, char* to, char* also, uint64_t elements)   `also` may be null
 //   uint64_t Load(const uint64_t*), void Store(uint64_t*, uint64_t)   of the rank's own counts
+//   bool All(bool going_on)                        whether all threads go on, and have come here
 // And each of its threads, thread() of threads(), alone, with `n` elements from `first` on, which fit into a packet:
 //   uint64_t Gather(const RangeTable& in, uint64_t first, uint64_t n, uint64_t size)   of elements of `size` bytes
 //   void Put(Packet*, uint64_t data, uint32_t mark)
-//   bool Receive(Packet*, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data)   fills in data[r] of all
-//                                                  ranks, whose packets are `stride` apart; false: leave
-//   void ReducePacket(const uint64_t* data, const RangeTable& out, uint64_t first, uint64_t n)
+//   void Scatter(const RangeTable& out, uint64_t first, uint64_t n, uint64_t size, uint64_t data)   the other way
+//   bool Receive(const Packet*, uint64_t stride, uint32_t mark, int ranks, int me, uint64_t own, uint64_t* data)
+//                                                  fills in data[r] of so many ranks, whose packets are `stride` apart;
+//                                                  data[me] becomes `own`; false: leave
+//   uint64_t ReducePacket(const uint64_t* data, uint64_t n)   the result, as a packet's data
+//   void CheckPacket(uint64_t data, uint64_t n)    a result that another rank has made
 
 // What a rank does with a tile. In a split operation each is a thread block of its own.
 enum class Duty : int {
@@ -412,8 +333,10 @@ DDP_HOST_DEVICE bool RunDuty(Block& block, const Collective& c, Duty duty, int c
   return true;
 }
 
-// The protocol that NCCL calls LL, for low latency. Who begins operation n + 2 has everybody's packets of n + 1, sent
-// after all packets of n were read: so two sets are enough.
+// The protocol that NCCL calls LL, for low latency. In two phases a channel's packets are shared out: each rank reduces
+// its own, and passes the results on at their places in its own area, which are free, as it sends nobody those. It
+// waits for results only after that, and for all else only before: so all go on. Who is at the end of operation n + 1
+// has something of it that everybody has contributed to, after the end of n: so two sets of packets are enough.
 template <typename Block>
 DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) {
   // Marks come round after 2^32 operations. What was written that long ago must not be there any more.
@@ -423,22 +346,41 @@ DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) 
   const uint64_t operation = block.Load(count) + 1;
   const uint32_t mark = static_cast<uint32_t>(operation);
   const Part part = PartOf(c, static_cast<uint64_t>(channel), 0);
-  const uint64_t size = static_cast<uint64_t>(c.in_size), each = kPacketBytes / size;
-  const uint64_t packets = (part.count + each - 1) / each;
+  const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
+  const uint64_t each = PacketElements(c);
+  const uint32_t packets = static_cast<uint32_t>((part.count + each - 1) / each);
   const auto elements = [&](uint64_t i) { return part.count - i * each < each ? part.count - i * each : each; };
-  const uint64_t step = static_cast<uint64_t>(block.threads());
+  const uint32_t me = static_cast<uint32_t>(c.at.rank), ranks = static_cast<uint32_t>(c.at.ranks);
+  const bool shared = c.move == Move::kAllReducePackets;
+  const uint32_t share = shared ? (packets + ranks - 1) / ranks : packets;  // the last ranks may have less, or nothing
+  const uint32_t own_at = !shared ? 0 : me * share < packets ? me * share : packets;
+  const uint32_t owned = packets - own_at < share ? packets - own_at : share;
+  const uint32_t thread = static_cast<uint32_t>(block.thread()), step = static_cast<uint32_t>(block.threads());
   Packet* const mine = PacketsOf(c.at, c.at.rank, channel, operation);
-  for (uint64_t i = static_cast<uint64_t>(block.thread()); i < (operation % kRenewal < 2 ? kPackets : packets);
-       i += step) {
-    block.Put(&mine[i], i < packets ? block.Gather(c.in, part.begin + i * each, elements(i), size) : 0, mark);
+  for (uint32_t i = thread; i < (operation % kRenewal < 2 ? kPackets : packets); i += step) {
+    if (shared && i - own_at < owned) continue;
+    block.Put(&mine[i], i < packets ? block.Gather(c.in, part.begin + i * each, elements(i), in_size) : 0, mark);
   }
   Packet* const first = PacketsOf(c.at, 0, channel, operation);
   const uint64_t stride = static_cast<uint64_t>(PacketsOf(c.at, 1, channel, operation) - first);
-  for (uint64_t i = static_cast<uint64_t>(block.thread()); i < packets; i += step) {
-    uint64_t data[kMaxRanks];
-    const uint64_t own = block.Gather(c.in, part.begin + i * each, elements(i), size);
-    if (!block.Receive(first + i, stride, mark, own, data)) break;
-    block.ReducePacket(data, c.out, part.begin + i * each, elements(i));
+  bool going_on = true;
+  for (int phase = 0; phase < (shared ? 2 : 1); ++phase) {
+    // Threads of a warp may wait for each other: none waits for results before all have passed on their own.
+    if (phase > 0 && !block.All(going_on)) break;
+    const bool own = phase == 0;
+    for (uint32_t k = own ? thread : owned + thread; k < (own ? owned : packets); k += step) {
+      const uint32_t i = own_at + k < packets ? own_at + k : own_at + k - packets;
+      const uint64_t begin = part.begin + i * each, n = elements(i);
+      const uint64_t given = own ? block.Gather(c.in, begin, n, in_size) : 0;
+      const Packet* const from = first + i + (own ? 0 : i / share * stride);
+      uint64_t data[kMaxRanks];
+      going_on = block.Receive(from, stride, mark, own ? c.at.ranks : 1, own ? c.at.rank : -1, given, data);
+      if (!going_on) break;
+      const uint64_t result = own ? block.ReducePacket(data, n) : data[0];
+      if (shared && own) block.Put(&mine[i], result, mark);
+      if (!own) block.CheckPacket(result, n);
+      block.Scatter(c.out, begin, n, out_size, result);
+    }
   }
   block.Store(count, operation);
 }
@@ -474,7 +416,7 @@ DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool 
 // What thread block `index` of BlocksOf does.
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
-  if (c.move == Move::kAllReducePackets) return RunPackets(block, c, index);
+  if (ByPackets(c.move)) return RunPackets(block, c, index);
   const bool inputs = UsesInputs(c.move) && c.move != Move::kAllReduceFetched;
   RunTiles(block, c, index, inputs, UsesResults(c.move));
 }

@@ -96,32 +96,42 @@ class HostBlock {
       std::memcpy(data + k * size, Locate(in, (first + k) * size, &bytes), size);
     return std::bit_cast<uint64_t>(data);
   }
+  void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size, uint64_t data) {
+    const char* const bytes_of = reinterpret_cast<const char*>(&data);
+    for (uint64_t k = 0, bytes = size; k < n; ++k)
+      std::memcpy(Locate(out, (first + k) * size, &bytes), bytes_of + k * size, size);
+  }
+  bool All(bool going_on) { return going_on; }
   void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
     for (int h = 0; h < 2; ++h) {
       const uint64_t half = (static_cast<uint64_t>(mark) << 32) | ((data >> (32 * h)) & UINT32_MAX);
       std::atomic_ref<uint64_t>(to->half[h]).store(half, std::memory_order_relaxed);
     }
   }
-  bool Receive(staged::Packet* from, uint64_t stride, uint32_t mark, uint64_t own, uint64_t* data) {
-    for (int r = 0; r < at_.ranks; ++r) {
-      data[r] = r == at_.rank ? own : 0;
-      for (int h = 0; h < 2 && r != at_.rank; ++h) {
-        const std::atomic_ref<uint64_t> half(from[static_cast<uint64_t>(r) * stride].half[h]);
+  bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me, uint64_t own,
+               uint64_t* data) {
+    for (int r = 0; r < ranks; ++r) {
+      data[r] = r == me ? own : 0;
+      for (int h = 0; h < 2 && r != me; ++h) {
+        const std::atomic_ref<uint64_t> half(const_cast<uint64_t&>(from[static_cast<uint64_t>(r) * stride].half[h]));
         if (!SpinUntil([&] { return half.load(std::memory_order_relaxed) >> 32 == mark; })) return false;
         data[r] |= (half.load(std::memory_order_relaxed) & UINT32_MAX) << (32 * h);
       }
     }
     return true;
   }
-  void ReducePacket(const uint64_t* data, const staged::RangeTable& out, uint64_t first, uint64_t n) {
-    const uint64_t size = SizeOf(static_cast<DType>(arithmetic_->out_type));
+  uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
     std::vector<const void*> in;
     for (int r = 0; r < at_.ranks; ++r) in.push_back(data + r);
-    alignas(8) char result[staged::kPacketBytes * sizeof(float)];
-    void* const to = result;
+    uint64_t result = 0;
+    void* const to = &result;
     Found(reduce_(in.data(), at_.ranks, &to, 1, n));
-    for (uint64_t k = 0, bytes = size; k < n; ++k)
-      std::memcpy(Locate(out, (first + k) * size, &bytes), result + k * size, size);
+    return result;
+  }
+  void CheckPacket(uint64_t data, uint64_t n) {
+    const void* const in = &data;
+    void* const out = &data;
+    Found(check_(&in, 1, &out, 1, n));
   }
 
  private:

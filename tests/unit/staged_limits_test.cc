@@ -21,11 +21,12 @@ TEST_CASE("limits are read as they are meant") {
   CHECK(limits.Parse("fixed").ok());
   CHECK(limits.Parse("measure").ok());
   CHECK(limits == StagedLimits::For(2));
-  REQUIRE(limits.Parse("packets=3,once=64K,copies=2M,chunk=512K,tile=4K,blocks=24").ok());
-  CHECK(limits == StagedLimits{3, 64 << 10, 2 << 20, 512 << 10, 512 << 10, 4 << 10, 24});
-  REQUIRE(limits.Parse("copies=never,packets=never").ok());
+  REQUIRE(limits.Parse("packets=3,packets_once=2,once=64K,copies=2M,chunk=512K,tile=4K,blocks=24").ok());
+  CHECK(limits == StagedLimits{3, 2, 64 << 10, 2 << 20, 512 << 10, 512 << 10, 4 << 10, 24});
+  REQUIRE(limits.Parse("copies=never,packets=never,packets_once=never").ok());
   CHECK(limits.copies == StagedLimits::kNever);
   CHECK(limits.packets == 0);
+  CHECK(limits.packets_once == 0);
   for (const char* const wrong : {"copy=3", "copies", "copies=", "copies=-1", "copies=1G", "copies=3,chunk=1000",
                                   "chunk=0", "chunk=2000M", "chunk=never", "tile=2K", "tile=65K", "4M"}) {
     const absl::Status status = limits.Parse(wrong);
@@ -37,9 +38,11 @@ TEST_CASE("limits are read as they are meant") {
 
 TEST_CASE("the way of an all-reduce follows from the limits") {
   StagedLimits limits = StagedLimits::For(2);
-  REQUIRE(limits.Parse("packets=1K,once=1M,copies=8M").ok());
+  REQUIRE(limits.Parse("packets=1K,packets_once=64,once=1M,copies=8M").ok());
   for (const auto& [bytes, move] :
-       std::vector<std::pair<uint64_t, Move>>{{4, Move::kAllReducePackets},
+       std::vector<std::pair<uint64_t, Move>>{{4, Move::kAllReducePacketsOnce},
+                                              {64, Move::kAllReducePacketsOnce},
+                                              {65, Move::kAllReducePackets},
                                               {1024, Move::kAllReducePackets},
                                               {1025, Move::kAllReduceOnce},
                                               {1 << 20, Move::kAllReduceOnce},
@@ -48,13 +51,31 @@ TEST_CASE("the way of an all-reduce follows from the limits") {
                                               {8 << 20, Move::kAllReduceFetched},
                                               {uint64_t{1} << 40, Move::kAllReduceFetched}}) {
     INFO(bytes << " bytes");
-    CHECK(AllReduceMove(limits, 2, 48, bytes) == move);
+    CHECK(AllReduceMove(limits, 2, 48, bytes, bytes / 2) == move);
   }
+  // Results have room in packets, too.
+  CHECK(AllReduceMove(limits, 2, 48, 32, 64) == Move::kAllReducePacketsOnce);
+  CHECK(AllReduceMove(limits, 2, 48, 64, 128) == Move::kAllReducePackets);
+  CHECK(AllReduceMove(limits, 2, 48, 1024, 2048) == Move::kAllReduceOnce);
   // What one channel's packets hold.
   limits.packets = StagedLimits::kNever;
-  CHECK(AllReduceMove(limits, 2, 1, 16 << 10) == Move::kAllReducePackets);
-  CHECK(AllReduceMove(limits, 2, 1, (16 << 10) + 1) == Move::kAllReduceOnce);
-  CHECK(AllReduceMove(StagedLimits::For(4), 4, 48, 256 << 20) == Move::kAllReduce);
+  CHECK(AllReduceMove(limits, 2, 1, 16 << 10, 16 << 10) == Move::kAllReducePackets);
+  CHECK(AllReduceMove(limits, 2, 1, (16 << 10) + 1, 1) == Move::kAllReduceOnce);
+}
+
+TEST_CASE("where nobody measures, only more than two ranks take two phases") {
+  const auto move = [](int ranks, uint64_t bytes) {
+    return AllReduceMove(StagedLimits::For(ranks), ranks, 48, bytes, bytes);
+  };
+  CHECK(move(2, 256 << 10) == Move::kAllReducePacketsOnce);
+  CHECK(move(2, 1 << 20) == Move::kAllReduceOnce);
+  for (const int ranks : {3, 4, 8, 16}) {
+    INFO(ranks << " ranks");
+    CHECK(move(ranks, 4 << 10) == Move::kAllReducePacketsOnce);
+    CHECK(move(ranks, 128 << 10) == Move::kAllReducePackets);
+    CHECK(move(ranks, 256 << 10) == Move::kAllReduce);
+    CHECK(move(ranks, 256 << 20) == Move::kAllReduce);
+  }
 }
 
 TEST_CASE("chunks grow with the array, up to what there is memory for") {
@@ -105,9 +126,12 @@ TEST_CASE("what is measured sets the limits, alike on all ranks") {
   // The way for larger arrays, every second time, is faster.
   const StagedLimits early = Calibrated(2, [](int number) { return number % 2 == 0 ? 10.0 : 5.0; });
   CHECK(early.packets == (16 << 10) - 1);
+  CHECK(early.packets_once == StagedLimits::kNever);
   CHECK(early.copies == 2 << 20);
+  CHECK(Calibrated(4, [](int number) { return number % 2 == 0 ? 10.0 : 5.0; }).packets_once == (8 << 10) - 1);
   const StagedLimits late = Calibrated(3, [](int number) { return number % 2 == 0 ? 5.0 : 10.0; });
   CHECK(late.packets == 256 << 10);
+  CHECK(late.packets_once == 64 << 10);
   CHECK(late.once == 512 << 10);
   CHECK(late.copies == StagedLimits::kNever);
 }

@@ -8,12 +8,14 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "libddp/base/failed_ranks.h"
 #include "libddp/comm/base/block_reducer.h"
 #include "libddp/comm/staged/staged_plan.h"
 #include "tests/support/block_reference.h"
+#include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
 
 namespace ddp::testing::simulated {
@@ -36,8 +38,8 @@ std::vector<int> Covered(const staged::Collective& c) {
 }
 
 TEST_CASE("tiles cover every element once, and fit their slots") {
-  for (const Move move : {Move::kAllReduce, Move::kAllReduceOnce, Move::kAllReducePackets, Move::kReduceScatter,
-                          Move::kReduce, Move::kAllGather, Move::kBroadcast}) {
+  for (const Move move : {Move::kAllReduce, Move::kAllReduceOnce, Move::kAllReducePackets, Move::kAllReducePacketsOnce,
+                          Move::kReduceScatter, Move::kReduce, Move::kAllGather, Move::kBroadcast}) {
     for (const int ranks : {2, 3, 8, 16}) {
       for (const int size : {1, 2, 4, 8}) {
         for (const uint64_t each : {1, 5, 1000, 40'000}) {
@@ -50,18 +52,18 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             c.out_size = size == 2 ? 4 : size;
             for (int r = 0; r <= ranks; ++r) c.part_begin[r] = each * static_cast<uint64_t>(r);
             const uint64_t bytes = c.count * static_cast<uint64_t>(size);
-            if (move == Move::kAllReducePackets &&
-                AllReduceMove(StagedLimits::For(ranks), ranks, blocks, bytes) != move)
+            const uint64_t out_size = static_cast<uint64_t>(c.out_size), out_bytes = c.count * out_size;
+            if (ByPackets(move) && !ByPackets(AllReduceMove(StagedLimits::For(ranks), ranks, blocks, bytes, out_bytes)))
               continue;
             PlanTiles(blocks, &c);
             INFO("move " << static_cast<int>(move) << ", " << ranks << " ranks, " << size << " bytes, " << each
                          << " each, " << blocks << " blocks");
             CHECK(Covered(c) == std::vector<int>(c.count, 1));
             const uint64_t parts = HasParts(move) ? static_cast<uint64_t>(ranks) : 1;
-            if (move == Move::kAllReducePackets) {
+            if (ByPackets(move)) {
               CHECK(c.tiles == static_cast<uint64_t>(c.channels));
-              CHECK(c.part_elements * static_cast<uint64_t>(size) <= staged::kPackets * staged::kPacketBytes);
-              CHECK(c.part_elements * static_cast<uint64_t>(size) % staged::kPacketBytes == 0);
+              CHECK(c.part_elements * out_size <= staged::kPackets * staged::kPacketBytes);
+              CHECK(c.part_elements * out_size % staged::kPacketBytes == 0);
               CHECK(BlocksOf(c) <= blocks);
               continue;
             }
@@ -162,10 +164,13 @@ void CheckBits(Rank& rank, ProcessGroup& group, DType in, DType out, size_t coun
 
 // Everything by the copy engines, in chunks so small that each lane's slots are used again and again.
 constexpr char kCopies[] = "copies=0,chunk=4K";
+// Everything that packets can hold by packets in two phases.
+constexpr char kTwoPhases[] = "packets=1M,packets_once=0";
 
 TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
-  for (const auto& [size, limits] : {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(4, "fixed"),
-                                     std::pair(2, kCopies), std::pair(3, kCopies)}) {
+  for (const auto& [size, limits] :
+       {std::pair(2, "fixed"), std::pair(3, "fixed"), std::pair(4, "fixed"), std::pair(2, kCopies),
+        std::pair(3, kCopies), std::pair(3, kTwoPhases), std::pair(4, kTwoPhases)}) {
     StagedJob job(size, limits);
     job.Run([](Rank& rank, ProcessGroup& group) {
       for (const DType in : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -186,14 +191,18 @@ TEST_CASE("staged sums have the CPU's bits, however arrays are cut") {
   }
 }
 
-// All-reduces of ones on two simulated GPUs, rank 1 well after rank 0; on a ring of the test's own.
-class Pair {
+// All-reduces of ones on simulated GPUs, each rank well after the one before; on a ring of the test's own.
+class Gpus {
  public:
-  explicit Pair(uint64_t operations_before) : ring_(staged::RingBytes(kRanks) / sizeof(staged::Packet)) {
+  Gpus(int ranks, uint64_t operations_before)
+      : ranks_(ranks),
+        gpus_(KeptDevices(ranks)),
+        ring_(staged::RingBytes(ranks) / sizeof(staged::Packet)),
+        sides_(static_cast<size_t>(ranks)) {
     const DeviceGuard first(gpus_, DeviceOf(0));
-    registered_ = gpus_.RegisterHost(ring_.data(), staged::RingBytes(kRanks)).value();
-    for (int r = 0; r < kRanks; ++r) {
-      Side& side = sides_[r];
+    registered_ = gpus_.RegisterHost(ring_.data(), staged::RingBytes(ranks_)).value();
+    for (int r = 0; r < ranks_; ++r) {
+      Side& side = SideOf(r);
       const DeviceGuard guard(gpus_, DeviceOf(r));
       side.counts = gpus_.Allocate(DeviceOf(r), staged::kCounts * sizeof(uint64_t)).value();
       side.failed = gpus_.Allocate(DeviceOf(r), sizeof(uint32_t)).value();
@@ -204,13 +213,13 @@ class Pair {
       for (int c = 0; c < staged::kPacketChannels; ++c) *PacketCountOf(PlaceOf(r), c) = operations_before;
     }
   }
-  ~Pair() {
+  ~Gpus() {
     for (const std::string& complaint : gpus_.complaints()) CHECK(complaint == "");
   }
 
   // As if operation `number` of long ago had left its packets.
   void LeavePackets(uint64_t number) {
-    for (int r = 0; r < kRanks; ++r) {
+    for (int r = 0; r < ranks_; ++r) {
       for (int c = 0; c < staged::kPacketChannels; ++c) {
         const uint64_t half = (number << 32) | 77;
         std::fill_n(PacketsOf(PlaceOf(0), r, c, number), staged::kPackets, staged::Packet{{half, half}});
@@ -218,26 +227,46 @@ class Pair {
     }
   }
 
-  // Both ranks' results, end to end.
-  std::vector<int32_t> AllReduce(size_t count) {
-    for (int r = 0; r < kRanks; ++r) {
-      Launch(r, Move::kAllReducePackets, count);
-      if (r == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  // All ranks' results, end to end.
+  std::vector<int32_t> AllReduce(Move move, size_t count) {
+    for (int r = 0; r < ranks_; ++r) {
+      if (r > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      Launch(r, move, count);
     }
     std::vector<int32_t> results;
-    for (int r = 0; r < kRanks; ++r) {
-      FakeDevices::Synchronize(sides_[r].stream.get());
+    for (int r = 0; r < ranks_; ++r) {
+      FakeDevices::Synchronize(SideOf(r).stream.get());
       results.insert(results.end(), WordsOf(r), WordsOf(r) + count);
     }
     return results;
+  }
+
+  // Each of three ranks owns a packet. Rank 2 has died after it had put rank 1's: so rank 1 has passed on its result,
+  // and waits for the others', and rank 0 waits for the one that is missing. They leave one after the other.
+  void LeaveOneAfterTheOther() {
+    const auto packets_of = [&](int r) { return PacketsOf(PlaceOf(0), r, 0, 1); };
+    const auto half_of = [&](int r, int i) { return std::atomic_ref<uint64_t>(packets_of(r)[i].half[0]).load(); };
+    const auto words_of = [&](int r) { return std::vector<int32_t>(WordsOf(r), WordsOf(r) + 6); };
+    packets_of(2)[1] = {{uint64_t{1} << 32 | 1, uint64_t{1} << 32 | 1}};
+    for (int r = 0; r < 2; ++r) Launch(r, Move::kAllReducePackets, 6);
+    while (half_of(1, 1) != (uint64_t{1} << 32 | 3)) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int r = 0; r < 2; ++r) {
+      std::atomic_ref<uint32_t>(*AbortWordOf(PlaceOf(0), r, 0)).store(1);
+      FakeDevices::Synchronize(SideOf(r).stream.get());
+      CHECK(*static_cast<uint32_t*>(SideOf(r).failed.get()) == 1);
+      CHECK(half_of(0, 0) == 0);
+    }
+    CHECK(words_of(0) == std::vector<int32_t>(6, 1));
+    CHECK(words_of(1) == std::vector<int32_t>{1, 1, 3, 3, 1, 1});
   }
 
   // One of rank 0's thread blocks has to leave an operation; whether all of rank 0's know of it then, and no peer's.
   bool AllHearOfFailure() {
     *AbortWordOf(PlaceOf(0), 0, 1) = 1;
     Launch(0, Move::kAllReduceOnce, kMost);
-    FakeDevices::Synchronize(sides_[0].stream.get());
-    bool all = *static_cast<uint32_t*>(sides_[0].failed.get()) == 1;
+    FakeDevices::Synchronize(SideOf(0).stream.get());
+    bool all = *static_cast<uint32_t*>(SideOf(0).failed.get()) == 1;
     for (int i = 0; i < staged::kAbortWords; ++i) {
       all = all && *AbortWordOf(PlaceOf(0), 0, i) == 1 && *AbortWordOf(PlaceOf(0), 1, i) == 0;
     }
@@ -247,23 +276,24 @@ class Pair {
   uint64_t WrittenAfterFailure() {
     *CounterOf(PlaceOf(0), staged::kWritten, 0, 0) = {};
     Launch(0, Move::kAllReduceOnce, kMost);
-    FakeDevices::Synchronize(sides_[0].stream.get());
+    FakeDevices::Synchronize(SideOf(0).stream.get());
     return CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
   }
 
   // Whether peers get nothing of rank 0's all-reduces behind a wait that its stream has left.
   bool GivesNothingAfterLeaving() {
     *LeftOf(PlaceOf(0)) = 1;
-    for (const Move move : {Move::kAllReducePackets, Move::kAllReduceOnce, Move::kAllReduce}) Launch(0, move, kMost);
-    FakeDevices::Synchronize(sides_[0].stream.get());
+    for (const Move move :
+         {Move::kAllReducePackets, Move::kAllReducePacketsOnce, Move::kAllReduceOnce, Move::kAllReduce})
+      Launch(0, move, kMost);
+    FakeDevices::Synchronize(SideOf(0).stream.get());
     const char* const begin = reinterpret_cast<const char*>(ring_.data());
-    return std::all_of(begin, begin + staged::RingBytes(kRanks), [](char byte) { return byte == 0; });
+    return std::all_of(begin, begin + staged::RingBytes(ranks_), [](char byte) { return byte == 0; });
   }
 
   static constexpr size_t kMost = 8192;  // elements
 
  private:
-  static constexpr int kRanks = 2;
   struct Side {
     std::shared_ptr<void> counts, failed, words;
     OwnedStream stream;
@@ -277,47 +307,66 @@ class Pair {
     c.in_size = c.out_size = sizeof(int32_t);
     c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kInt32);
     PlanTiles(32, &c);
-    c.in = c.out = {{static_cast<char*>(sides_[r].words.get())}, {count * sizeof(int32_t)}, 1};
+    c.in = c.out = {{static_cast<char*>(SideOf(r).words.get())}, {count * sizeof(int32_t)}, 1};
     std::fill_n(WordsOf(r), count, 1);
     const DeviceGuard guard(gpus_, DeviceOf(r));
-    CHECK(gpus_.RunStaged(c, sides_[r].stream.get()).ok());
+    CHECK(gpus_.RunStaged(c, SideOf(r).stream.get()).ok());
   }
   static Device DeviceOf(int rank) { return {Device::Kind::kCuda, static_cast<int16_t>(rank)}; }
-  int32_t* WordsOf(int rank) { return static_cast<int32_t*>(sides_[rank].words.get()); }
+  Side& SideOf(int rank) { return sides_[static_cast<size_t>(rank)]; }
+  int32_t* WordsOf(int rank) { return static_cast<int32_t*>(SideOf(rank).words.get()); }
   staged::Place PlaceOf(int rank) {
-    return {rank, kRanks, reinterpret_cast<char*>(ring_.data()), static_cast<uint64_t*>(sides_[rank].counts.get()),
-            static_cast<uint32_t*>(sides_[rank].failed.get())};
+    return {rank, ranks_, reinterpret_cast<char*>(ring_.data()), static_cast<uint64_t*>(SideOf(rank).counts.get()),
+            static_cast<uint32_t*>(SideOf(rank).failed.get())};
   }
 
-  FakeDevices& gpus_ = KeptDevices(kRanks);
+  const int ranks_;
+  FakeDevices& gpus_;
   std::vector<staged::Packet> ring_;
   std::shared_ptr<void> registered_;
-  Side sides_[kRanks];
+  std::vector<Side> sides_;
 };
 
 TEST_CASE("packets of operations long ago are not taken for those of this one") {
-  for (const uint64_t before : {uint64_t{1} << 24, uint64_t{1} << 32}) {
-    Pair pair(before - 2);
-    pair.LeavePackets(before + 2);
-    pair.LeavePackets(before + 3);
-    for (uint64_t number = before - 1; number < before + 8; ++number) {
-      INFO("operation " << number);
-      const size_t count = number < before + 2 ? 3 : Pair::kMost;
-      CHECK(pair.AllReduce(count) == std::vector<int32_t>(2 * count, 2));
+  // Each rank has one of the first operations' packets; or one rank two, and the last none.
+  for (const auto& [ranks, move, few] :
+       {std::tuple(2, Move::kAllReducePacketsOnce, 3), std::tuple(2, Move::kAllReducePackets, 3),
+        std::tuple(3, Move::kAllReducePackets, 5), std::tuple(4, Move::kAllReducePackets, 3)}) {
+    for (const uint64_t before : {uint64_t{1} << 24, uint64_t{1} << 32}) {
+      Gpus gpus(ranks, before - 2);
+      gpus.LeavePackets(before + 2);
+      gpus.LeavePackets(before + 3);
+      for (uint64_t number = before - 1; number < before + 8; ++number) {
+        INFO(ranks << " ranks, operation " << number);
+        const size_t count = number < before + 2 ? static_cast<size_t>(few) : Gpus::kMost;
+        CHECK(gpus.AllReduce(move, count) == std::vector<int32_t>(static_cast<size_t>(ranks) * count, ranks));
+      }
     }
   }
 }
 
+TEST_CASE("an infinity in packets is found on all, in one phase and in two") {
+  for (const char* const limits : {"packets=1M,packets_once=1M", kTwoPhases}) {
+    StagedJob job(3, limits);
+    job.Run(CheckInfinityIsFound);
+  }
+}
+
+TEST_CASE("who leaves packets neither stores nor passes on what has not come") {
+  Gpus gpus(3, 0);
+  gpus.LeaveOneAfterTheOther();
+}
+
 // A peer that is still in the operation that failed would take it for that one's.
 TEST_CASE("what is enqueued behind an operation that failed writes nothing") {
-  Pair pair(0);
-  CHECK(pair.AllHearOfFailure());
-  CHECK(pair.WrittenAfterFailure() == 0);
+  Gpus gpus(2, 0);
+  CHECK(gpus.AllHearOfFailure());
+  CHECK(gpus.WrittenAfterFailure() == 0);
 }
 
 TEST_CASE("what is enqueued behind a wait that was left gives peers nothing") {
-  Pair pair(0);
-  CHECK(pair.GivesNothingAfterLeaving());
+  Gpus gpus(2, 0);
+  CHECK(gpus.GivesNothingAfterLeaving());
 }
 
 // So large that every ring goes round several times.

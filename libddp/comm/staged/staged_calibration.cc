@@ -27,26 +27,32 @@ constexpr uint64_t kSmall = 1 << 20;
 constexpr int kRepeats = 3, kRepeatsOfSmall = 10;
 constexpr uint64_t kHostSizes[] = {256 << 10, 1 << 20, 4 << 20, kLargest};
 
-// One comparison, at one size. Every rank makes the same ones in the same order.
+// One comparison, at one size, for one limit. Every rank makes the same ones in the same order.
 struct Trial {
+  uint64_t StagedLimits::*limit;
   Move below, above;
   uint64_t bytes;
 };
+constexpr size_t kMostTrials = 24;
 
 std::vector<Trial> TrialsFor(int ranks, int blocks, const StagedLimits& limits, bool copies) {
   std::vector<Trial> trials;
   const Move kernels = limits.once == StagedLimits::kNever ? Move::kAllReduceOnce : Move::kAllReduce;
+  const Move packets = ranks > 2 ? Move::kAllReducePackets : Move::kAllReducePacketsOnce;
   for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, MostInPackets(blocks)); bytes *= 2) {
-    trials.push_back({Move::kAllReducePackets, kernels, bytes});
+    trials.push_back({&StagedLimits::packets, packets, kernels, bytes});
   }
   if (ranks > 2) {
+    for (uint64_t bytes = 8 << 10; bytes <= std::min<uint64_t>(64 << 10, MostInPackets(blocks)); bytes *= 2) {
+      trials.push_back({&StagedLimits::packets_once, Move::kAllReducePacketsOnce, packets, bytes});
+    }
     for (const uint64_t bytes : {128 << 10, 512 << 10}) {
-      trials.push_back({Move::kAllReduceOnce, Move::kAllReduce, bytes});
+      trials.push_back({&StagedLimits::once, Move::kAllReduceOnce, Move::kAllReduce, bytes});
     }
   }
   if (copies) {
     for (const uint64_t bytes : {2 << 20, 4 << 20, 8 << 20, 16 << 20}) {
-      trials.push_back({kernels, Move::kAllReduceFetched, bytes});
+      trials.push_back({&StagedLimits::copies, kernels, Move::kAllReduceFetched, bytes});
     }
   }
   return trials;
@@ -150,7 +156,7 @@ class Stopwatch {
 
 // What one rank has measured.
 struct Timings {
-  std::array<double, 16> below_us = {}, above_us = {};
+  std::array<double, kMostTrials> below_us = {}, above_us = {};
 };
 
 absl::StatusOr<Timings> Measure(Stopwatch& stopwatch, const std::vector<Trial>& trials) {
@@ -173,7 +179,7 @@ absl::StatusOr<Timings> MeasureHost(Stopwatch& stopwatch, HostPipeline& pipeline
   for (size_t k = 0; k < std::size(kHostSizes); ++k) {
     const uint64_t bytes = kHostSizes[k];
     const Buffer array = stopwatch.Array(bytes);
-    absl::StatusOr<double> below = stopwatch.TimeOf(AllReduceMove(limits, ranks, blocks, bytes), bytes);
+    absl::StatusOr<double> below = stopwatch.TimeOf(AllReduceMove(limits, ranks, blocks, bytes, bytes), bytes);
     if (!below.ok()) return below.status();
     absl::StatusOr<double> above = stopwatch.TimeOf(bytes, [&] {
       return AllReduceOnHost(pipeline, timeout, {&array, 1}, {&array, 1}, {}, stopwatch.stream());
@@ -196,19 +202,17 @@ StagedTiming Slowest(uint64_t bytes, const std::vector<Timings>& ranks, size_t k
 }
 
 void SetLimits(const std::vector<Trial>& trials, const std::vector<Timings>& ranks, StagedLimits* limits) {
-  std::vector<StagedTiming> packets, once, copies;
-  for (size_t k = 0; k < trials.size(); ++k) {
-    const StagedTiming timing = Slowest(trials[k].bytes, ranks, k);
-    const bool fetched = trials[k].above == Move::kAllReduceFetched;
-    (trials[k].below == Move::kAllReducePackets ? packets : fetched ? copies : once).push_back(timing);
-  }
-  const auto up_to = [](absl::Span<const StagedTiming> timings) {
+  for (const auto limit :
+       {&StagedLimits::packets, &StagedLimits::packets_once, &StagedLimits::once, &StagedLimits::copies}) {
+    std::vector<StagedTiming> timings;
+    for (size_t k = 0; k < trials.size(); ++k) {
+      if (trials[k].limit == limit) timings.push_back(Slowest(trials[k].bytes, ranks, k));
+    }
+    if (timings.empty()) continue;
     const uint64_t from = FasterFrom(timings);
-    return from == StagedLimits::kNever ? timings.back().bytes : from - 1;
-  };
-  limits->packets = up_to(packets);
-  if (!once.empty()) limits->once = up_to(once);
-  if (!copies.empty()) limits->copies = FasterFrom(copies);
+    const uint64_t up_to = from == StagedLimits::kNever ? timings.back().bytes : from - 1;
+    limits->*limit = limit == &StagedLimits::copies ? from : up_to;
+  }
 }
 
 }  // namespace
@@ -242,6 +246,7 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
              static_cast<int>(trials[k].above));
   }
   LogInfo("rank ", control.rank(), ": all-reduces go by packets up to ", limits->packets, " bytes",
+          limits->packets_once < limits->packets ? absl::StrCat(", in two phases above ", limits->packets_once) : "",
           limits->copies == StagedLimits::kNever ? std::string(", and none by copy engines")
                                                  : absl::StrCat(", by copy engines from ", limits->copies, " bytes on"),
           "; measured in ", absl::StrFormat("%.0f", absl::ToDoubleMilliseconds(absl::Now() - begin)), " ms");

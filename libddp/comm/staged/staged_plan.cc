@@ -20,8 +20,10 @@ using staged::Move;
 constexpr uint64_t kElementAlign = 16;
 // A thread block copies less than this no faster.
 constexpr uint64_t kLeastBytes = 4 << 10;
-// Of everybody's packets that a rank reads; what is larger is done sooner in slots.
+// In the packets that a rank reads; what is larger is done sooner in slots.
 constexpr uint64_t kMostInPackets = 256 << 10;
+// The same in one phase, where there are two.
+constexpr uint64_t kMostInPacketsOnce = 64 << 10;
 // A thread for each packet: with more thread blocks nothing is done sooner.
 constexpr uint64_t kPacketsABlock = 256;
 
@@ -30,7 +32,7 @@ uint64_t MostPacketChannels(int blocks) {
 }
 
 void PlanPackets(int blocks, staged::Collective* c) {
-  const uint64_t each = static_cast<uint64_t>(staged::kPacketBytes / c->in_size);
+  const uint64_t each = PacketElements(*c);
   const uint64_t packets = std::max<uint64_t>(1, CeilDiv(c->count, each));
   const uint64_t channels = std::min(CeilDiv(packets, kPacketsABlock), MostPacketChannels(blocks));
   c->part_elements = CeilDiv(packets, channels) * each;
@@ -43,7 +45,9 @@ void PlanPackets(int blocks, staged::Collective* c) {
 
 StagedLimits StagedLimits::For(int ranks) {
   StagedLimits limits;
-  limits.packets = kMostInPackets / static_cast<uint64_t>(std::max(ranks - 1, 1));
+  const uint64_t others = static_cast<uint64_t>(std::max(ranks - 1, 1));
+  limits.packets = kMostInPackets * (others + 1) / (2 * others);  // in two phases; of two ranks, as much as in one
+  limits.packets_once = ranks == 2 ? kNever : kMostInPacketsOnce / others;
   limits.once = ranks == 2 ? kNever : 0;
   limits.copies = ranks == 2 ? 8 << 20 : kNever;
   limits.least_chunk = 1 << 20;
@@ -60,13 +64,14 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
   for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     if (part == "fixed" || part == "measure") continue;
     const std::vector<absl::string_view> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
-    uint64_t* const limit = sides[0] == "packets"  ? &packets
-                            : sides[0] == "once"   ? &once
-                            : sides[0] == "copies" ? &copies
-                            : sides[0] == "chunk"  ? &chunk
-                            : sides[0] == "tile"   ? &tile
-                            : sides[0] == "blocks" ? &blocks
-                                                   : nullptr;
+    uint64_t* const limit = sides[0] == "packets"        ? &packets
+                            : sides[0] == "packets_once" ? &packets_once
+                            : sides[0] == "once"         ? &once
+                            : sides[0] == "copies"       ? &copies
+                            : sides[0] == "chunk"        ? &chunk
+                            : sides[0] == "tile"         ? &tile
+                            : sides[0] == "blocks"       ? &blocks
+                                                         : nullptr;
     if (limit == nullptr || sides.size() != 2) return wrong(absl::StrCat("'", part, "' names no limit"));
     if (limit != &chunk && limit != &tile && sides[1] == "never") {
       *limit = limit == &copies ? kNever : 0;
@@ -89,9 +94,12 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
 
 uint64_t MostInPackets(int blocks) { return MostPacketChannels(blocks) * staged::kPackets * staged::kPacketBytes; }
 
-Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes) {
+Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes, uint64_t out_bytes) {
   if (bytes >= limits.copies && ranks > 1) return Move::kAllReduceFetched;
-  if (bytes <= std::min(limits.packets, MostInPackets(blocks))) return Move::kAllReducePackets;
+  const uint64_t larger = std::max(bytes, out_bytes);  // packets have room for both
+  if (larger <= std::min(limits.packets, MostInPackets(blocks))) {
+    return larger <= limits.packets_once ? Move::kAllReducePacketsOnce : Move::kAllReducePackets;
+  }
   return bytes <= limits.once ? Move::kAllReduceOnce : Move::kAllReduce;
 }
 
@@ -104,7 +112,7 @@ uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes) {
 }
 
 void PlanTiles(int blocks, staged::Collective* c, uint64_t slot) {
-  if (c->move == Move::kAllReducePackets) return PlanPackets(blocks, c);
+  if (ByPackets(c->move)) return PlanPackets(blocks, c);
   if (c->move == Move::kAllReduceFetched) return;  // in chunks
   const uint64_t in_size = static_cast<uint64_t>(c->in_size), out_size = static_cast<uint64_t>(c->out_size);
   const uint64_t ranks = static_cast<uint64_t>(c->at.ranks);

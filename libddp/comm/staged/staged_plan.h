@@ -17,8 +17,9 @@ namespace ddp {
 struct StagedLimits {
   static constexpr uint64_t kNever = UINT64_MAX;
 
-  uint64_t packets = 0;                // by packets up to this size
-  uint64_t once = kNever;              // in one phase up to this size, above in two
+  uint64_t packets = 0;                // by packets up to this size of the input or result, whichever is larger
+  uint64_t packets_once = kNever;      // these in one phase up to this size, above in two
+  uint64_t once = kNever;              // without packets, in one phase up to this size, above in two
   uint64_t copies = kNever;            // by the copy engines from this size on
   uint64_t least_chunk = 0;            // that the copy engines move at a time: a power of two times the least,
   uint64_t chunk = 4096;               // but at most this, for which they have memory. Multiples of 4096
@@ -40,8 +41,8 @@ uint64_t MostInPackets(int blocks);
 // The way of an all-reduce of `bytes` of input over `ranks`. In one phase every rank reads everybody's whole input: it
 // is done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: of more than two ranks what is larger is
 // done sooner so. By packets what is small is done soonest: they are twice as many bytes, but there is no other wait.
-// `blocks`: as below.
-staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes);
+// `blocks`: as below. `out_bytes`: of the result.
+staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes, uint64_t out_bytes);
 
 // Bytes of a chunk of an all-reduce by the copy engines. Every chunk costs some microseconds, and before the first and
 // after the last one way of the bus is idle: so chunks grow with the array, but less than it.

@@ -67,10 +67,11 @@ class WaitingBlock {
   }
 
  protected:
-  // If so, what follows on the stream knows of it.
+  // If so, what follows on the stream knows of it, and gives others nothing: packets do not wait before they are put.
   __device__ bool MustLeave() {
     const int index = static_cast<int>(blockIdx.x);
     if (*const_cast<const volatile uint32_t*>(AbortWordOf(at_, at_.rank, index)) == 0) return false;
+    *staged::LeftOf(at_) = 1;
     SetWords(at_.rank, at_.rank + 1);
     return true;
   }

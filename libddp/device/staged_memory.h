@@ -96,8 +96,8 @@ DDP_HOST_DEVICE inline uint64_t* PairCountOf(const Place& at, PairStage stage, i
 DDP_HOST_DEVICE inline uint64_t* PacketCountOf(const Place& at, int channel) {
   return at.counts + kMaxChannels * kStages + kPairCounts + channel;
 }
-// Not 0: the stream has gone on although something has not come that it waited for, so that what follows has nothing
-// to give to others. It is the stream that sets it; the words come when the failure is known.
+// Not 0: the stream has gone on although something has not come that it, or a kernel on it, waited for, so that what
+// follows has nothing to give to others. It is the stream that sets it; the words come when the failure is known.
 DDP_HOST_DEVICE inline uint64_t* LeftOf(const Place& at) { return at.counts + kCounts - 1; }
 
 }  // namespace ddp::staged

@@ -65,7 +65,8 @@ class HostBlock {
     }
   }
   void Fail() { SetWords(0, at_.ranks); }
-  uint64_t Load(const uint64_t* from) { return *from; }
+  // Another thread block may set LeftOf.
+  uint64_t Load(const uint64_t* from) { return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(from)).load(); }
   void Store(uint64_t* to, uint64_t value) { *to = value; }
   void Copy(const staged::Piece* pieces, int n, bool from_ring) {
     const bool check = from_ring && arithmetic_ != nullptr && arithmetic_->nonfinite != nullptr;
@@ -161,6 +162,7 @@ class HostBlock {
   }
   bool MustLeave() {
     if (std::atomic_ref<uint32_t>(*AbortWordOf(at_, at_.rank, index_)).load() == 0) return false;
+    std::atomic_ref<uint64_t>(*LeftOf(at_)).store(1);
     SetWords(at_.rank, at_.rank + 1);
     return true;
   }

@@ -272,12 +272,19 @@ class Gpus {
     }
     return all;
   }
-  // How many slots rank 0 fills in a group that has failed.
+  // How many slots and packets rank 0 fills in a group that has failed.
   uint64_t WrittenAfterFailure() {
     *CounterOf(PlaceOf(0), staged::kWritten, 0, 0) = {};
-    Launch(0, Move::kAllReduceOnce, kMost);
+    for (const Move move : {Move::kAllReduceOnce, Move::kAllReducePackets, Move::kAllReducePacketsOnce})
+      Launch(0, move, kMost);
     FakeDevices::Synchronize(SideOf(0).stream.get());
-    return CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
+    uint64_t written = CounterOf(PlaceOf(0), staged::kWritten, 0, 0)->value;
+    for (const uint64_t operation : {0, 1}) {
+      const staged::Packet* const packets = PacketsOf(PlaceOf(0), 0, 0, operation);
+      written += static_cast<uint64_t>(
+          std::count_if(packets, packets + staged::kPackets, [](const staged::Packet& p) { return p.half[0] != 0; }));
+    }
+    return written;
   }
 
   // Whether peers get nothing of rank 0's all-reduces behind a wait that its stream has left.

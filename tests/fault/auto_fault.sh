@@ -104,9 +104,9 @@ case $fault in
     # Sums on memory of Allocate could not be aborted before NCCL 2.29.2.
     export FAULTY_NCCL=AllReduce:error:rank=1:after=102:program NCCL_WIN_ENABLE=0
     if [[ $fault == step_100_hang* ]]; then
-      error="timed out after 30s"
+      error="timed out after 1m"
       recovers[1]="likely cause: a rank or its GPU is stuck" recovers[2]="raise DDP_TIMEOUT"
-      export FAULTY_NCCL=${FAULTY_NCCL/error/stuck} DDP_TIMEOUT=30
+      export FAULTY_NCCL=${FAULTY_NCCL/error/stuck}
     fi
     if [[ $fault == *_recover ]]; then
       recovers+=("$error")

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +24,7 @@ class BoardInMemory final : public FakeBoard {
  public:
   void Put(const std::string& key, const void* data, size_t bytes, int takers) override {
     const char* const begin = static_cast<const char*>(data);
-    pieces_[key] = {std::make_shared<std::vector<char>>(begin, begin + bytes), takers};
+    pieces_.try_emplace(key, std::make_shared<std::vector<char>>(begin, begin + bytes), takers);
   }
   std::optional<Piece> Find(const std::string& key) override {
     const auto found = pieces_.find(key);
@@ -41,19 +42,22 @@ class BoardInMemory final : public FakeBoard {
   std::map<std::string, std::pair<std::shared_ptr<std::vector<char>>, int>> pieces_;
 };
 
-// A file has the number of takers before its bytes.
+// A file has the number of takers before its bytes. Two processes may put one key at once: a rank what it has, and
+// another, aborted, what it hands on in its place.
 class BoardInFolder final : public FakeBoard {
  public:
   explicit BoardInFolder(std::string folder) : folder_(std::move(folder)) {}
 
   void Put(const std::string& key, const void* data, size_t bytes, int takers) override {
-    const std::string path = PathOf(key), part = path + ".part";
+    const std::string path = PathOf(key), part = absl::StrCat(path, ".part", getpid());
     std::FILE* const file = std::fopen(part.c_str(), "wb");
     if (file == nullptr) std::abort();
     const uint64_t head = static_cast<uint64_t>(takers);
     const bool written =
         std::fwrite(&head, sizeof head, 1, file) == 1 && (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
-    if (std::fclose(file) != 0 || !written || std::rename(part.c_str(), path.c_str()) != 0) std::abort();
+    if (std::fclose(file) != 0 || !written) std::abort();
+    if (link(part.c_str(), path.c_str()) != 0 && errno != EEXIST) std::abort();
+    unlink(part.c_str());
   }
   std::optional<Piece> Find(const std::string& key) override {
     const int file = open(PathOf(key).c_str(), O_RDWR | O_CLOEXEC);

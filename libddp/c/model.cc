@@ -205,6 +205,14 @@ const uint32_t* ddp_model_skip_step(const ddp_model* model) {
   return model == nullptr ? nullptr : model->model->skip_step();
 }
 
+ddp_status ddp_model_watch(ddp_model* model, ddp_group* group) {
+  return OnModel(model, nullptr, [&](DistributedDataParallel& m, Stream) {
+    Arguments a;
+    if (a.Need(group, "group").ok()) m.Watch(*group->group);
+    return a.status();
+  });
+}
+
 void ddp_model_zero_grad(ddp_model* model, void* stream) {
   OnModel(model, stream, [](DistributedDataParallel& m, Stream s) {
     m.ZeroGrad(s);

@@ -313,7 +313,22 @@ static void test_rebind(ddp_group* g) {
   ddp_model_grad_ready(m, 0, NULL);
   OK(ddp_model_finish_backward(m, NULL));
   CHECK(grad[kCount - 1] == (float)(n - 1));
+
+  // Another group that the steps need fails, and with it the model's own.
+  ddp_group* statistics = NULL;
+  OK(ddp_group_split(g, 0, 0, &statistics));
+  FAILS(ddp_model_watch(NULL, statistics), DDP_INVALID_ARGUMENT, "model is null");
+  FAILS(ddp_model_watch(m, NULL), DDP_INVALID_ARGUMENT, "group is null");
+  OK(ddp_model_watch(m, statistics));
+  ddp_model_grad_ready(m, 0, NULL);
+  OK(ddp_model_finish_backward(m, NULL));
+  OK(ddp_barrier(g, NULL));  // nobody is in that step any more
+  ddp_group_abort(statistics, "no statistics");
+  ddp_model_grad_ready(m, 0, NULL);
+  FAILS(ddp_model_finish_backward(m, NULL), DDP_ABORTED, "no statistics");
+  CHECK(ddp_group_status(other) == DDP_ABORTED);
   ddp_model_destroy(m);
+  ddp_group_destroy(statistics);
   ddp_group_destroy(other);
 }
 

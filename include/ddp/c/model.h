@@ -154,6 +154,12 @@ DDP_C_API ddp_status ddp_model_finish_backward(ddp_model* model, void* stream);
 // gradients must not be used. It lives as long as the model. NULL on the CPU.
 DDP_C_API const uint32_t* ddp_model_skip_step(const ddp_model* model);
 
+// For another group in which the steps exchange something, such as statistics of batches: from now on
+// ddp_model_finish_backward and ddp_model_skip_step report a failure of `group` as they do one of the model's own group,
+// which fails, too. Between steps, on all ranks that have such a group. It must outlive the model, unless
+// ddp_model_rebind comes first: then it is not watched any more.
+DDP_C_API ddp_status ddp_model_watch(ddp_model* model, ddp_group* group);
+
 // Sets all gradients to zero. Its errors come from ddp_model_finish_backward.
 DDP_C_API void ddp_model_zero_grad(ddp_model* model, void* stream);
 

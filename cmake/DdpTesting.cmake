@@ -63,9 +63,9 @@ function(_ddp_existing_sources out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Test code runs little and is compiled often: not optimized it takes a third (clang, sanitizers) to two thirds (g++) of the time. What it
-# tests is optimized, and so are the helpers in tests/support.
-set(DDP_TEST_CODE_OPTIONS $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>>:-O0>)
+# Test code is compiled often: -O1 costs a twentieth of its time more than -O0, and spares the tests an eighth of theirs.
+# What it tests is optimized in full, and so are the helpers in tests/support.
+set(DDP_TEST_CODE_OPTIONS $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>>:-O1>)
 
 # A test program. Public and internal headers and every symbol of libddp can be used.
 function(_ddp_test_executable target main sources libs)

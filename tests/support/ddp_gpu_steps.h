@@ -43,33 +43,15 @@ class TestStream {
 };
 
 // Memory of a GPU, written and read element by element on the host.
-inline void Write(const Buffer& to, const std::function<double(size_t)>& value, Stream stream) {
-  if (to.count == 0) return;
-  std::vector<char> host(to.count * SizeOf(to.dtype));
-  for (size_t i = 0; i < to.count; ++i) SetElement(to.dtype, host.data(), i, value(i));
-  const Buffer from{host.data(), to.count, to.dtype, {}};
-  RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
-}
-inline std::vector<double> Read(const Buffer& from, Stream stream) {
-  std::vector<char> host(std::max<size_t>(1, from.count) * SizeOf(from.dtype));
-  const Buffer to{host.data(), from.count, from.dtype, {}};
-  if (from.count > 0) RANK_CHECK_OK(CopyScaled({&from, 1}, {&to, 1}, 1, stream));
-  std::vector<double> values(from.count);
-  for (size_t i = 0; i < from.count; ++i) values[i] = GetElement(from.dtype, host.data(), i);
-  return values;
-}
+void Write(const Buffer& to, const std::function<double(size_t)>& value, Stream stream);
+std::vector<double> Read(const Buffer& from, Stream stream);
 inline uint32_t ReadWord(const uint32_t* word, Stream stream) {
   return static_cast<uint32_t>(Read({const_cast<uint32_t*>(word), 1, DType::kInt32, stream.device}, stream)[0]);
 }
 
-inline double Gradient(DType dtype, int rank, size_t p, size_t i, int step) {
-  return WholeNumber(dtype, ReduceOp::kAvg, (rank + step) % 4, i + 3 * p);
-}
-inline double Average(DType dtype, int size, size_t p, size_t i, int step) {
-  double sum = 0;
-  for (int r = 0; r < size; ++r) sum += Gradient(dtype, r, p, i, step);
-  return sum / size;
-}
+// Element i of parameter p's gradient in step `step`, and its average over `size` ranks.
+double Gradient(DType dtype, int rank, size_t p, size_t i, int step);
+double Average(DType dtype, int size, size_t p, size_t i, int step);
 
 inline std::vector<Parameter> MakeParameters(const GpuRank& rank, DType dtype) {
   std::vector<Parameter> parameters;
@@ -92,30 +74,11 @@ struct Step {
   std::function<double(size_t p, size_t i)> expected = nullptr;  // null: the average
 };
 
-inline void CheckGradients(const GpuRank& rank, DistributedDataParallel& model, const Step& step, Stream stream) {
-  for (size_t p = 0; p < model.size(); ++p) {
-    const std::vector<double> got = Read(model.grad(p), stream);
-    for (size_t i = 0; i < got.size(); ++i) {
-      const double want =
-          step.expected != nullptr ? step.expected(p, i) : Average(step.dtype, rank.size(), p, i, step.number);
-      const double tolerance = rank.size() == 3 ? std::max(1e-6, step.tolerance) : step.tolerance;
-      RANK_CHECK(std::fabs(got[i] - want) <= tolerance * std::max(1.0, std::fabs(want)), "rank ", rank.rank(), " step ",
-                 step.number, " parameter ", p, " at ", i, ": ", got[i], " not ", want);
-    }
-  }
-}
+void CheckGradients(const GpuRank& rank, DistributedDataParallel& model, const Step& step, Stream stream);
 
 // Announces all gradients in reverse order, each written on one of `streams`.
-inline void Backward(const GpuRank& rank, DistributedDataParallel& model, const Step& step,
-                     const std::vector<const TestStream*>& streams) {
-  for (size_t p = model.size(); p-- > 0;) {
-    if (!step.used(p)) continue;
-    const Stream stream = streams[p % streams.size()]->get();
-    Write(
-        model.grad(p), [&](size_t i) { return Gradient(step.dtype, rank.rank(), p, i, step.number); }, stream);
-    model.GradReady(p, stream);
-  }
-}
+void Backward(const GpuRank& rank, DistributedDataParallel& model, const Step& step,
+              const std::vector<const TestStream*>& streams);
 
 // Gradients of the program's own, anew in each step.
 struct OwnGradients {

@@ -3,10 +3,13 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +41,65 @@ CpuReduce CheckOf(const staged::Arithmetic& a) {
   const DType type = static_cast<DType>(a.out_type);
   return CpuReduce::Create({.in = type, .out = type, .check_nonfinite = a.nonfinite != nullptr}).value();
 }
+
+// A thread that runs one thread block after the other: kernels are many, and a thread of their own for each block costs
+// more than what it does.
+class BlockThread {
+ public:
+  BlockThread() {
+    std::thread([this] { Serve(); }).detach();
+  }
+  void Start(std::function<void()> block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    block_ = std::move(block);
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return block_ == nullptr; });
+  }
+
+ private:
+  void Serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return block_ != nullptr; });
+      lock.unlock();
+      block_();
+      lock.lock();
+      block_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> block_;  // null: idle
+};
+
+// Those that are idle, as many as once ran together; they end with the process.
+class BlockThreads {
+ public:
+  static BlockThreads& Of() {
+    static auto* const threads = new BlockThreads;
+    return *threads;
+  }
+  BlockThread* Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return new BlockThread;
+    BlockThread* const thread = idle_.back();
+    idle_.pop_back();
+    return thread;
+  }
+  void GiveBack(BlockThread* thread) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(thread);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<BlockThread*> idle_;
+};
 
 // See staged_protocol.h.
 class HostBlock {
@@ -241,10 +303,16 @@ void FakeDevices::RunThreadBlocks(int device, int blocks, const std::function<vo
   if (const int running = count(blocks); running > staged_blocks(device)) {
     Complain("RunStaged", absl::StrCat(running, " thread blocks at once")).IgnoreError();
   }
-  std::vector<std::thread> threads;
-  for (int index = 1; index < blocks; ++index) threads.emplace_back(run, index);
+  std::vector<BlockThread*> threads;
+  for (int index = 1; index < blocks; ++index) {
+    threads.push_back(BlockThreads::Of().Take());
+    threads.back()->Start([&run, index] { run(index); });
+  }
   run(0);
-  for (std::thread& thread : threads) thread.join();
+  for (BlockThread* const thread : threads) {
+    thread->Wait();
+    BlockThreads::Of().GiveBack(thread);
+  }
   count(-blocks);
 }
 

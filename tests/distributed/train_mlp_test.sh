@@ -406,25 +406,24 @@ case $case_name in
 
   cnn_ranks)
     # Any grouping of the same global batch trains alike; with batch norm in batches of the same size, to the bit.
-    succeeds 1 --batch=64 --steps=40 --summary_json=one
-    succeeds 2 --batch=16 --accumulate=2 --steps=40 --summary_json=two
+    succeeds 1 --batch=64 --steps=20 --summary_json=one
+    succeeds 2 --batch=16 --accumulate=2 --steps=20 --summary_json=two
     holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
     # Batches that are normalised together are one batch.
-    succeeds 1 --model=resnet20 --batch=32 --steps=8 --lr=0.02 --summary_json=one
-    succeeds 2 --model=resnet20 --batch=16 --steps=8 --lr=0.02 --sync-bn --summary_json=two
+    succeeds 1 --model=resnet20 --batch=32 --steps=4 --lr=0.02 --summary_json=one
+    succeeds 2 --model=resnet20 --batch=16 --steps=4 --lr=0.02 --sync-bn --summary_json=two
     holds "$(number final_loss one) - $(number final_loss two) < 1e-3 && $(number final_loss two) - $(number final_loss one) < 1e-3"
-    flags=(--model=resnet20 --batch=16 --deterministic --augment)
-    succeeds 2 "${flags[@]}" --steps=20 --summary_json=whole
-    succeeds 2 "${flags[@]}" --steps=20 --summary_json=again --bucket-mb=0.1
+    flags=(--model=resnet20 --batch=8 --deterministic --augment)
+    succeeds 2 "${flags[@]}" --steps=8 --export-weights=weights --summary_json=whole
+    succeeds 2 "${flags[@]}" --steps=8 --summary_json=again --bucket-mb=0.1
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 again) ]] || fail "runs differ"
     # Running statistics are a part of the checkpoint.
-    succeeds 2 "${flags[@]}" --steps=8 --save=checkpoint
-    succeeds 2 "${flags[@]}" --steps=20 --resume=checkpoint --summary_json=resumed
+    succeeds 2 "${flags[@]}" --steps=3 --save=checkpoint
+    succeeds 2 "${flags[@]}" --steps=8 --resume=checkpoint --summary_json=resumed
     for key in parameters_sha256 test_accuracy; do
       [[ $(number $key whole) == $(number $key resumed) ]] || fail "$key after resuming"
     done
     # So they are of exported weights: evaluated again, by any number of ranks, they answer as before.
-    succeeds 2 "${flags[@]}" --steps=20 --export-weights=weights --summary_json=whole
     succeeds 1 "${flags[@]}" --steps=1 --lr=0 --init-weights=weights --export-weights=same --summary_json=loaded
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 loaded) ]] || fail "--init-weights"
     ;;

@@ -22,6 +22,18 @@ from scaling.run import LiveLine  # noqa: E402
 needs_matplotlib = unittest.skipIf(charts.matplotlib is None, "no matplotlib")
 
 
+def draws(test):
+    """For tests of what is in the pictures: the others spare the time to draw them."""
+    test.draws = True
+    return test
+
+
+def blank(figure, name, description):
+    """In the place of charts.finish."""
+    charts.pyplot.close(figure)
+    return f'<svg id="{name}" width="8" height="8" role="img" aria-label="{description}"></svg>'
+
+
 class Scaling(unittest.TestCase):
     """A folder with the stand-ins, and ddp-scaling called within this process on a machine of two cores."""
 
@@ -35,6 +47,10 @@ class Scaling(unittest.TestCase):
         patch = mock.patch("scaling.trainers.busy_seconds", return_value=None)
         patch.start()
         self.addCleanup(patch.stop)
+        if not hasattr(getattr(self, self._testMethodName), "draws"):
+            patch = mock.patch("scaling.charts.finish", blank)
+            patch.start()
+            self.addCleanup(patch.stop)
 
     def call(self, *argv, behaviour=""):
         """Exit code, standard output, standard error."""

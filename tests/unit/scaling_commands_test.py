@@ -11,7 +11,7 @@ import sys
 import time
 from unittest import mock
 
-from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
+from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
 from scaling import charts, result as result_file
@@ -224,6 +224,7 @@ class Broken(Scaling):
 
 @needs_matplotlib
 class Compare(Scaling):
+    @draws
     def test_two_results_side_by_side(self):
         self.measure("--ranks=1,2", "--scaling=weak")
         a, self.out = self.out, os.path.join(self.folder, "b")

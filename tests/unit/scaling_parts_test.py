@@ -13,7 +13,7 @@ import unittest
 import xml.etree.ElementTree
 from unittest import mock
 
-from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
+from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import compare_training
 import peer_tools
@@ -32,6 +32,7 @@ class Prediction(Scaling):
         result = self.result()
         return model.prediction(result, analysis.points(result))
 
+    @draws
     def test_known_machine(self):
         code, out, _ = self.predict()
         self.assertEqual(code, 0)

@@ -12,7 +12,7 @@ import sys
 import time
 import xml.etree.ElementTree
 
-from scaling_case import BENCH, Scaling, needs_matplotlib, run_tests  # it also finds the modules of the program
+from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
 from scaling import analysis
@@ -72,6 +72,7 @@ class Measurement(Scaling):
         once = [(1, "none"), (2, "overlap"), (2, "none")]
         self.assertEqual(order, [(round_, *job) for round_ in (0, 1) for job in once])
 
+    @draws
     def test_ways_to_reduce_are_set_beside_each_other(self):
         code, out, _ = self.measure("--ranks=1,2", "--scaling=weak", "--reduce=overlap,end,each,gather,none")
         self.assertEqual(code, 0)
@@ -113,6 +114,7 @@ class Measurement(Scaling):
         self.assertEqual([p["reduction"] for p in analysis.points(self.result())], ["overlap", "overlap", "end"])
         self.assertIn("one reduction after backward, weak, 2 ranks", self.read("report.html"))
 
+    @draws
     def test_report_is_one_file(self):
         self.measure("--ranks=1,2,4", "--bucket-mb=1,25", "--scaling=weak")
         page = self.read("report.html")
@@ -152,6 +154,7 @@ class Measurement(Scaling):
         self.assertIsNone(gain["gain"])
         self.assertEqual(self.call("report", self.out)[0], 0)
 
+    @draws
     def test_oversubscribed_is_marked_everywhere(self):
         self.measure("--ranks=1,2,4", "--scaling=weak")
         point = self.points()["weak", 4]

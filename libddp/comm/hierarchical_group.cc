@@ -14,6 +14,7 @@
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/memory/share_segment.h"
+#include "libddp/comm/nodes/node_scratch.h"
 #include "libddp/launch/memory_wire.h"
 
 namespace ddp {
@@ -38,6 +39,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(Members members, const s
   const size_t bytes = one_node ? HostGroupBytes(width) : MultiNodeGroupBytes(width);
   absl::StatusOr<PeerWatch> peers = PeerWatch::Create(processes);
   SegmentShare share = ControlShare(names[static_cast<size_t>(members.rank)], node, bytes);
+  if (!one_node) share.bytes += node.size() * NodeScratch::kBytes;
   share.ready = peers.status();
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment = ShareSegment(share, exchange);
   if (!segment.ok()) return segment.status();

@@ -159,10 +159,8 @@ const BlockPlan& MultiNodeGroup::AllReducePlan(size_t elements, size_t partial_s
 
 }  // namespace
 
-// A control block for each of the two engines, then the ranks' scratch memory.
-size_t MultiNodeGroupBytes(int ranks) {
-  return 2 * ControlBlock::Bytes(ranks) + static_cast<size_t>(ranks) * kChunksInFlight * kScratchBytes;
-}
+// A control block for each of the two engines.
+size_t MultiNodeGroupBytes(int ranks) { return 2 * ControlBlock::Bytes(ranks); }
 
 std::unique_ptr<ProcessGroup> MakeMultiNodeGroup(Members members, const std::shared_ptr<SharedSegment>& segment,
                                                  const GroupOptions& options, std::unique_ptr<NodeWire> wire) {

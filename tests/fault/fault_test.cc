@@ -2,17 +2,24 @@
 // What survivors hear when a rank dies, stops or never comes, and that nothing is left behind.
 #include <signal.h>
 
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "ddp/context.h"
+#include "ddp/store.h"
 #include "tests/fault/job.h"
 #include "tests/support/catch.h"
+#include "tests/support/variable.h"
 
 namespace ddp::testing {
 namespace {
@@ -209,6 +216,47 @@ TEST_CASE("no shared memory for the group is told on every rank") { CheckSharedM
 
 TEST_CASE("no shared memory for an allocation is told on every rank") {
   CheckSharedMemoryShort(size_t{64} << 20, "100000000");
+}
+
+// A group of several nodes reserves the memory for its exchanges when an operation needs it.
+TEST_CASE("no shared memory for an exchange between nodes ends the operation that needs it, on every rank") {
+  const SmallSharedMemory small(size_t{64} << 20);
+  if (!small.problem().empty()) {
+    WARN("not tested: " << small.problem());
+    return;
+  }
+  constexpr size_t kRanks = 4;
+  const Variable nodes("DDP_NODE_SIZE", "2"), memory("DDP_SHARED_MEMORY", "posix");
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  std::vector<absl::Status> made(kRanks), little(kRanks), much(kRanks);
+  std::vector<std::thread> threads;  // which see the small memory, as they begin now
+  for (size_t r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      ContextOptions options;
+      options.store = store;
+      options.rank = static_cast<int>(r);
+      options.world_size = static_cast<int>(kRanks);
+      const absl::StatusOr<std::unique_ptr<Context>> context = Context::Create(options);
+      if (made[r] = context.status(); !made[r].ok()) return;
+      std::vector<float> data(10'000'000, 1);
+      const auto reduce = [&](size_t count) {
+        const Buffer buffer{data.data(), count, DType::kFloat32, {}};
+        return (*context)->world().AllReduce(buffer, buffer).Wait();
+      };
+      little[r] = reduce(1000);
+      much[r] = reduce(data.size());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t r = 0; r < kRanks; ++r) {
+    INFO("rank " << r << ": " << much[r]);
+    CHECK(made[r] == absl::OkStatus());
+    CHECK(little[r] == absl::OkStatus());
+    CHECK(absl::IsResourceExhausted(much[r]));
+    CHECK(absl::StrContains(much[r].message(), "all_reduce(sum, float32, 10000000 elements)"));
+    CHECK(absl::StrContains(much[r].message(), "the exchange between nodes: "));
+    CHECK(absl::StrContains(much[r].message(), "shared memory"));
+  }
 }
 
 }  // namespace

@@ -22,6 +22,10 @@ absl::Status Chunk::Begin(NodeOperation* operation, const Chunk* earlier) {
   index_ = operation->begun++;
   room_ = operation->Room(index_);
   areas_ = operation->AreasFor(room_);
+  if (absl::Status s = memory_.Reserve(number_, areas_.end); !s.ok()) {
+    return context_.reducing.options().world_ranks.Named(
+        NameRank(context_.rank, absl::StrCat(operation->Describe(), ": the exchange between nodes"), s), context_.rank);
+  }
   stage_ = Stage::kReducing;
   carried_ = operation->Carries(index_);
   agreed_ = index_ > 0;

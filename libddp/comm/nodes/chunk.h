@@ -25,6 +25,7 @@
 #include "libddp/comm/host/engine.h"
 #include "libddp/comm/memory/allocation_table.h"
 #include "libddp/comm/nodes/node_operation.h"
+#include "libddp/comm/nodes/node_scratch.h"
 #include "libddp/comm/nodes/node_wire.h"
 
 namespace ddp {
@@ -47,10 +48,12 @@ struct ChunkContext {
 // Used for one chunk after the other. Not thread-safe.
 class Chunk {
  public:
-  // The context and kScratchBytes of scratch memory, which the engines know, outlive this.
-  Chunk(const ChunkContext& context, char* scratch) : context_(context), scratch_(scratch) {}
+  // The context and the scratch memory, which the engines know, outlive this. `number`: of this chunk in that.
+  Chunk(const ChunkContext& context, NodeScratch& scratch, size_t number)
+      : context_(context), memory_(scratch), number_(number), scratch_(scratch.chunk(number)) {}
 
-  // Begins the operation's next chunk. `earlier`: the chunk before it, or null. An error is that of an engine.
+  // Begins the operation's next chunk. `earlier`: the chunk before it, or null. Errors: those of an engine, and
+  // ResourceExhausted.
   absl::Status Begin(NodeOperation* operation, const Chunk* earlier);
   // Does what can be done without waiting; returns whether anything was. Each stage takes the chunks in their order.
   absl::StatusOr<bool> Advance(const Chunk* earlier);
@@ -119,6 +122,8 @@ class Chunk {
   }
 
   const ChunkContext& context_;
+  NodeScratch& memory_;
+  const size_t number_;
   char* const scratch_;
   NodeOperation* operation_ = nullptr;
   size_t index_ = 0, room_ = 0;

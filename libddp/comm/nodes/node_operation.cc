@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "libddp/base/round.h"
+#include "libddp/comm/nodes/node_scratch.h"
 
 namespace ddp {
 namespace {

@@ -124,9 +124,6 @@ class NodeOperation final : public NodeWork {
   bool carries_ = false;
 };
 
-// Scratch memory of one chunk: for messages of 512 KiB between two nodes.
-inline constexpr size_t kScratchBytes = size_t{13} << 18;
-
 }  // namespace ddp
 
 #endif  // LIBDDP_COMM_NODES_NODE_OPERATION_H_

@@ -28,12 +28,14 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       options_(std::move(options)),
       reducing_(std::move(options_.reducing), progress),
       spreading_(std::move(options_.spreading), progress),
-      in_flight_(new InFlight{.chunks = {},
+      in_flight_(new InFlight{.scratch = {*options_.segment,
+                                          options_.scratch_offset + NodeScratch::kBytes * static_cast<size_t>(local())},
+                              .chunks = {},
                               .control = {&wire_, options_.layout, options_.rank},
                               .messages = {this, &wire_, options_.rank, options_.layout.size()}}),
       control_messages_(in_flight_->control),
       messages_(in_flight_->messages) {
-  const size_t stride = kChunksInFlight * kScratchBytes;
+  const size_t stride = NodeScratch::kBytes;
   SharedAllocation scratch{.id = kScratchId,
                            .bytes = stride,
                            .owner = options_.segment,
@@ -43,7 +45,7 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
     scratch.parts.push_back(options_.segment->data() + options_.scratch_offset + stride * static_cast<size_t>(l));
   }
   for (size_t i = 0; i < kChunksInFlight; ++i) {
-    in_flight_->chunks.emplace_back(context_, scratch.part(local()) + i * kScratchBytes);
+    in_flight_->chunks.emplace_back(context_, in_flight_->scratch, i);
   }
   options_.allocations->Add(std::move(scratch));
   progress->Add(this);

@@ -26,13 +26,11 @@
 #include "libddp/comm/nodes/control_messages.h"
 #include "libddp/comm/nodes/node_messages.h"
 #include "libddp/comm/nodes/node_operation.h"
+#include "libddp/comm/nodes/node_scratch.h"
 #include "libddp/comm/nodes/node_wire.h"
 #include "libddp/comm/nodes/node_work.h"
 
 namespace ddp {
-
-// Chunks under way at a time.
-inline constexpr size_t kChunksInFlight = 4;
 
 struct NodePipelineOptions {
   int rank = 0;
@@ -45,7 +43,7 @@ struct NodePipelineOptions {
   EngineOptions reducing, spreading;       // of the ranks of this node
   AllocationTable* allocations = nullptr;  // theirs
   std::shared_ptr<SharedSegment> segment;  // holds, among others, the scratch memory
-  size_t scratch_offset = 0;               // of local rank 0's; each has kChunksInFlight * kScratchBytes
+  size_t scratch_offset = 0;               // of local rank 0's; each has NodeScratch::kBytes
   std::unique_ptr<NodeWire> wire;
 };
 
@@ -122,6 +120,7 @@ class NodePipeline final : public Driver {
   uint64_t chunks_begun_ = 0;
   // What the wire works on; given up, not freed, where it may still do so.
   struct InFlight {
+    NodeScratch scratch;
     std::deque<Chunk> chunks;
     ControlMessages control;
     NodeMessages messages;

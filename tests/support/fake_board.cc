@@ -24,7 +24,10 @@ class BoardInMemory final : public FakeBoard {
  public:
   void Put(const std::string& key, const void* data, size_t bytes, int takers) override {
     const char* const begin = static_cast<const char*>(data);
-    pieces_.try_emplace(key, std::make_shared<std::vector<char>>(begin, begin + bytes), takers);
+    pieces_[key] = {std::make_shared<std::vector<char>>(begin, begin + bytes), takers};
+  }
+  void PutIfMissing(const std::string& key, const void* data, size_t bytes, int takers) override {
+    if (pieces_.count(key) == 0) Put(key, data, bytes, takers);
   }
   std::optional<Piece> Find(const std::string& key) override {
     const auto found = pieces_.find(key);
@@ -42,21 +45,18 @@ class BoardInMemory final : public FakeBoard {
   std::map<std::string, std::pair<std::shared_ptr<std::vector<char>>, int>> pieces_;
 };
 
-// A file has the number of takers before its bytes. Two processes may put one key at once: a rank what it has, and
+// A file has the number of takers before its bytes. Two processes may put one piece at once: a rank what it has, and
 // another, aborted, what it hands on in its place.
 class BoardInFolder final : public FakeBoard {
  public:
   explicit BoardInFolder(std::string folder) : folder_(std::move(folder)) {}
 
   void Put(const std::string& key, const void* data, size_t bytes, int takers) override {
-    const std::string path = PathOf(key), part = absl::StrCat(path, ".part", getpid());
-    std::FILE* const file = std::fopen(part.c_str(), "wb");
-    if (file == nullptr) std::abort();
-    const uint64_t head = static_cast<uint64_t>(takers);
-    const bool written =
-        std::fwrite(&head, sizeof head, 1, file) == 1 && (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
-    if (std::fclose(file) != 0 || !written) std::abort();
-    if (link(part.c_str(), path.c_str()) != 0 && errno != EEXIST) std::abort();
+    if (std::rename(Write(key, data, bytes, takers).c_str(), PathOf(key).c_str()) != 0) std::abort();
+  }
+  void PutIfMissing(const std::string& key, const void* data, size_t bytes, int takers) override {
+    const std::string part = Write(key, data, bytes, takers);
+    if (link(part.c_str(), PathOf(key).c_str()) != 0 && errno != EEXIST) std::abort();
     unlink(part.c_str());
   }
   std::optional<Piece> Find(const std::string& key) override {
@@ -81,6 +81,17 @@ class BoardInFolder final : public FakeBoard {
 
  private:
   std::string PathOf(const std::string& key) const { return absl::StrCat(folder_, "/", key); }
+  // Returns the path of a file that this process alone knows.
+  std::string Write(const std::string& key, const void* data, size_t bytes, int takers) const {
+    std::string path = absl::StrCat(PathOf(key), ".part", getpid());
+    std::FILE* const file = std::fopen(path.c_str(), "wb");
+    if (file == nullptr) std::abort();
+    const uint64_t head = static_cast<uint64_t>(takers);
+    const bool written =
+        std::fwrite(&head, sizeof head, 1, file) == 1 && (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
+    if (std::fclose(file) != 0 || !written) std::abort();
+    return path;
+  }
 
   const std::string folder_;
 };

@@ -20,8 +20,10 @@ class FakeBoard {
   };
 
   virtual ~FakeBoard() = default;
-  // Leaves a copy, unless the key has a piece already. It goes when it has been taken `takers` times.
+  // Leaves a copy, in the place of what the key may have. It goes when it has been taken `takers` times.
   virtual void Put(const std::string& key, const void* data, size_t bytes, int takers) = 0;
+  // The same, unless the key has a piece.
+  virtual void PutIfMissing(const std::string& key, const void* data, size_t bytes, int takers) = 0;
   virtual std::optional<Piece> Find(const std::string& key) = 0;
   // Once by each taker, after it has found it. What it has found stays as it is.
   virtual void Take(const std::string& key) = 0;

@@ -63,7 +63,7 @@ void HandOnWhatIsMissing(Comm comm, size_t bytes, const std::function<std::strin
   if (state->ending) return;
   const std::string nothing(bytes, 'Z');
   for (int r = 0; r < comm->size; ++r) {
-    if (!state->board->Find(key(r)).has_value()) state->board->Put(key(r), nothing.data(), bytes, comm->size);
+    state->board->PutIfMissing(key(r), nothing.data(), bytes, comm->size);
   }
   state->changed.notify_all();
 }

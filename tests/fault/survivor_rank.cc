@@ -6,8 +6,10 @@
 // error when it wakes up, and ends. --together=round: all victims come to their ends after one round; =meeting: the
 // first one does, and the others when they have heard of it and are waited for.
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -378,17 +380,26 @@ class Survivor {
       if (ends && round == kRoundOfEnds) EndBy(how_);  // also where another victim was faster
       if (!status.ok()) return status;
     }
+    no_more_pauses_();
     return absl::OkStatus();
   }
 
   bool IsVictim() const { return std::find(victims_.begin(), victims_.end(), rank_) != victims_.end(); }
 
-  // The end comes from another thread, whatever this one is at.
+  // The end comes from another thread, whatever this one is at. A pause is one of the rounds: LeakSanitizer, which
+  // looks at a process that exits, does not wake from one.
   void Arm() {
-    std::thread([this] {
-      absl::SleepFor(absl::Microseconds(flags_.Number("delay_us")));
-      EndBy(how_ == "pause" ? "stop" : how_);
+    static std::mutex mutex;
+    static bool over = false;
+    std::thread([how = how_, delay_us = flags_.Number("delay_us")] {
+      absl::SleepFor(absl::Microseconds(delay_us));
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (how != "pause" || !over) EndBy(how == "pause" ? "stop" : how);
     }).detach();
+    no_more_pauses_ = [] {
+      const std::lock_guard<std::mutex> lock(mutex);
+      over = true;
+    };
   }
 
   // The victim most of all.
@@ -452,6 +463,7 @@ class Survivor {
   const Flags& flags_;
   const int rank_;
   const std::string how_, together_;
+  std::function<void()> no_more_pauses_ = [] {};
   std::minstd_rand random_;
   std::vector<int> members_, victims_;
   std::shared_ptr<Store> store_;

@@ -46,8 +46,7 @@ void CheckGradients(const GpuRank& rank, DistributedDataParallel& model, const S
   for (size_t p = 0; p < model.size(); ++p) {
     const std::vector<double> got = Read(model.grad(p), stream);
     for (size_t i = 0; i < got.size(); ++i) {
-      const double want =
-          step.expected != nullptr ? step.expected(p, i) : Average(step.dtype, size, p, i, step.number);
+      const double want = step.expected != nullptr ? step.expected(p, i) : Average(step.dtype, size, p, i, step.number);
       RANK_CHECK(std::fabs(got[i] - want) <= tolerance * std::max(1.0, std::fabs(want)), "rank ", rank.rank(), " step ",
                  step.number, " parameter ", p, " at ", i, ": ", got[i], " not ", want);
     }
@@ -60,7 +59,8 @@ void Backward(const GpuRank& rank, DistributedDataParallel& model, const Step& s
   for (size_t p = model.size(); p-- > 0;) {
     if (!step.used(p)) continue;
     const Stream stream = streams[p % streams.size()]->get();
-    WriteElements(model.grad(p), [&](size_t i) { return Gradient(step.dtype, me, p, i, step.number); }, stream);
+    WriteElements(
+        model.grad(p), [&](size_t i) { return Gradient(step.dtype, me, p, i, step.number); }, stream);
     model.GradReady(p, stream);
   }
 }

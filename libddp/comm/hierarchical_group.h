@@ -119,8 +119,8 @@ class HierarchicalGroup : public CheckedGroup {
   GroupMemory memory_;
 };
 
-// The two kinds. `segment` has so many bytes, for the `ranks` of this node. That of several nodes has NodeScratch::kBytes
-// more for each of them, which it reserves itself.
+// The two kinds. `segment` has so many bytes, for the `ranks` of this node. That of several nodes has
+// NodeScratch::kBytes more for each of them, which it reserves itself.
 size_t HostGroupBytes(int ranks);
 std::unique_ptr<ProcessGroup> MakeHostGroup(Members members, std::shared_ptr<SharedSegment> segment,
                                             const GroupOptions& options,

@@ -155,8 +155,8 @@ DDP_C_API ddp_status ddp_model_finish_backward(ddp_model* model, void* stream);
 DDP_C_API const uint32_t* ddp_model_skip_step(const ddp_model* model);
 
 // For another group in which the steps exchange something, such as statistics of batches: from now on
-// ddp_model_finish_backward and ddp_model_skip_step report a failure of `group` as they do one of the model's own group,
-// which fails, too. Between steps, on all ranks that have such a group. It must outlive the model, unless
+// ddp_model_finish_backward and ddp_model_skip_step report a failure of `group` as they do one of the model's own
+// group, which fails, too. Between steps, on all ranks that have such a group. It must outlive the model, unless
 // ddp_model_rebind comes first: then it is not watched any more.
 DDP_C_API ddp_status ddp_model_watch(ddp_model* model, ddp_group* group);
 

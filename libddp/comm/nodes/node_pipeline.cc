@@ -28,11 +28,11 @@ NodePipeline::NodePipeline(NodePipelineOptions options, ProgressThread* progress
       options_(std::move(options)),
       reducing_(std::move(options_.reducing), progress),
       spreading_(std::move(options_.spreading), progress),
-      in_flight_(new InFlight{.scratch = {*options_.segment,
-                                          options_.scratch_offset + NodeScratch::kBytes * static_cast<size_t>(local())},
-                              .chunks = {},
-                              .control = {&wire_, options_.layout, options_.rank},
-                              .messages = {this, &wire_, options_.rank, options_.layout.size()}}),
+      in_flight_(new InFlight{
+          .scratch = {*options_.segment, options_.scratch_offset + NodeScratch::kBytes * static_cast<size_t>(local())},
+          .chunks = {},
+          .control = {&wire_, options_.layout, options_.rank},
+          .messages = {this, &wire_, options_.rank, options_.layout.size()}}),
       control_messages_(in_flight_->control),
       messages_(in_flight_->messages) {
   const size_t stride = NodeScratch::kBytes;

@@ -20,19 +20,18 @@ if [[ ${1-} == list ]]; then
 fi
 fault=$1 ranks=$2 programs=$3 reference=$4
 folder=$(mktemp -d) || exit 1
-nccl=$folder/nccl
-trap 'rm -rf "$folder" "$nccl"' EXIT
-cd "$folder" && mkdir run nccl && chmod 700 run || exit 1
-# What simulated ranks exchange is large, and a disk that is slow for a moment looks like a hang of NCCL.
-if (($(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1) > 4 << 20)); then
-  nccl=$(mktemp -d /dev/shm/ddp-auto-fault.XXXXXX) || exit 1
-fi
+trap 'rm -rf "$folder" "${nccl-}"' EXIT
+cd "$folder" && mkdir run && chmod 700 run || exit 1
 
 export XDG_RUNTIME_DIR=$folder/run DDP_PROBE_CACHE=off DDP_LOG_LEVEL=warn DDP_TIMEOUT=60
 export DDP_NCCL_LIBRARY=$programs/libfaulty_nccl.so
 unset DDP_BACKEND DDP_STORE_SECRET DDP_STORE_PORT FAULTY_NCCL NCCL_P2P_DISABLE
 program=$programs/train_mlp
 if [[ -n ${AUTO_SIMULATED-} ]]; then
+  # What the ranks exchange is large, and a disk that is slow for a moment looks like a hang of NCCL.
+  place=$folder
+  (($(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1) > 4 << 20)) && place=/dev/shm
+  nccl=$(mktemp -d "$place/ddp-auto-fault.XXXXXX") || exit 1
   export SIMULATED_NCCL=$nccl DDP_PROBE=$programs/simulated_probe
   program=$programs/simulated_train_mlp
 fi

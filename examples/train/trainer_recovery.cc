@@ -90,8 +90,9 @@ void Trainer::KeepBuffers() {
 }
 
 void Trainer::RestoreBuffers() {
+  const std::vector<nn::LayerBuffer> buffers = model_.buffers();
   for (size_t i = 0; i < kept_buffers_.size(); ++i) {
-    device_.Upload(kept_buffers_[i].data(), model_.buffers()[i].data.data(), kept_buffers_[i].size() * sizeof(float));
+    device_.Upload(kept_buffers_[i].data(), buffers[i].data.data(), kept_buffers_[i].size() * sizeof(float));
   }
   device_.Wait();
 }

@@ -81,8 +81,8 @@ case $fault in
     ;;
   hang_first)
     backend=$without_p2p
-    # The hang takes 30 s; time has to be left for the next attempt on a busy machine.
-    export FAULTY_NCCL=AllReduce:stuck:p2p DDP_TIMEOUT=120
+    # The hang takes a part of it; time has to be left for the next attempt on a busy machine.
+    export FAULTY_NCCL=AllReduce:stuck:p2p DDP_TIMEOUT=240
     says=("all-reduce of 4 B hung" "likely cause: the GPUs cannot use each other's memory: PCIe ACS or an IOMMU"
       "remedy: set NCCL_P2P_DISABLE=1")
     ;;

@@ -2,6 +2,7 @@
 // What survivors hear when a rank dies, stops or never comes, and that nothing is left behind.
 #include <signal.h>
 
+#include <barrier>
 #include <memory>
 #include <string>
 #include <thread>
@@ -229,6 +230,7 @@ TEST_CASE("no shared memory for an exchange between nodes ends the operation tha
   const Variable nodes("DDP_NODE_SIZE", "2"), memory("DDP_SHARED_MEMORY", "posix");
   const std::shared_ptr<Store> store = CreateMemoryStore();
   std::vector<absl::Status> made(kRanks), little(kRanks), much(kRanks);
+  std::barrier<> reduced_little(kRanks);
   std::vector<std::thread> threads;  // which see the small memory, as they begin now
   for (size_t r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
@@ -237,13 +239,14 @@ TEST_CASE("no shared memory for an exchange between nodes ends the operation tha
       options.rank = static_cast<int>(r);
       options.world_size = static_cast<int>(kRanks);
       const absl::StatusOr<std::unique_ptr<Context>> context = Context::Create(options);
-      if (made[r] = context.status(); !made[r].ok()) return;
+      if (made[r] = context.status(); !made[r].ok()) return reduced_little.arrive_and_drop();
       std::vector<float> data(10'000'000, 1);
       const auto reduce = [&](size_t count) {
         const Buffer buffer{data.data(), count, DType::kFloat32, {}};
         return (*context)->world().AllReduce(buffer, buffer).Wait();
       };
       little[r] = reduce(1000);
+      reduced_little.arrive_and_wait();  // a failure would reach who still waits
       much[r] = reduce(data.size());
     });
   }

@@ -20,12 +20,12 @@ Call Enter(const char* function, int rank, nccl::Comm comm) {
   call.result = mine->owner->fail(function, FakeDevices::ThreadDevice());
   call.failed = call.result != nccl::kSuccess;
   std::unique_lock<std::mutex> lock(mine->mutex);
-  ++state->calls[function];
+  ++mine->calls[function];
   if (call.failed) return call;
-  const auto plan = state->plans.find({function, rank});
-  if (plan == state->plans.end() || plan->second.skip-- > 0) return call;
+  const auto plan = mine->plans.find({function, rank});
+  if (plan == mine->plans.end() || plan->second.skip-- > 0) return call;
   const Planned planned = plan->second;
-  state->plans.erase(plan);
+  mine->plans.erase(plan);
   call.result = planned.result;
   switch (planned.mishap) {
     case FakeNccl::Mishap::kFail:

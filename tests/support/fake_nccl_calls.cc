@@ -60,18 +60,18 @@ Result Add(void* stream, bool send, std::function<void()> what) {
 
 // As NCCL does where it is aborted.
 void HandOnWhatIsMissing(Comm comm, size_t bytes, const std::function<std::string(int rank)>& key) {
-  if (state->ending) return;
+  if (comm->home->ending) return;
   const std::string nothing(bytes, 'Z');
   for (int r = 0; r < comm->size; ++r) {
-    state->board->PutIfMissing(key(r), nothing.data(), bytes, comm->size);
+    comm->home->board->PutIfMissing(key(r), nothing.data(), bytes, comm->size);
   }
-  state->changed.notify_all();
+  comm->home->changed.notify_all();
 }
 
 // Waits, in a stream, for `ready`; false if the communicator is aborted first.
 template <typename Ready>
 bool Await(std::unique_lock<std::mutex>& lock, Comm comm, bool stuck, Ready ready) {
-  state->Wait(lock, [&] { return comm->aborted || (!stuck && ready()); });
+  comm->home->Wait(lock, [&] { return comm->aborted || (!stuck && ready()); });
   return !comm->aborted;
 }
 
@@ -83,18 +83,18 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
   if (call.failed) return call.result;
   const char* const grouped = group.depth > 0 ? ".group." : ".";
   const Result added = Add(stream, false, [=] {
-    std::unique_lock<std::mutex> lock(state->mutex);
+    std::unique_lock<std::mutex> lock(comm->home->mutex);
     const auto key = [comm, grouped, number = comm->collectives++](int rank) {
       return absl::StrCat(comm->world, ".", number, grouped, rank);
     };
     // After an abort the memory may be gone.
     if (!Await(lock, comm, call.stuck, [] { return true; })) return HandOnWhatIsMissing(comm, in_bytes, key);
-    state->board->Put(key(comm->rank), in, in_bytes, comm->size);
-    state->changed.notify_all();
+    comm->home->board->Put(key(comm->rank), in, in_bytes, comm->size);
+    comm->home->changed.notify_all();
     Pieces all;
     if (!Await(lock, comm, false, [&] {
           for (std::optional<FakeBoard::Piece> piece; static_cast<int>(all.size()) < comm->size;) {
-            if (piece = state->board->Find(key(static_cast<int>(all.size()))); !piece.has_value()) return false;
+            if (piece = comm->home->board->Find(key(static_cast<int>(all.size()))); !piece.has_value()) return false;
             all.push_back(*piece);
           }
           return true;
@@ -103,7 +103,7 @@ Result Collective(const char* function, Comm comm, void* stream, const void* in,
     }
     finish(all);
     if (call.corrupt) ++*static_cast<char*>(out);
-    for (int r = 0; r < comm->size; ++r) state->board->Take(key(r));
+    for (int r = 0; r < comm->size; ++r) comm->home->board->Take(key(r));
   });
   return added == nccl::kSuccess && !comm->blocking ? nccl::kInProgress : added;
 }
@@ -202,12 +202,12 @@ Result Send(const void* in, size_t count, nccl::DataType type, int peer, Comm co
   if (call.failed) return call.result;
   const bool registered = Registered(in);
   return Add(stream, true, [=] {
-    std::unique_lock<std::mutex> lock(state->mutex);
+    std::unique_lock<std::mutex> lock(comm->home->mutex);
     if (!Await(lock, comm, call.stuck, [] { return true; })) return;  // after an abort the memory may be gone
     std::string message(1, registered ? 'r' : 'p');
     message.append(static_cast<const char*>(in), Bytes(count, type));
-    state->board->Put(MessageKey(comm, comm->rank, peer, comm->sent[peer]++), message.data(), message.size(), 1);
-    state->changed.notify_all();
+    comm->home->board->Put(MessageKey(comm, comm->rank, peer, comm->sent[peer]++), message.data(), message.size(), 1);
+    comm->home->changed.notify_all();
   });
 }
 Result Recv(void* out, size_t count, nccl::DataType type, int peer, Comm comm, void* stream) {
@@ -215,20 +215,20 @@ Result Recv(void* out, size_t count, nccl::DataType type, int peer, Comm comm, v
   if (call.failed) return call.result;
   const bool registered = Registered(out);
   return Add(stream, false, [=] {
-    std::unique_lock<std::mutex> lock(state->mutex);
+    std::unique_lock<std::mutex> lock(comm->home->mutex);
     const std::string key = MessageKey(comm, peer, comm->rank, comm->received[peer]++);
     std::optional<FakeBoard::Piece> message;
     // As NCCL does, it waits for ever for a message of another size than was sent, and where only one of the two sides
     // is registered. A message to itself is a copy.
     if (!Await(lock, comm, call.stuck, [&] {
-          message = state->board->Find(key);
+          message = comm->home->board->Find(key);
           return message.has_value() && message->bytes == Bytes(count, type) + 1 &&
                  (peer == comm->rank || (message->data[0] == 'r') == registered);
         })) {
       return;
     }
     std::memcpy(out, message->data + 1, Bytes(count, type));
-    state->board->Take(key);
+    comm->home->board->Take(key);
   });
 }
 
@@ -271,6 +271,7 @@ Result CommInitRankConfig(Comm* comm, int ranks, nccl::UniqueId id, int rank, nc
   const Call call = Enter("CommInitRankConfig", rank, nullptr);
   if (call.failed) return call.result;
   auto made = std::make_unique<CommOpaque>();
+  made->home = mine;
   made->world = id.internal;
   made->rank = rank;
   made->size = ranks;
@@ -300,13 +301,13 @@ Result CommCuDevice(Comm comm, int* device) {
   *device = comm->device;
   return nccl::kSuccess;
 }
-Result CommDestroy(Comm) {
-  const std::lock_guard<std::mutex> lock(state->mutex);
-  --state->live;
+Result CommDestroy(Comm comm) {
+  const std::lock_guard<std::mutex> lock(comm->home->mutex);
+  --comm->home->live;
   return nccl::kSuccess;
 }
 Result CommAbort(Comm comm) {
-  State* const mine = state;
+  State* const mine = comm->home;
   const Call call = Enter("CommAbort", comm->rank, nullptr);
   const std::lock_guard<std::mutex> lock(mine->mutex);
   --mine->live;
@@ -315,9 +316,9 @@ Result CommAbort(Comm comm) {
   return call.result;
 }
 Result CommGetAsyncError(Comm comm, Result* error) {
-  const std::lock_guard<std::mutex> lock(state->mutex);
+  const std::lock_guard<std::mutex> lock(comm->home->mutex);
   *error = comm->async_error;
-  if (*error == nccl::kSuccess && (comm->hanging || !Connected(*state, comm))) *error = nccl::kInProgress;
+  if (*error == nccl::kSuccess && (comm->hanging || !Connected(*comm->home, comm))) *error = nccl::kInProgress;
   return nccl::kSuccess;
 }
 const char* GetErrorString(Result result) {

@@ -17,6 +17,10 @@
 #include "tests/support/fake_board.h"
 #include "tests/support/fake_nccl.h"
 
+namespace ddp::testing::fake_nccl {
+struct State;
+}  // namespace ddp::testing::fake_nccl
+
 namespace ddp::nccl {
 
 struct WindowOpaque {
@@ -25,6 +29,7 @@ struct WindowOpaque {
 
 // One rank's communicator.
 struct CommOpaque {
+  testing::fake_nccl::State* home = nullptr;  // an abort that comes late finds another test's state in `state`
   std::string world;
   int rank = 0;
   int size = 1;

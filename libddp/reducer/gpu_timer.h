@@ -30,11 +30,13 @@ class GpuTimer {
   void BeginCaptured(std::shared_ptr<const BucketNames> names, Stream stream);
   // Bucket b's operations begin behind what `behind` holds.
   void Launched(size_t b, Stream behind);
-  // `work` is bucket b's last. An error only for a captured step: the capture is then broken.
+  // `work` is bucket b's last; its end is marked no earlier than this call. An error only for a captured step: the
+  // capture is then broken.
   absl::Status Done(size_t b, const BucketTimes& times, Work work);
   // Around what makes the program's stream wait for the reductions.
   void BeginWait(Stream stream) { Mark(kWaitBegin, stream); }
   absl::Status EndWait(Stream stream);  // the same
+  bool captured() const { return captured_; }
   // Forgets a step that has not ended.
   void Drop() {
     if (state_ == State::kMeasuring) state_ = State::kIdle;

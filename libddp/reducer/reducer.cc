@@ -205,10 +205,7 @@ absl::Status Reducer::WaitAll(Stream stream) {
     for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
     return status_;
   }
-  for (size_t b = 0; b < launched(); ++b) {
-    if (step_timer_ == nullptr || buckets_[b]->works.empty()) continue;
-    status_.Update(step_timer_->Done(b, buckets_[b]->times, buckets_[b]->works.back()));
-  }
+  for (size_t b = 0; b < launched() && !TimedAtLaunch(); ++b) status_.Update(TellTimer(b));
   if (step_timer_ != nullptr) step_timer_->BeginWait(stream);
   const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
   status_.Update(capturing.status());
@@ -317,6 +314,7 @@ void Reducer::Launch(Stream stream) {
       if (!status_.ok()) return;
     }
     bucket.times.operations = bucket.pieces.size();
+    if (TimedAtLaunch()) status_ = TellTimer(launched() - 1);
     return;
   }
   bucket.view.step = step_;
@@ -325,6 +323,19 @@ void Reducer::Launch(Stream stream) {
   bucket.view.stream = stream;
   if (bucket.packed) status_ = CopyScaled(bucket.ranges, bucket.view.buffer, 1, stream);
   if (status_.ok()) StartRound(bucket);
+}
+
+// At once: a mark that the host sets at the step's end may be later than the reduction's, since a short backward pass
+// runs no faster than the host submits it. But a hook's Work may make the host wait, and the first mark behind an
+// operation that is captured ends the sequence.
+bool Reducer::TimedAtLaunch() const {
+  return streams_.on_gpu() && hook_ == nullptr && step_timer_ != nullptr && !step_timer_->captured();
+}
+
+absl::Status Reducer::TellTimer(size_t b) {
+  const BucketState& bucket = *buckets_[b];
+  if (step_timer_ == nullptr || bucket.works.empty()) return absl::OkStatus();
+  return step_timer_->Done(b, bucket.times, bucket.works.back());
 }
 
 // Calls a hook; turns an exception into a status, and says whose error it is.

@@ -122,6 +122,8 @@ class Reducer {
   absl::Status PrepareHook(const std::vector<Trained>& all);
   bool InRounds() const;  // the last launched bucket has operations left to begin
   void Launch(Stream stream);
+  bool TimedAtLaunch() const;  // the timer is told of a bucket when it has been launched, not at the step's end
+  absl::Status TellTimer(size_t b);
   void StartRound(BucketState& bucket);
   absl::Status Collect(BucketState& bucket, Stream stream);
   void Complete(BucketState& bucket, Stream stream);

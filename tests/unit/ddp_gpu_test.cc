@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -140,6 +142,37 @@ TEST_CASE("FinishBackward does not wait for the GPU") {
     open = true;
     FakeDevices::Synchronize(stream.native);
     RANK_CHECK_EQ(seen, 1.5f);
+  });
+}
+
+// What the calling thread asks of the simulated GPUs, while it is set.
+thread_local int* records = nullptr;
+
+TEST_CASE("a bucket's end is marked when it is launched, not when the host ends the step") {
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.gpus.fail = [](absl::string_view call, int) {
+    if (records != nullptr && call == "Record") ++*records;
+    return absl::OkStatus();
+  };
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    constexpr size_t kBuckets = 3;
+    std::vector<Parameter> parameters;
+    for (size_t i = 0; i < kBuckets; ++i) {
+      parameters.push_back({"w" + std::to_string(i), {}, {nullptr, 1000, DType::kFloat32, rank.device()}, {}});
+    }
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(group, std::move(parameters), {.bucket_bytes = 1}));
+    const OwnedStream owned = rank.MakeStream();
+    const Stream stream{rank.device(), owned.get()};
+    // The first step is measured.
+    for (size_t i = kBuckets; i-- > 0;) model->GradReady(i, stream);
+    int of_the_end = 0;
+    records = &of_the_end;
+    const absl::Status finished = model->FinishBackward(stream);
+    records = nullptr;
+    RANK_CHECK_OK(finished);
+    RANK_CHECK_EQ(of_the_end, 2);  // around the wait
+    FakeDevices::Synchronize(stream.native);
   });
 }
 

@@ -48,6 +48,32 @@ TEST_CASE("sums on registered memory use its kernels where they are faster, as m
   }
 }
 
+TEST_CASE("a broadcast of many small ranges, as of a model's buffers, is one of NCCL's") {
+  Job job(3);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const auto calls = [&] {  // of all ranks
+      RANK_CHECK_OK(group.Barrier().Wait());
+      const int made = rank.nccl.Calls("Broadcast");
+      RANK_CHECK_OK(group.Barrier().Wait());
+      return made;
+    };
+    struct Case {
+      size_t count, ranges;
+      int calls;  // of a rank
+    };
+    for (const Case& c : {Case{380, 38, 1}, Case{4, 4, 4}, Case{size_t{300} << 10, 5, 5}}) {
+      for (const bool allocated : {false, true}) {
+        Array a(rank, group, DType::kFloat32, c.count, allocated);
+        for (size_t i = 0; i < c.count; ++i) a.Set(i, static_cast<double>(1000 * rank.rank) + static_cast<double>(i));
+        const int before = calls();
+        RANK_CHECK_OK(group.Broadcast(a.Cut(c.ranges), 2, kNoStream).Wait());
+        RANK_CHECK_EQ(calls() - before, 3 * c.calls);
+        for (size_t i = 0; i < c.count; ++i) RANK_CHECK_EQ(a.Get(i), 2000 + static_cast<double>(i));
+      }
+    }
+  });
+}
+
 TEST_CASE("memory is good where NCCL does not register it") {
   for (int what : {0, 1, 2}) {
     Job job(2, what == 0 ? 22100 : 22809);  // before windows; a window that is null; one rank that fails

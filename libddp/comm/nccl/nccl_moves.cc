@@ -230,15 +230,28 @@ absl::Status NcclMoves::ReduceWithNccl(Goal goal, const ReducePlan& plan, Buffer
   return group ? Group(what, enqueue) : communicator_->Call(what, enqueue);
 }
 
+// Many small ranges, as of a model's buffers, travel as one: each call of a group costs the host time, and NCCL's
+// kernel may do what is small one after the other.
 absl::Status NcclMoves::Broadcast(Buffers buffers, int root, void* stream) {
-  return Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
+  constexpr size_t kFewRanges = 4, kMostPackedBytes = size_t{1} << 20;
+  const bool pack = buffers.size() > kFewRanges && Elements(buffers) * SizeOf(buffers[0].dtype) <= kMostPackedBytes;
+  StreamScratch packed(runtime_, stream);
+  if (pack) {
+    if (absl::Status s = packed.AllocateFor(buffers); !s.ok()) return s;
+    if (rank_ == root) {
+      if (absl::Status s = CopyPieces(runtime_, buffers, packed.buffers(), stream); !s.ok()) return s;
+    }
+  }
+  const absl::Status sent = Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : buffers) {
+    for (const Buffer& b : pack ? packed.buffers() : buffers) {
       if (b.count == 0 || result != nccl::kSuccess) continue;
       result = api.Broadcast(b.data, b.data, b.count, TypeOf(buffers), root, comm, stream);
     }
     return result;
   });
+  if (!sent.ok() || !pack || rank_ == root) return sent;
+  return CopyPieces(runtime_, packed.buffers(), buffers, stream);
 }
 
 absl::Status NcclMoves::AllGather(Buffers in, Buffers out, void* stream) {

@@ -11,7 +11,8 @@
 namespace nn::cuda {
 
 constexpr int kGridThreads = 512;
-// A power of two, as most shapes are. The multiprocessors of an H100 that are left take NCCL's kernels.
+// A power of two, as most shapes are. A kernel of more than 64 registers has one block on each multiprocessor: it waits
+// for NCCL's kernels where these take more than the four that an H100 has left, and they wait for it.
 constexpr int kGridBlocks = 128;
 
 inline unsigned GridBlocks(int processors) {

@@ -333,6 +333,12 @@ DDP_HOST_DEVICE bool RunDuty(Block& block, const Collective& c, Duty duty, int c
   return true;
 }
 
+// LeftOf, which another thread block of this kernel may set at any time: the threads of one go on together, or not.
+template <typename Block>
+DDP_HOST_DEVICE bool HasLeft(Block& block, const Place& at) {
+  return !block.All(block.Load(LeftOf(at)) == 0);
+}
+
 // The protocol that NCCL calls LL, for low latency. In two phases a channel's packets are shared out: each rank reduces
 // its own, and passes the results on at their places in its own area, which are free, as it sends nobody those. It
 // waits for results only after that, and for all else only before: so all go on. Who is at the end of operation n + 1
@@ -341,7 +347,7 @@ template <typename Block>
 DDP_HOST_DEVICE void RunPackets(Block& block, const Collective& c, int channel) {
   // Marks come round after 2^32 operations. What was written that long ago must not be there any more.
   constexpr uint64_t kRenewal = 1 << 24;
-  if (block.Load(LeftOf(c.at)) != 0) return;
+  if (HasLeft(block, c.at)) return;
   uint64_t* const count = PacketCountOf(c.at, channel);
   const uint64_t operation = block.Load(count) + 1;
   const uint32_t mark = static_cast<uint32_t>(operation);
@@ -390,7 +396,7 @@ DDP_HOST_DEVICE inline int BlocksOf(const Collective& c) { return c.split ? 3 * 
 // All tiles of thread block `index`: of a Collective, or another operation that has such tiles.
 template <typename Block, typename Operation>
 DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool inputs, bool results) {
-  if (block.Load(LeftOf(c.at)) != 0) return;
+  if (HasLeft(block, c.at)) return;
   const int channel = c.split ? index / 3 : index;
   const Duty duty = c.split ? static_cast<Duty>(index % 3) : Duty::kAll;
   const bool writes = inputs && (duty == Duty::kWrite || duty == Duty::kAll);

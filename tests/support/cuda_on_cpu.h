@@ -107,6 +107,7 @@ class CpuKernels {
           threadIdx.x = t;
           blockIdx.x = static_cast<unsigned>(b);
           kernel(b);
+          together->barrier.arrive_and_drop();  // as on a GPU, nobody waits for a thread that has ended
         });
       }
     }

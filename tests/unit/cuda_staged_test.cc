@@ -3,6 +3,7 @@
 // CpuReduce, wherever arrays lie and however they are cut, and an infinity is found.
 #include "tests/support/staged_kernels.h"  // first: it has cuda_on_cpu.h
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -106,6 +107,35 @@ TEST_CASE("the kernel of messages moves every byte") {
       }
     }
     for (size_t r = 0; r < kRanks; ++r) CHECK(out[r].Get() == expected[r]);
+  }
+}
+
+// Another thread block sets LeftOf while the threads of this one load it: some see it, some do not.
+class SeenByHalf : public cuda::ReducingBlock<int32_t, int32_t> {
+ public:
+  using ReducingBlock::ReducingBlock;
+  uint64_t Load(const uint64_t* from) { return from == LeftOf(at_) ? threadIdx.x % 2 : ReducingBlock::Load(from); }
+};
+
+TEST_CASE("a thread block of which some threads see that the rank has left gives peers nothing") {
+  for (const Move move :
+       {Move::kAllReduce, Move::kAllReduceOnce, Move::kAllReducePackets, Move::kAllReducePacketsOnce}) {
+    Ring ring(2);
+    const Case c{move, DType::kInt32, DType::kInt32, ReduceOp::kSum, 2, 0, 500, 1, 0, false, false, 3, false};
+    const Operation operation(c, &ring, 0);
+    const staged::Collective& each = operation.collectives[0];
+    for (int i = 0; i < staged::kAbortWords; ++i) *AbortWordOf(each.at, 0, i) = 1;
+    {
+      CpuKernels kernels;
+      kernels.Launch(staged::BlocksOf(each), [&each](int index) {
+        SeenByHalf block(each);
+        staged::RunCollective(block, each, index);
+      });
+    }
+    INFO("move " << static_cast<int>(move));
+    const char* const begin = reinterpret_cast<const char*>(CounterOf(each.at, staged::kWritten, 0, 0));
+    const char* const end = each.at.ring + staged::RingBytes(2);
+    CHECK(std::all_of(begin, end, [](char byte) { return byte == 0; }));
   }
 }
 

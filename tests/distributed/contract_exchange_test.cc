@@ -369,18 +369,14 @@ TEST_CASE("groups that are made and destroyed leave nothing behind") {
 
 TEST_CASE("a Split that one rank does not make times out and names it", "[timeout]") {
   if (RankCount() == 1) return;
-  ContextOptions options;
-  options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
-  RunOnRanks(
-      [](Rank& rank) {
-        const int late = rank.size() - 1;
-        if (rank.rank() != late) {
-          RANK_CHECK_STATUS(rank.group().Split(0, 0), StatusCode::kDeadlineExceeded, absl::StrCat("rank ", late));
-        }
-        rank.Meet();
-        RANK_CHECK_STATUS(rank.group().Split(0, 0), StatusCode::kDeadlineExceeded, absl::StrCat("rank ", late));
-      },
-      options);
+  RunWithTimeout(absl::Milliseconds(1500), [](Rank& rank) {
+    const int late = rank.size() - 1;
+    if (rank.rank() != late) {
+      RANK_CHECK_STATUS(rank.group().Split(0, 0), StatusCode::kDeadlineExceeded, absl::StrCat("rank ", late));
+    }
+    rank.Meet();
+    RANK_CHECK_STATUS(rank.group().Split(0, 0), StatusCode::kDeadlineExceeded, absl::StrCat("rank ", late));
+  });
 }
 
 }  // namespace

@@ -329,39 +329,32 @@ TEST_CASE("counts and dtypes that do not match fail both ends, with both named")
 
 TEST_CASE("a tag that does not come times out, with what has come instead", "[timeout]") {
   if (RankCount() == 1) return;
-  ContextOptions options;
-  options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
-  RunOnRanks(
-      [](Rank& rank) {
-        Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10);
-        absl::Status status;
-        if (rank.rank() == 0) RANK_CHECK_OK(rank.group().Send(m.whole(), 1, 3).Wait());
-        if (rank.rank() == 1) {
-          status = rank.group().Recv(m.whole(), 0, 4).Wait();
-          RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
-        }
-        rank.Meet();
-        if (rank.rank() != 1) status = rank.group().Barrier().Wait();
-        RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded,
-                          "rank 1: recv(from rank 0, tag 4, float32, 10 elements", "40 bytes", "tag 3 (40 bytes)");
-      },
-      options);
+  RunWithTimeout(absl::Milliseconds(1500), [](Rank& rank) {
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 10);
+    absl::Status status;
+    if (rank.rank() == 0) RANK_CHECK_OK(rank.group().Send(m.whole(), 1, 3).Wait());
+    rank.Meet();
+    if (rank.rank() == 1) {
+      status = rank.group().Recv(m.whole(), 0, 4).Wait();
+      RANK_CHECK(FailedRanks(status) == std::vector<int>{0});
+    }
+    rank.Meet();
+    if (rank.rank() != 1) status = rank.group().Barrier().Wait();
+    RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "rank 1: recv(from rank 0, tag 4, float32, 10 elements",
+                      "40 bytes", "tag 3 (40 bytes)");
+  });
 }
 
 TEST_CASE("a message that nobody receives while its receiver is busy elsewhere times out", "[timeout]") {
   if (RankCount() == 1) return;
-  ContextOptions options;
-  options.timeout = absl::Milliseconds(1500);  // the start of the ranks has no more either
-  RunOnRanks(
-      [](Rank& rank) {
-        Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
-        absl::Status status;
-        if (rank.rank() == 1) status = rank.group().Recv(m.whole(), 0, 0).Wait();
-        rank.Meet();
-        if (rank.rank() != 1) status = rank.group().Send(m.whole(), (rank.rank() + 1) % 2, 9).Wait();
-        RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "rank 1", "rank 0", "tag 0", "4000 bytes");
-      },
-      options);
+  RunWithTimeout(absl::Milliseconds(1500), [](Rank& rank) {
+    Memory m(rank, Placement::kOrdinary, DType::kFloat32, 1000);
+    absl::Status status;
+    if (rank.rank() == 1) status = rank.group().Recv(m.whole(), 0, 0).Wait();
+    rank.Meet();
+    if (rank.rank() != 1) status = rank.group().Send(m.whole(), (rank.rank() + 1) % 2, 9).Wait();
+    RANK_CHECK_STATUS(status, StatusCode::kDeadlineExceeded, "rank 1", "rank 0", "tag 0", "4000 bytes");
+  });
 }
 
 TEST_CASE("a rank that leaves without its part in a message is named") {

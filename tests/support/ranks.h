@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "ddp/context.h"
 #include "ddp/process_group.h"
 #include "tests/support/check.h"
@@ -62,6 +63,16 @@ bool OnOneNode();
 // failures. When a rank fails, its group is aborted so that the others end too. `options` may leave out who the ranks
 // are.
 void RunOnRanks(const std::function<void(Rank&)>& body, const ContextOptions& options = {});
+
+// The same with a short time-out of the ranks' groups, which begins when all ranks are there: a busy machine takes its
+// time to start them.
+inline void RunWithTimeout(absl::Duration timeout, const std::function<void(Rank&)>& body) {
+  RunOnRanks([&](Rank& rank) {
+    RANK_CHECK_OK(rank.group().SetTimeout(timeout));
+    rank.Meet();
+    body(rank);
+  });
+}
 
 }  // namespace ddp::testing
 

@@ -110,11 +110,14 @@ TEST_CASE("observers are told when an operation on GPUs is called, and when it h
 
 TEST_CASE("a rank that does not come to an operation on GPUs is warned of, and in the end reported, once") {
   Job job(3);
-  job.timeout = TimeFor(absl::Seconds(2));
+  job.timeout = TimeFor(absl::Seconds(4));
   std::vector<Recorder> recorders(3);
-  Observed(job, absl::Milliseconds(300), recorders, [](Rank& rank, ProcessGroup& group) {
+  std::barrier all_are_done(3);
+  // The warning comes later than the ranks that come are apart on a busy machine.
+  Observed(job, TimeFor(absl::Milliseconds(1500)), recorders, [&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, false);
     RANK_CHECK_OK(group.Broadcast(a.Cut(1), 0, kNoStream).Wait());
+    all_are_done.arrive_and_wait();
     if (rank.rank == 1) {
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;
@@ -133,7 +136,7 @@ TEST_CASE("a rank that does not come to an operation on GPUs is warned of, and i
     INFO(one.what);
     CHECK(absl::StrContains(one.what, "operation 1, all_reduce(sum, float32, 10 elements)"));
     CHECK(absl::StrContains(one.what, "did not arrive: rank 1"));
-    if (!one.failure) CHECK(one.rank == 0);
+    if (!one.failure) CHECK(one.rank != 1);
     CHECK(one.names == std::vector<int>{0, 1, 2});
     REQUIRE(one.rings.size() == 3);
     for (const size_t r : {0, 1, 2}) {

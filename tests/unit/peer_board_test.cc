@@ -27,6 +27,7 @@
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_peers.h"
 #include "libddp/comm/health/peer_watch.h"
+#include "libddp/comm/health/report_election.h"
 #include "libddp/comm/host/operation.h"
 #include "tests/support/catch.h"
 
@@ -126,6 +127,17 @@ TEST_CASE("a death is noticed before anybody waits for the process, or the watch
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   while (copy.Dead().empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
   CHECK(copy.Dead() == std::vector<int>{1});
+}
+
+TEST_CASE("of ranks that wait equally long the lowest tells of a stall, once, and the next one where that is silent") {
+  constexpr int64_t kPatience = 1'000'000'000, kLate = 10 * kPatience;
+  ReportElection election{};
+  CHECK_FALSE(election.ClaimStall(3, 5, 0, kPatience - 1, kPatience));
+  CHECK_FALSE(election.ClaimStall(3, 5, 1, kPatience, kPatience));
+  CHECK(election.ClaimStall(3, 5, 0, kPatience, kPatience));
+  CHECK_FALSE(election.ClaimStall(3, 5, 1, kLate, kPatience));
+  CHECK_FALSE(election.ClaimStall(4, 5, 0, kLate, kPatience));  // waited behind it
+  CHECK(election.ClaimStall(5, 6, 1, kLate, kPatience));
 }
 
 // Over NCCL the connection to a peer breaks before the peer is seen to be gone.

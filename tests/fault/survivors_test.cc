@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whoever survives the death of a rank goes on in a smaller group, from the last step that all have made; and a rank
 // that wakes up late harms nobody.
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -22,6 +19,7 @@
 #include "tests/fault/job.h"
 #include "tests/fault/training.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 
 namespace ddp::testing {
 namespace {
@@ -124,19 +122,6 @@ void CheckVictim(const Fault& fault, const Ending& ending, const Ending& survivo
   CHECK(ending.code == 1);
   REQUIRE(Lines(ending).size() == 1);
   CHECK(Lines(ending)[0] == Lines(survivor)[0]);
-}
-
-// That nobody listens on.
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const at = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE((fd >= 0 && bind(fd, at, length) == 0 && getsockname(fd, at, &length) == 0));
-  close(fd);
-  return ntohs(address.sin_port);
 }
 
 // Runs the job. A rank that is stopped is woken when all others have heard of it, one that is paused again and again

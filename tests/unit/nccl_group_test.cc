@@ -381,7 +381,7 @@ TEST_CASE("BlockStream blocks the stream that it is given, while another GPU is 
 
 TEST_CASE("operations that queue for longer than the time-out end well") {
   Job job(2);
-  job.timeout = TimeFor(absl::Milliseconds(1000));
+  job.timeout = TimeFor(absl::Milliseconds(2400));
   job.Run([&](Rank& rank, ProcessGroup& group) {
     const OwnedStream stream = rank.MakeStream();
     const Stream mine{rank.device(), stream.get()};
@@ -401,13 +401,14 @@ TEST_CASE("operations that queue for longer than the time-out end well") {
 TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
   Job job(2);
   std::atomic<int> calls{0};
+  std::atomic<bool> met{false};  // rank 1 has seen the end of the barrier
   job.Run([&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kInt32, 1, true);
     for (int i = 0; i < 1000; ++i) RANK_CHECK_OK(group.AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).call_status());
     RANK_CHECK_OK(group.Barrier().Wait());
     if (rank.rank == 0) {  // nobody comes to these
       std::thread other([&] {
-        while (calls < 60) std::this_thread::yield();
+        while (calls < 60 || !met) std::this_thread::yield();
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         group.Abort(absl::InternalError("enough"));
       });
@@ -417,6 +418,7 @@ TEST_CASE("whoever is far ahead of the GPU waits where a failure finds it") {
       RANK_CHECK(calls < 100, calls.load(), " operations were enqueued");
       other.join();
     } else {
+      met = true;
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });

@@ -52,7 +52,7 @@ TEST_CASE("an operation on CPU memory that times out stays the cause after an ab
 TEST_CASE("work of the program's own that does not end is told when time is out") {
   Job job(1);
   const ScopedDevices devices(job.gpus);
-  job.timeout = TimeFor(absl::Milliseconds(200));
+  job.timeout = TimeFor(absl::Seconds(1));
   job.Run([](Rank& rank, ProcessGroup& group) {
     const OwnedStream stream = rank.MakeStream();
     std::atomic<bool> ended{false};
@@ -71,7 +71,7 @@ TEST_CASE("work of the program's own that does not end is told when time is out"
 
 TEST_CASE("a time-out that is set counts for what begins after it") {
   const absl::Duration timeout = TimeFor(absl::Seconds(1));
-  std::atomic<bool> come{false};
+  std::atomic<bool> come{false}, summed{false};
   Job job(2);
   job.Run([&](Rank& rank, ProcessGroup& group) {
     Array a(rank, group, DType::kFloat32, 10, true);
@@ -83,11 +83,13 @@ TEST_CASE("a time-out that is set counts for what begins after it") {
       RANK_CHECK_OK(group.status());
       come = true;
       RANK_CHECK_OK(pending.Wait());
+      while (!summed) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the next failure would end that
       RANK_CHECK_STATUS(sum().Wait(), absl::StatusCode::kDeadlineExceeded, "did not arrive: rank 1", "all_reduce",
                         absl::FormatDuration(timeout));
     } else {
       while (!come) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       RANK_CHECK_OK(sum().Wait());
+      summed = true;
       while (group.status().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });

@@ -167,13 +167,14 @@ TEST_CASE("a rank that has no result of other nodes passes none on within its ow
 
 TEST_CASE("a rank of another node that does not come is named after the time-out") {
   NodesJob job(3, 2);
-  job.timeout = TimeFor(absl::Milliseconds(500));
-  std::atomic<int> over{0};
+  std::atomic<int> over{0}, ready{0};
   job.Run([&](Rank& rank, ProcessGroup& group) {
     const OwnedStream stream = rank.MakeStream();
     const Stream mine{rank.device(), stream.get()};
     const Array a = Filled(rank, group, DType::kFloat32, 1 << 18);
     RANK_CHECK_OK(group.AllReduce(a.whole(), a.whole(), {}, mine).Wait());
+    RANK_CHECK_OK(group.SetTimeout(TimeFor(absl::Seconds(1))));
+    for (++ready; ready < 3;) std::this_thread::yield();
     if (rank.rank == 2) {
       while (over < 2) std::this_thread::yield();
       return;

@@ -58,7 +58,7 @@ using absl::StatusCode;
 // What a peer still receives is what it was promised, whatever the program makes of its memory by then.
 void CheckMessagesStay(WireTag tag, size_t count, bool in_place) {
   ContextOptions options;
-  options.timeout = absl::Milliseconds(500);
+  options.timeout = absl::Milliseconds(1500);
   RunOnRanks(
       [&](Rank& rank) {
         Memory in(rank, Placement::kAllocated, DType::kFloat32, count),

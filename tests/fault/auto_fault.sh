@@ -163,10 +163,11 @@ fail() {
   exit 1
 }
 
-# A port below those that the system gives to clients, which nobody listens on, nor on the next one.
-port=$((10000 + RANDOM % 5000))
+# A port below those that the system gives to clients, which nobody listens on, nor on the next one. Tests that start at once
+# have other process ids, and so other ports.
+port=$((10000 + 2 * ($$ % 2500)))
 while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || (exec 3<>"/dev/tcp/127.0.0.1/$((port + 1))") 2>/dev/null; do
-  port=$((10000 + RANDOM % 5000))
+  port=$((10000 + 2 * (RANDOM % 2500)))
 done
 
 # The ranks, as torchrun starts them: none ends another.

@@ -53,13 +53,13 @@ check "wrong sum" 100 FAULTY_NCCL=AllReduce:wrong DDP_BACKEND=nccl "$doctor" "${
   '^error: NCCL does not work.*moved wrong data'
 check "P2P fails" 100 FAULTY_NCCL=AllReduce:error:p2p "$doctor" "${long[@]}" -- \
   '^warning: NCCL works without P2P' '^ok: auto chooses (nccl without P2P|hierarchical): NCCL works without P2P'
-# The time is for everything, and what it did not suffice for is named.
-check "hang of NCCL" 11 FAULTY_NCCL=AllReduce:stuck "$doctor" --limit 10 -- \
+# The time is for everything, and what it did not suffice for is named. The programs take a while to start on a busy machine.
+check "hang of NCCL" 25 FAULTY_NCCL=AllReduce:stuck "$doctor" --limit 10 -- \
   '^error: NCCL does not work.*all-reduce of 4 B hung \(it had .* only\)' 'remedy: give it more: ddp_doctor --limit 60' \
   'auto chooses hierarchical|the time was over'
-check "hang of a copy" 11 FAKE_CUDA_COPY=hang:0:1 "$doctor" --limit 10 -- \
+check "hang of a copy" 25 FAKE_CUDA_COPY=hang:0:1 "$doctor" --limit 10 -- \
   '^error: a copy from GPU 0 to GPU 1, by P2P, did not end in ' 'remedy: .*ddp_doctor --limit 60'
-check "hang of the driver" 3 FAKE_CUDA_INIT=hang "$doctor" --limit 2 -- \
+check "hang of the driver" 17 FAKE_CUDA_INIT=hang "$doctor" --limit 2 -- \
   "^error: the time was over \\(2s\\) when ddp_doctor was at the start of the GPUs' driver" 'remedy: give it more: ddp_doctor --limit 60'
 if (($#)); then
   check "two ranks" 100 "$@" 2 "$doctor" "${long[@]}" -- '^ok: NCCL works$' '^ok: auto chooses nccl: NCCL works' \

@@ -29,15 +29,17 @@ skip() {
   exit 77
 }
 
-# A port below those that the system gives to clients, which nobody listens on, nor on the next one.
+# A port below those that the system gives to clients, which nobody listens on, nor on the next one. Tests that start at once
+# have other process ids, and so other ports.
 free_port() {
-  local port
+  local port=$$
   while :; do
-    port=$((10000 + RANDOM % 5000))
+    port=$((10000 + 2 * (port % 2500)))
     if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && ! (exec 3<>"/dev/tcp/127.0.0.1/$((port + 1))") 2>/dev/null; then
       echo $port
       return
     fi
+    port=$RANDOM
   done
 }
 
@@ -95,7 +97,7 @@ all_say() {
 
 # For a program that fails: mpirun ends the other rank as soon as one has, and both are to speak.
 # shellcheck disable=SC2016 # the inner shell's
-linger='"$0" "$@"; code=$?; sleep 1; exit $code'
+linger='"$0" "$@"; code=$?; sleep 4; exit $code'
 
 port=$(free_port)
 case $case_name in

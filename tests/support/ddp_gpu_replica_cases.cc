@@ -180,7 +180,10 @@ void Nan(GpuRank& rank) {
               model->grad(p), [&](size_t i) { return here && i + 1 == kCounts[p] ? HUGE_VAL : 1.0; }, stream);
           model->GradReady(p, stream);
         }
-        return model->FinishBackward(finish);
+        const absl::Status status = model->FinishBackward(finish);
+        a.Wait();  // the next step's gradients are written in both
+        b.Wait();
+        return status;
       };
       RANK_CHECK_OK(step({}, a.get()));
       RANK_CHECK_STATUS(step({4}, a.get()), StatusCode::kDataLoss, absl::StrCat("rank ", last, " has"),

@@ -205,7 +205,9 @@ absl::Status Reducer::WaitAll(Stream stream) {
     for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
     return status_;
   }
-  for (size_t b = 0; b < launched() && !TimedAtLaunch(); ++b) status_.Update(TellTimer(b));
+  if (!TimedAtLaunch()) {
+    for (size_t b = 0; b < launched(); ++b) status_.Update(TellTimer(b));
+  }
   if (step_timer_ != nullptr) step_timer_->BeginWait(stream);
   const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
   status_.Update(capturing.status());

@@ -236,22 +236,23 @@ absl::Status NcclMoves::Broadcast(Buffers buffers, int root, void* stream) {
   constexpr size_t kFewRanges = 4, kMostPackedBytes = size_t{1} << 20;
   const bool pack = buffers.size() > kFewRanges && Elements(buffers) * SizeOf(buffers[0].dtype) <= kMostPackedBytes;
   StreamScratch packed(runtime_, stream);
+  Buffers sent = buffers;
   if (pack) {
     if (absl::Status s = packed.AllocateFor(buffers); !s.ok()) return s;
+    sent = packed.buffers();
     if (rank_ == root) {
-      if (absl::Status s = CopyPieces(runtime_, buffers, packed.buffers(), stream); !s.ok()) return s;
+      if (absl::Status s = CopyPieces(runtime_, buffers, sent, stream); !s.ok()) return s;
     }
   }
-  const absl::Status sent = Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
+  const absl::Status status = Group("ncclBroadcast", [&](const nccl::Api& api, nccl::Comm comm) {
     nccl::Result result = nccl::kSuccess;
-    for (const Buffer& b : pack ? packed.buffers() : buffers) {
+    for (const Buffer& b : sent) {
       if (b.count == 0 || result != nccl::kSuccess) continue;
       result = api.Broadcast(b.data, b.data, b.count, TypeOf(buffers), root, comm, stream);
     }
     return result;
   });
-  if (!sent.ok() || !pack || rank_ == root) return sent;
-  return CopyPieces(runtime_, packed.buffers(), buffers, stream);
+  return status.ok() && pack && rank_ != root ? CopyPieces(runtime_, sent, buffers, stream) : status;
 }
 
 absl::Status NcclMoves::AllGather(Buffers in, Buffers out, void* stream) {

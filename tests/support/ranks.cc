@@ -68,6 +68,7 @@ std::string RunOne(const std::function<void(Rank&)>& body, const ContextOptions&
   std::string failure;
   try {
     Rank rank(**context, group, std::move(meet));
+    if (ranks_group != nullptr) rank.Meet();  // what happens to one rank does not reach into the start of another
     body(rank);
   } catch (const std::exception& e) {
     failure = e.what();

@@ -131,6 +131,12 @@ TEST_CASE("memory of in and out that overlaps is refused, but for equal elements
     RANK_CHECK_EQ(m.Get(10 * me + 9), static_cast<double>(size));
     RANK_CHECK_OK(group.AllGather({m.Range(10 * me, 10)}, {m.Range(0, 5), m.Range(5, 10 * size - 5)}).Wait());
     RANK_CHECK_OK(group.AllToAll({m.Range(0, size), m.Range(size, size)}, {m.Range(0, 2 * size)}).Wait());
+
+    // Nothing, in the middle of something
+    std::vector<size_t> counts(size, 0);
+    counts[0] = 8;
+    RANK_CHECK_OK(group.AllGather({me == 0 ? m.Range(0, 8) : m.Range(3, 0)}, {m.Range(0, 8)}, counts).Wait());
+    RANK_CHECK_OK(group.AllReduce({m.Range(3, 0), m.Range(0, 8)}, {m.Range(0, 5), m.Range(5, 3)}).Wait());
   });
 }
 

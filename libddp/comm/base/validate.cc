@@ -60,7 +60,8 @@ const char* CheckOverlap(Buffers in, Buffers out, ptrdiff_t shift) {
       "size lie at their own place, and everything else needs memory of its own";
   const bool same_size = SizeOf(in[0].dtype) == SizeOf(out[0].dtype);
   const auto misplaced = [&](const Interval& a, const Interval& b) {
-    if (a.begin >= b.end || b.begin >= a.end) return false;
+    const bool apart = a.begin >= b.end || b.begin >= a.end || a.begin == a.end || b.begin == b.end;
+    if (apart) return false;
     return !same_size || a.begin - a.place != b.begin - b.place - static_cast<uintptr_t>(shift);
   };
   if (in.size() == 1 && out.size() == 1) {

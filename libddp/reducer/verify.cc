@@ -46,12 +46,14 @@ std::string CheckParameter(const ProcessGroup& group, const Parameter& p, Device
     return absl::StrCat("the gradient has ", p.grad.count, " elements, the value ", p.value.count);
   }
   int64_t product = 1;
+  bool too_large = false;
   for (int64_t n : p.shape) {
     if (n < 0) return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has a negative number");
-    product *= n;
+    too_large |= __builtin_mul_overflow(product, n, &product);
   }
-  if (!p.shape.empty() && product != static_cast<int64_t>(p.value.count)) {
-    return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has ", product, " elements, the value ",
+  if (!p.shape.empty() && (too_large || product != static_cast<int64_t>(p.value.count))) {
+    return absl::StrCat("the shape [", absl::StrJoin(p.shape, ", "), "] has ",
+                        too_large ? std::string("too many") : absl::StrCat(product), " elements, the value ",
                         p.value.count);
   }
   return "";

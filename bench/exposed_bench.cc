@@ -56,6 +56,8 @@ constexpr char kUsage[] = R"(Times steps of a training whose gradients are reduc
   --precision=fp32          fp32; on GPUs tf32, fp16, bf16
   --backend=auto            as DDP_BACKEND
   --bucket_mb=25            size of overlap's buckets; 0: the library measures it
+  --cuda_graph=0            1: steps are replays of a CUDA graph; with --device=cuda
+  --plan_cache=             a file that keeps which plans cuDNN ran fastest with, for the next run
   --threads=1               threads of each rank
   --rounds=21               blocks of each way
   --steps=20                steps of a block
@@ -74,10 +76,10 @@ const std::map<std::string, SyncMode>& Modes() {
 struct Settings {
   std::vector<std::string> modes;
   double target = 0;
-  std::string model, precision, backend, json;
+  std::string model, precision, backend, plan_cache, json;
   std::vector<int> hidden;
   int batch = 0, threads = 0, rounds = 0, steps = 0;
-  bool cuda = false;
+  bool cuda = false, cuda_graph = false;
   double bucket_mb = 0;
 };
 
@@ -129,9 +131,13 @@ absl::StatusOr<Settings> Read(const Flags& flags) {
   const std::vector<std::string> precisions =
       settings.cuda ? std::vector<std::string>{"fp32", "tf32", "fp16", "bf16"} : std::vector<std::string>{"fp32"};
   if (absl::Status s = one_of("precision", precisions); !s.ok()) return s;
+  if (absl::Status s = one_of("cuda_graph", {"0", "1"}); !s.ok()) return s;
+  settings.cuda_graph = flags.at("cuda_graph") == "1";
+  if (settings.cuda_graph && !settings.cuda) return WrongFlag("cuda_graph", "1", "give --device=cuda with it");
   settings.model = flags.at("model");
   settings.precision = flags.at("precision");
   settings.backend = flags.at("backend");
+  settings.plan_cache = flags.at("plan_cache");
   settings.json = flags.at("json");
   return settings;
 }
@@ -160,7 +166,8 @@ struct Way {
   std::string name;
   std::unique_ptr<Replica> replica;
   std::unique_ptr<nn::Optimizer> optimizer;
-  std::vector<double> ms;  // of a step, by round
+  std::unique_ptr<nn::Graph> graph;  // of a step; null: steps are not replayed
+  std::vector<double> ms;            // of a step, by round
 };
 
 class Bench {
@@ -176,6 +183,7 @@ class Bench {
     // A block of each beforehand: buckets are planned anew and algorithms tried within it.
     for (Way& way : ways_) {
       if (absl::StatusOr<double> ms = Block(way); !ms.ok()) return ms.status();
+      if (absl::Status s = settings_.cuda_graph ? Capture(way) : absl::OkStatus(); !s.ok()) return s;
     }
     for (int round = 0; round < settings_.rounds; ++round) {
       for (size_t k = 0; k < ways_.size(); ++k) {
@@ -216,7 +224,7 @@ class Bench {
     if (!replica.ok()) return replica.status();
     model_->Initialize(1);
     const size_t count = (*replica)->values().size();
-    ways_.push_back({mode, *std::move(replica), device_.MakeSgd(count, {.lr = 1e-3, .momentum = 0.9}), {}});
+    ways_.push_back({mode, *std::move(replica), device_.MakeSgd(count, {.lr = 1e-3, .momentum = 0.9}), nullptr, {}});
     return absl::OkStatus();
   }
 
@@ -232,6 +240,22 @@ class Bench {
     return absl::OkStatus();
   }
 
+  absl::Status Capture(Way& way) {
+    absl::Status status = way.replica->CanCapture();
+    if (!status.ok()) return status;
+    way.graph = device_.Capture([&] {
+      status = Step(way);
+      return status.ok();
+    });
+    return status;
+  }
+
+  absl::Status Run(Way& way) {
+    if (way.graph == nullptr) return Step(way);
+    way.graph->Launch();
+    return absl::OkStatus();
+  }
+
   // The time of a step in ms, on the slowest rank.
   absl::StatusOr<double> Block(Way& way) {
     way.replica->Bind();
@@ -240,7 +264,7 @@ class Bench {
     if (absl::Status s = meet.Wait(); !s.ok()) return s;
     const Clock::time_point begin = Clock::now();
     for (int step = 0; step < settings_.steps; ++step) {
-      if (absl::Status s = Step(way); !s.ok()) return s;
+      if (absl::Status s = Run(way); !s.ok()) return s;
     }
     device_.Wait();
     double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / settings_.steps;
@@ -262,17 +286,24 @@ class Bench {
   absl::Status Report() const {
     size_t parameters = 0;
     for (const nn::ParameterSpec& spec : model_->parameters()) parameters += spec.count();
-    std::printf("%s, %zu parameters, batch %d, %s on %s; %d %s, backend %s; %d rounds of blocks of %d steps\n",
+    std::printf("%s, %zu parameters, batch %d, %s on %s; %d %s, backend %s; %d rounds of blocks of %d steps%s\n",
                 settings_.model.c_str(), parameters, settings_.batch, settings_.precision.c_str(),
                 settings_.cuda ? "GPUs" : "CPUs", group_.size(), group_.size() == 1 ? "rank" : "ranks",
-                std::string(group_.backend()).c_str(), settings_.rounds, settings_.steps);
+                std::string(group_.backend()).c_str(), settings_.rounds, settings_.steps,
+                settings_.cuda_graph ? ", as CUDA graphs" : "");
     std::printf("%-8s %10s %22s %20s\n", "", "ms a step", absl::StrCat("beyond ", ways_[0].name).c_str(),
                 "95 % interval");
-    nlohmann::ordered_json json = {{"model", settings_.model},       {"parameters", parameters},
-                                   {"batch", settings_.batch},       {"precision", settings_.precision},
-                                   {"cuda", settings_.cuda},         {"ranks", group_.size()},
-                                   {"backend", group_.backend()},    {"rounds", settings_.rounds},
-                                   {"block_steps", settings_.steps}, {"bucket_mb", settings_.bucket_mb}};
+    nlohmann::ordered_json json = {{"model", settings_.model},
+                                   {"parameters", parameters},
+                                   {"batch", settings_.batch},
+                                   {"precision", settings_.precision},
+                                   {"cuda", settings_.cuda},
+                                   {"ranks", group_.size()},
+                                   {"backend", group_.backend()},
+                                   {"rounds", settings_.rounds},
+                                   {"block_steps", settings_.steps},
+                                   {"bucket_mb", settings_.bucket_mb},
+                                   {"cuda_graph", settings_.cuda_graph}};
     for (const Way& way : ways_) {
       json["ms"][way.name] = way.ms;
       std::printf("%-8s %10.4f", way.name.c_str(), bench::Median(way.ms));
@@ -334,7 +365,9 @@ absl::Status Run(const Settings& settings) {
     const nn::Element element = settings.precision == "fp16"   ? nn::Element::kFloat16
                                 : settings.precision == "bf16" ? nn::Element::kBFloat16
                                                                : nn::Element::kFloat32;
-    gpu = nn::OpenCuda((*context)->device().index, {.tf32 = settings.precision == "tf32", .activations = element});
+    gpu =
+        nn::OpenCuda((*context)->device().index,
+                     {.tf32 = settings.precision == "tf32", .activations = element, .plan_file = settings.plan_cache});
   }
   return Bench(settings, (*context)->world(), gpu != nullptr ? *gpu : nn::Cpu()).Run();
 }
@@ -351,6 +384,8 @@ int main(int argc, char** argv) {
                  {"precision", "fp32"},
                  {"backend", "auto"},
                  {"bucket_mb", "25"},
+                 {"cuda_graph", "0"},
+                 {"plan_cache", ""},
                  {"threads", "1"},
                  {"rounds", "21"},
                  {"steps", "20"},

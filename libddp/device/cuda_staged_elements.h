@@ -43,6 +43,18 @@ __device__ bool AlignedTo(size_t bytes, const void* a, const void* b = nullptr, 
          0;
 }
 
+// Element k, of `size` bytes, of a packet that has none there yet; and what it is.
+__device__ void SetElement(staged::PacketData* data, int k, int size, uint64_t bits) {
+  const int byte = k * size;
+  data->word[byte / 4] |= static_cast<uint32_t>(bits) << (8 * (byte % 4));
+  if (size == 8) data->word[byte / 4 + 1] = static_cast<uint32_t>(bits >> 32);
+}
+__device__ uint64_t ElementOf(const staged::PacketData& data, int k, int size) {
+  const int byte = k * size;
+  const uint64_t bits = data.word[byte / 4] >> (8 * (byte % 4));
+  return size == 8 ? bits | static_cast<uint64_t>(data.word[byte / 4 + 1]) << 32 : bits;
+}
+
 // One thread's elements.
 template <typename In, typename Out>
 class Elements {
@@ -73,24 +85,30 @@ class Elements {
     }
   }
 
-  __device__ uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
+  __device__ staged::PacketData ReducePacket(const staged::PacketData* data, uint64_t n) {
     constexpr int kPacketWidth = staged::kPacketBytes / (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
     Accumulator acc[kPacketWidth] = {};
 #pragma unroll
     for (int r = 0; r < staged::kMaxRanks; ++r) {
       if (r >= at_.ranks) break;
-      const In* const x = reinterpret_cast<const In*>(&data[r]);
 #pragma unroll
-      for (int k = 0; k < kPacketWidth; ++k) Take<false>(r == 0, x[k], &acc[k]);
+      for (int k = 0; k < kPacketWidth; ++k) {
+        const uint64_t bits = ElementOf(data[r], k, sizeof(In));
+        In x;
+        memcpy(static_cast<void*>(&x), &bits, sizeof(In));
+        Take<false>(r == 0, x, &acc[k]);
+      }
     }
-    alignas(staged::kPacketBytes) Out results[staged::kPacketBytes / sizeof(Out)] = {};
+    staged::PacketData results = {};
 #pragma unroll
     for (int k = 0; k < kPacketWidth; ++k) {
-      if (static_cast<uint64_t>(k) < n) results[k] = Result(acc[k]);
+      if (static_cast<uint64_t>(k) >= n) continue;
+      const Out result = Result(acc[k]);
+      uint64_t bits = 0;
+      memcpy(&bits, &result, sizeof(Out));
+      SetElement(&results, k, sizeof(Out), bits);
     }
-    uint64_t result;
-    memcpy(&result, results, sizeof(result));
-    return result;
+    return results;
   }
 
  private:

@@ -56,40 +56,45 @@ class Block : public WaitingBlock {
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ int threads() const { return kThreads; }
 
-  __device__ uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
+  __device__ staged::PacketData Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
     uint64_t together = n * size;
     const char* const from = Locate(in, first * size, &together);
-    if (together == staged::kPacketBytes && AlignedTo(staged::kPacketBytes, from)) {
-      return *reinterpret_cast<const uint64_t*>(from);
+    staged::PacketData data = {};
+    if (together == staged::kPacketBytes && AlignedTo(sizeof(uint32_t), from)) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) data.word[w] = reinterpret_cast<const uint32_t*>(from)[w];
+      return data;
     }
-    uint64_t data = 0;
     for (uint64_t k = 0; k < n; ++k) {
       uint64_t bytes = size;
-      data |= LoadElement(Locate(in, (first + k) * size, &bytes), size) << (8 * size * k);
+      SetElement(&data, static_cast<int>(k), static_cast<int>(size),
+                 LoadElement(Locate(in, (first + k) * size, &bytes), size));
     }
     return data;
   }
 
-  __device__ void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size, uint64_t data) {
+  __device__ void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size,
+                          const staged::PacketData& data) {
     uint64_t together = n * size;
     char* const to = Locate(out, first * size, &together);
-    if (together == staged::kPacketBytes && AlignedTo(staged::kPacketBytes, to)) {
-      *reinterpret_cast<uint64_t*>(to) = data;
+    if (together == staged::kPacketBytes && AlignedTo(sizeof(uint32_t), to)) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) reinterpret_cast<uint32_t*>(to)[w] = data.word[w];
       return;
     }
     for (uint64_t k = 0; k < n; ++k) {
       uint64_t bytes = size;
-      StoreElement(Locate(out, (first + k) * size, &bytes), size, data >> (8 * size * k));
+      StoreElement(Locate(out, (first + k) * size, &bytes), size,
+                   ElementOf(data, static_cast<int>(k), static_cast<int>(size)));
     }
   }
 
-  __device__ void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
-    const uint64_t above = static_cast<uint64_t>(mark) << 32;
-    StorePacket(to, {{above | (data & UINT32_MAX), above | (data >> 32)}});
+  __device__ void Put(staged::Packet* to, const staged::PacketData& data, uint32_t mark) {
+    StorePacket(to, {data, mark});
   }
 
-  __device__ bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me, uint64_t own,
-                          uint64_t* data) {
+  __device__ bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me,
+                          const staged::PacketData& own, staged::PacketData* data) {
     bool received = true;
 #pragma unroll
     for (int first = 0; first < staged::kMaxRanks; first += kTogether) {
@@ -100,13 +105,17 @@ class Block : public WaitingBlock {
     }
     return received;
   }
-  __device__ void CheckPacket(uint64_t data, uint64_t) { Check(data); }  // where no element is, there is a 0
+  // Where no element is, there is a 0.
+  __device__ void CheckPacket(const staged::PacketData& data, uint64_t) {
+    Check(data.word[0] | static_cast<uint64_t>(data.word[1]) << 32);
+    Check(static_cast<uint64_t>(data.word[2]));
+  }
 
  protected:
   bool bad_ = false;  // this thread has seen a result that is infinite or not a number
 
  private:
-  static constexpr int kTogether = 8;
+  static constexpr int kTogether = 8, kWords = staged::kPacketBytes / 4;
 
   __device__ uint64_t LoadElement(const char* from, uint64_t size) {
     switch (size) {
@@ -139,7 +148,7 @@ class Block : public WaitingBlock {
 
   // Of the first kTogether of these ranks: the loads of their packets are under way at once.
   __device__ bool ReceiveSome(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me,
-                              uint64_t own, uint64_t* data) {
+                              const staged::PacketData& own, staged::PacketData* data) {
     uint32_t missing = 0;
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -154,8 +163,8 @@ class Block : public WaitingBlock {
       }
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        if ((missing >> k & 1) == 0 || packet[k].half[0] >> 32 != mark || packet[k].half[1] >> 32 != mark) continue;
-        data[k] = (packet[k].half[0] & UINT32_MAX) | packet[k].half[1] << 32;
+        if ((missing >> k & 1) == 0 || packet[k].mark != mark) continue;
+        data[k] = packet[k].data;
         missing &= ~(1u << k);
       }
       if (polls % kPollsALook == 0 && missing != 0 && MustLeave()) return false;
@@ -243,9 +252,9 @@ class ReducingBlock : public Block {
     elements.Reduce(from, n, to, also, count);
     bad_ |= elements.bad();
   }
-  __device__ uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
+  __device__ staged::PacketData ReducePacket(const staged::PacketData* data, uint64_t n) {
     Elements<In, Out> elements(at_, arithmetic_);
-    const uint64_t result = elements.ReducePacket(data, n);
+    const staged::PacketData result = elements.ReducePacket(data, n);
     bad_ |= elements.bad();
     return result;
   }

@@ -19,16 +19,21 @@ inline constexpr int kPairChannels = 2;  // of a message between two ranks
 inline constexpr size_t kPairSlotBytes = 16 << 10;
 inline constexpr int kPacketChannels = 64;
 inline constexpr uint64_t kPackets = 2048;  // of a channel in one operation
-inline constexpr int kPacketBytes = 8;      // of data
+inline constexpr int kPacketBytes = 12;     // of data
 inline constexpr size_t kLine = 64;
 
 struct alignas(kLine) Counter {
   uint64_t value;
 };
 
-// The GPU and the bus keep each half whole: 4 bytes of data below, a mark above, which is another in each operation.
+// Elements, the first one lowest; 0 where there is none.
+struct PacketData {
+  uint32_t word[kPacketBytes / 4];
+};
+// GPUs load and store it as a whole. The mark is another in each operation.
 struct alignas(16) Packet {
-  uint64_t half[2];
+  PacketData data;
+  uint32_t mark;
 };
 
 // What all kernels of a rank have in common.

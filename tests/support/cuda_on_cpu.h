@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "libddp/device/staged_protocol.h"
+#include "tests/support/whole_packet.h"
 
 struct KernelIndex {
   unsigned x;
@@ -76,15 +77,9 @@ void StoreRelaxed(uint64_t* to, uint64_t value) {
 void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 staged::Packet LoadPacket(const staged::Packet* from) {
   std::this_thread::yield();
-  staged::Packet packet;
-  for (int h = 0; h < 2; ++h) {
-    packet.half[h] = std::atomic_ref<uint64_t>(const_cast<staged::Packet*>(from)->half[h]).load();
-  }
-  return packet;
+  return testing::LoadPacket(from);
 }
-void StorePacket(staged::Packet* to, const staged::Packet& packet) {
-  for (int h = 0; h < 2; ++h) std::atomic_ref<uint64_t>(to->half[h]).store(packet.half[h]);
-}
+void StorePacket(staged::Packet* to, const staged::Packet& packet) { testing::StorePacket(to, packet); }
 
 }  // namespace
 }  // namespace ddp::cuda

@@ -20,6 +20,7 @@
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
 #include "tests/support/fake_devices.h"
+#include "tests/support/whole_packet.h"
 
 namespace ddp::testing {
 namespace {
@@ -153,51 +154,54 @@ class HostBlock {
 
   int thread() const { return 0; }
   int threads() const { return 1; }
-  uint64_t Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
-    char data[staged::kPacketBytes] = {};
+  staged::PacketData Gather(const staged::RangeTable& in, uint64_t first, uint64_t n, uint64_t size) {
+    staged::PacketData data = {};
+    char* const bytes_of = reinterpret_cast<char*>(&data);
     for (uint64_t k = 0, bytes = size; k < n; ++k)
-      std::memcpy(data + k * size, Locate(in, (first + k) * size, &bytes), size);
-    return std::bit_cast<uint64_t>(data);
+      std::memcpy(bytes_of + k * size, Locate(in, (first + k) * size, &bytes), size);
+    return data;
   }
-  void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size, uint64_t data) {
+  void Scatter(const staged::RangeTable& out, uint64_t first, uint64_t n, uint64_t size,
+               const staged::PacketData& data) {
     const char* const bytes_of = reinterpret_cast<const char*>(&data);
     for (uint64_t k = 0, bytes = size; k < n; ++k)
       std::memcpy(Locate(out, (first + k) * size, &bytes), bytes_of + k * size, size);
   }
   bool All(bool going_on) { return going_on; }
-  void Put(staged::Packet* to, uint64_t data, uint32_t mark) {
-    for (int h = 0; h < 2; ++h) {
-      const uint64_t half = (static_cast<uint64_t>(mark) << 32) | ((data >> (32 * h)) & UINT32_MAX);
-      std::atomic_ref<uint64_t>(to->half[h]).store(half, std::memory_order_relaxed);
-    }
-  }
-  bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me, uint64_t own,
-               uint64_t* data) {
+  void Put(staged::Packet* to, const staged::PacketData& data, uint32_t mark) { StorePacket(to, {data, mark}); }
+  bool Receive(const staged::Packet* from, uint64_t stride, uint32_t mark, int ranks, int me,
+               const staged::PacketData& own, staged::PacketData* data) {
     for (int r = 0; r < ranks; ++r) {
-      data[r] = r == me ? own : 0;
-      for (int h = 0; h < 2 && r != me; ++h) {
-        const std::atomic_ref<uint64_t> half(const_cast<uint64_t&>(from[static_cast<uint64_t>(r) * stride].half[h]));
-        if (!SpinUntil([&] { return half.load(std::memory_order_relaxed) >> 32 == mark; })) return false;
-        data[r] |= (half.load(std::memory_order_relaxed) & UINT32_MAX) << (32 * h);
-      }
+      staged::Packet packet{own, mark};
+      const auto received = [&] {
+        packet = LoadPacket(from + static_cast<uint64_t>(r) * stride);
+        return packet.mark == mark;
+      };
+      if (r != me && !SpinUntil(received)) return false;
+      data[r] = packet.data;
     }
     return true;
   }
-  uint64_t ReducePacket(const uint64_t* data, uint64_t n) {
+  staged::PacketData ReducePacket(const staged::PacketData* data, uint64_t n) {
+    std::vector<Whole> whole(static_cast<size_t>(at_.ranks));
     std::vector<const void*> in;
-    for (int r = 0; r < at_.ranks; ++r) in.push_back(data + r);
-    uint64_t result = 0;
+    for (size_t r = 0; r < whole.size(); ++r) in.push_back(&(whole[r].data = data[r]));
+    Whole result;
     void* const to = &result;
     Found(reduce_(in.data(), at_.ranks, &to, 1, n));
-    return result;
+    return result.data;
   }
-  void CheckPacket(uint64_t data, uint64_t n) {
-    const void* const in = &data;
-    void* const out = &data;
+  void CheckPacket(const staged::PacketData& data, uint64_t n) {
+    Whole whole{data};
+    const void* const in = &whole;
+    void* const out = &whole;
     Found(check_(&in, 1, &out, 1, n));
   }
 
  private:
+  struct alignas(uint64_t) Whole {  // as elements of any type lie
+    staged::PacketData data = {};
+  };
   void Found(bool nonfinite) {
     if (nonfinite && arithmetic_->nonfinite != nullptr) std::atomic_ref<uint32_t>(*arithmetic_->nonfinite).store(1);
   }

@@ -100,7 +100,7 @@ TEST_CASE("operations by packets follow each other in any order") {
 // Rank 2 has died after it had put all that others own but for a packet of rank 0's: one of rank 0's threads waits for
 // that, and rank 1 for the other ranks' results. They leave one after the other.
 TEST_CASE("threads that leave packets neither store nor pass on what has not come") {
-  constexpr uint64_t kShare = 15, kMissing = 4, kMark = uint64_t{1} << 32;  // packets of each rank
+  constexpr uint64_t kShare = 15, kMissing = 4;  // packets of each rank
   Ring ring(3);
   const Case c{Move::kAllReducePackets,
                DType::kInt32,
@@ -108,7 +108,7 @@ TEST_CASE("threads that leave packets neither store nor pass on what has not com
                ReduceOp::kSum,
                3,
                0,
-               6 * kShare,
+               9 * kShare,
                1,
                0,
                false,
@@ -117,21 +117,21 @@ TEST_CASE("threads that leave packets neither store nor pass on what has not com
                true};
   Operation operation(c, &ring, 0);
   const auto words = [](const auto& of_packet) {
-    Bytes bytes(6 * kShare * 4);
-    for (uint64_t i = 0; i < 6 * kShare; ++i) SetElement(DType::kInt32, bytes.data(), i, of_packet(i / 2));
+    Bytes bytes(9 * kShare * 4);
+    for (uint64_t i = 0; i < 9 * kShare; ++i) SetElement(DType::kInt32, bytes.data(), i, of_packet(i / 3));
     return bytes;
   };
   for (const Ranges& in : operation.in) in.Set(words([](uint64_t) { return 1; }));
   const auto packet_of = [&](int r, uint64_t i) { return PacketsOf(ring.PlaceOf(r), r, 0, 1) + i; };
   for (uint64_t i = 0; i < 2 * kShare; ++i) {
-    if (i != kMissing) *packet_of(2, i) = {{kMark | 1, kMark | 1}};
+    if (i != kMissing) *packet_of(2, i) = {{{1, 1, 1}}, 1};
   }
-  // How many of a rank's own packets hold what they must, or nothing.
-  const auto passed_on = [&](int r, uint64_t half) {
+  // How many of a rank's own packets hold this result; 0: nothing.
+  const auto passed_on = [&](int r, uint32_t word) {
     uint64_t n = 0;
     for (uint64_t k = 0; k < kShare; ++k) {
-      staged::Packet* const packet = packet_of(r, static_cast<uint64_t>(r) * kShare + k);
-      if (std::atomic_ref<uint64_t>(packet->half[1]).load() == half) ++n;
+      const staged::Packet packet = LoadPacket(packet_of(r, static_cast<uint64_t>(r) * kShare + k));
+      if (packet.mark == (word == 0 ? 0 : 1) && packet.data.word[2] == word) ++n;
     }
     return n;
   };
@@ -142,7 +142,7 @@ TEST_CASE("threads that leave packets neither store nor pass on what has not com
       const staged::Collective& each = operation.collectives[r];
       kernels.Launch(staged::BlocksOf(each), [&each](int index) { RunAny(each, index); });
     }
-    while (passed_on(0, kMark | 3) < kShare - 1 || passed_on(1, kMark | 3) < kShare) std::this_thread::yield();
+    while (passed_on(0, 3) < kShare - 1 || passed_on(1, 3) < kShare) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     for (int r = 0; r < 2; ++r) {
       CHECK(!failed(r));
@@ -151,7 +151,7 @@ TEST_CASE("threads that leave packets neither store nor pass on what has not com
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
-  CHECK(passed_on(0, kMark | 3) == kShare - 1);
+  CHECK(passed_on(0, 3) == kShare - 1);
   CHECK(passed_on(0, 0) == 1);
   CHECK(operation.Got(0) == words([](uint64_t p) { return p < kShare && p != kMissing ? 3 : 1; }));
   // After its own, rank 1's threads wait for rank 2's; but the last one, which has no own one, has taken one of rank

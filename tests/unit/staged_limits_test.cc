@@ -51,21 +51,24 @@ TEST_CASE("the way of an all-reduce follows from the limits") {
                                               {8 << 20, Move::kAllReduceFetched},
                                               {uint64_t{1} << 40, Move::kAllReduceFetched}}) {
     INFO(bytes << " bytes");
-    CHECK(AllReduceMove(limits, 2, 48, bytes, bytes / 2) == move);
+    CHECK(AllReduceMove(limits, 2, 48, bytes, 1, 1) == move);
   }
   // Results have room in packets, too.
-  CHECK(AllReduceMove(limits, 2, 48, 32, 64) == Move::kAllReducePacketsOnce);
-  CHECK(AllReduceMove(limits, 2, 48, 64, 128) == Move::kAllReducePackets);
-  CHECK(AllReduceMove(limits, 2, 48, 1024, 2048) == Move::kAllReduceOnce);
-  // What one channel's packets hold.
+  CHECK(AllReduceMove(limits, 2, 48, 16, 2, 4) == Move::kAllReducePacketsOnce);
+  CHECK(AllReduceMove(limits, 2, 48, 32, 2, 4) == Move::kAllReducePackets);
+  CHECK(AllReduceMove(limits, 2, 48, 512, 2, 4) == Move::kAllReduceOnce);
+  // What one channel's packets hold: of 8 bytes one element each, of 4 three.
   limits.packets = StagedLimits::kNever;
-  CHECK(AllReduceMove(limits, 2, 1, 16 << 10, 16 << 10) == Move::kAllReducePackets);
-  CHECK(AllReduceMove(limits, 2, 1, (16 << 10) + 1, 1) == Move::kAllReduceOnce);
+  for (const auto& [size, each] : {std::pair(8, 1), std::pair(4, 3), std::pair(2, 6), std::pair(1, 12)}) {
+    const uint64_t most = staged::kPackets * static_cast<uint64_t>(each), element = static_cast<uint64_t>(size);
+    CHECK(AllReduceMove(limits, 2, 1, most, element, 1) == Move::kAllReducePackets);
+    CHECK(AllReduceMove(limits, 2, 1, most + 1, 1, element) == Move::kAllReduceOnce);
+  }
 }
 
 TEST_CASE("where nobody measures, only more than two ranks take two phases") {
   const auto move = [](int ranks, uint64_t bytes) {
-    return AllReduceMove(StagedLimits::For(ranks), ranks, 48, bytes, bytes);
+    return AllReduceMove(StagedLimits::For(ranks), ranks, 48, bytes, 1, 1);
   };
   CHECK(move(2, 256 << 10) == Move::kAllReducePacketsOnce);
   CHECK(move(2, 1 << 20) == Move::kAllReduceOnce);

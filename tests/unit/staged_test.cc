@@ -17,6 +17,7 @@
 #include "tests/support/block_reference.h"
 #include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"
+#include "tests/support/whole_packet.h"
 
 namespace ddp::testing::simulated {
 namespace {
@@ -51,9 +52,9 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             c.in_size = size;
             c.out_size = size == 2 ? 4 : size;
             for (int r = 0; r <= ranks; ++r) c.part_begin[r] = each * static_cast<uint64_t>(r);
-            const uint64_t bytes = c.count * static_cast<uint64_t>(size);
-            const uint64_t out_size = static_cast<uint64_t>(c.out_size), out_bytes = c.count * out_size;
-            if (ByPackets(move) && !ByPackets(AllReduceMove(StagedLimits::For(ranks), ranks, blocks, bytes, out_bytes)))
+            const uint64_t in_size = static_cast<uint64_t>(size), out_size = static_cast<uint64_t>(c.out_size);
+            if (ByPackets(move) &&
+                !ByPackets(AllReduceMove(StagedLimits::For(ranks), ranks, blocks, c.count, in_size, out_size)))
               continue;
             PlanTiles(blocks, &c);
             INFO("move " << static_cast<int>(move) << ", " << ranks << " ranks, " << size << " bytes, " << each
@@ -63,7 +64,7 @@ TEST_CASE("tiles cover every element once, and fit their slots") {
             if (ByPackets(move)) {
               CHECK(c.tiles == static_cast<uint64_t>(c.channels));
               CHECK(c.part_elements * out_size <= staged::kPackets * staged::kPacketBytes);
-              CHECK(c.part_elements * out_size % staged::kPacketBytes == 0);
+              CHECK(c.part_elements % PacketElements(c) == 0);
               CHECK(BlocksOf(c) <= blocks);
               continue;
             }
@@ -227,8 +228,8 @@ class Gpus {
   void LeavePackets(uint64_t number) {
     for (int r = 0; r < ranks_; ++r) {
       for (int c = 0; c < staged::kPacketChannels; ++c) {
-        const uint64_t half = (number << 32) | 77;
-        std::fill_n(PacketsOf(PlaceOf(0), r, c, number), staged::kPackets, staged::Packet{{half, half}});
+        const staged::Packet old{{{77, 77, 77}}, static_cast<uint32_t>(number)};
+        std::fill_n(PacketsOf(PlaceOf(0), r, c, number), staged::kPackets, old);
       }
     }
   }
@@ -251,20 +252,20 @@ class Gpus {
   // and waits for the others', and rank 0 waits for the one that is missing. They leave one after the other.
   void LeaveOneAfterTheOther() {
     const auto packets_of = [&](int r) { return PacketsOf(PlaceOf(0), r, 0, 1); };
-    const auto half_of = [&](int r, int i) { return std::atomic_ref<uint64_t>(packets_of(r)[i].half[0]).load(); };
-    const auto words_of = [&](int r) { return std::vector<int32_t>(WordsOf(r), WordsOf(r) + 6); };
-    packets_of(2)[1] = {{uint64_t{1} << 32 | 1, uint64_t{1} << 32 | 1}};
-    for (int r = 0; r < 2; ++r) Launch(r, Move::kAllReducePackets, 6);
-    while (half_of(1, 1) != (uint64_t{1} << 32 | 3)) std::this_thread::yield();
+    const auto mark_of = [&](int r, int i) { return LoadPacket(&packets_of(r)[i]).mark; };
+    const auto words_of = [&](int r) { return std::vector<int32_t>(WordsOf(r), WordsOf(r) + 9); };
+    packets_of(2)[1] = {{{1, 1, 1}}, 1};
+    for (int r = 0; r < 2; ++r) Launch(r, Move::kAllReducePackets, 9);
+    while (mark_of(1, 1) != 1) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     for (int r = 0; r < 2; ++r) {
       std::atomic_ref<uint32_t>(*AbortWordOf(PlaceOf(0), r, 0)).store(1);
       FakeDevices::Synchronize(SideOf(r).stream.get());
       CHECK(*static_cast<uint32_t*>(SideOf(r).failed.get()) == 1);
-      CHECK(half_of(0, 0) == 0);
+      CHECK(mark_of(0, 0) == 0);
     }
-    CHECK(words_of(0) == std::vector<int32_t>(6, 1));
-    CHECK(words_of(1) == std::vector<int32_t>{1, 1, 3, 3, 1, 1});
+    CHECK(words_of(0) == std::vector<int32_t>(9, 1));
+    CHECK(words_of(1) == std::vector<int32_t>{1, 1, 1, 3, 3, 3, 1, 1, 1});
   }
 
   // One of rank 0's thread blocks has to leave an operation; whether all of rank 0's know of it then, and no peer's.
@@ -288,7 +289,7 @@ class Gpus {
     for (const uint64_t operation : {0, 1}) {
       const staged::Packet* const packets = PacketsOf(PlaceOf(0), 0, 0, operation);
       written += static_cast<uint64_t>(
-          std::count_if(packets, packets + staged::kPackets, [](const staged::Packet& p) { return p.half[0] != 0; }));
+          std::count_if(packets, packets + staged::kPackets, [](const staged::Packet& p) { return p.mark != 0; }));
     }
     return written;
   }

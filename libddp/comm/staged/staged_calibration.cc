@@ -39,11 +39,13 @@ std::vector<Trial> TrialsFor(int ranks, int blocks, const StagedLimits& limits, 
   std::vector<Trial> trials;
   const Move kernels = limits.once == StagedLimits::kNever ? Move::kAllReduceOnce : Move::kAllReduce;
   const Move packets = ranks > 2 ? Move::kAllReducePackets : Move::kAllReducePacketsOnce;
-  for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, MostInPackets(blocks)); bytes *= 2) {
+  for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, MostInPackets(blocks, sizeof(float)));
+       bytes *= 2) {
     trials.push_back({&StagedLimits::packets, packets, kernels, bytes});
   }
   if (ranks > 2) {
-    for (uint64_t bytes = 8 << 10; bytes <= std::min<uint64_t>(64 << 10, MostInPackets(blocks)); bytes *= 2) {
+    for (uint64_t bytes = 8 << 10; bytes <= std::min<uint64_t>(64 << 10, MostInPackets(blocks, sizeof(float)));
+         bytes *= 2) {
       trials.push_back({&StagedLimits::packets_once, Move::kAllReducePacketsOnce, packets, bytes});
     }
     for (const uint64_t bytes : {128 << 10, 512 << 10}) {
@@ -179,7 +181,8 @@ absl::StatusOr<Timings> MeasureHost(Stopwatch& stopwatch, HostPipeline& pipeline
   for (size_t k = 0; k < std::size(kHostSizes); ++k) {
     const uint64_t bytes = kHostSizes[k];
     const Buffer array = stopwatch.Array(bytes);
-    absl::StatusOr<double> below = stopwatch.TimeOf(AllReduceMove(limits, ranks, blocks, bytes, bytes), bytes);
+    absl::StatusOr<double> below = stopwatch.TimeOf(
+        AllReduceMove(limits, ranks, blocks, bytes / sizeof(float), sizeof(float), sizeof(float)), bytes);
     if (!below.ok()) return below.status();
     absl::StatusOr<double> above = stopwatch.TimeOf(bytes, [&] {
       return AllReduceOnHost(pipeline, timeout, {&array, 1}, {&array, 1}, {}, stopwatch.stream());

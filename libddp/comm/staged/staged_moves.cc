@@ -18,7 +18,7 @@ using staged::Move;
 Move MoveOf(const CheckedCall& call, const StagedLimits& limits, int ranks, int blocks) {
   switch (call.key.kind) {
     case Kind::kAllReduce:
-      return AllReduceMove(limits, ranks, blocks, call.count * SizeOf(call.key.in), call.count * SizeOf(call.key.out));
+      return AllReduceMove(limits, ranks, blocks, call.count, SizeOf(call.key.in), SizeOf(call.key.out));
     case Kind::kReduceScatter:
       return Move::kReduceScatter;
     case Kind::kReduce:

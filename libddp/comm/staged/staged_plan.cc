@@ -92,12 +92,16 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
   return absl::OkStatus();
 }
 
-uint64_t MostInPackets(int blocks) { return MostPacketChannels(blocks) * staged::kPackets * staged::kPacketBytes; }
+uint64_t MostInPackets(int blocks, uint64_t element) {
+  return MostPacketChannels(blocks) * staged::kPackets * (staged::kPacketBytes / element * element);
+}
 
-Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes, uint64_t out_bytes) {
+Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t count, uint64_t in_size,
+                   uint64_t out_size) {
+  const uint64_t bytes = count * in_size;
   if (bytes >= limits.copies && ranks > 1) return Move::kAllReduceFetched;
-  const uint64_t larger = std::max(bytes, out_bytes);  // packets have room for both
-  if (larger <= std::min(limits.packets, MostInPackets(blocks))) {
+  const uint64_t element = std::max(in_size, out_size), larger = count * element;  // packets have room for both
+  if (larger <= std::min(limits.packets, MostInPackets(blocks, element))) {
     return larger <= limits.packets_once ? Move::kAllReducePacketsOnce : Move::kAllReducePackets;
   }
   return bytes <= limits.once ? Move::kAllReduceOnce : Move::kAllReduce;

@@ -35,14 +35,15 @@ struct StagedLimits {
   absl::Status Parse(absl::string_view text);
 };
 
-// The bytes that thread blocks of this number can send as packets in one operation.
-uint64_t MostInPackets(int blocks);
+// The bytes that thread blocks of this number can send as packets in one operation, in elements of so many bytes.
+uint64_t MostInPackets(int blocks, uint64_t element);
 
-// The way of an all-reduce of `bytes` of input over `ranks`. In one phase every rank reads everybody's whole input: it
+// The way of an all-reduce of `count` elements over `ranks`. In one phase every rank reads everybody's whole input: it
 // is done after one wait. In two each rank reads 2 (ranks - 1) / ranks of it: of more than two ranks what is larger is
-// done sooner so. By packets what is small is done soonest: they are twice as many bytes, but there is no other wait.
-// `blocks`: as below. `out_bytes`: of the result.
-staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t bytes, uint64_t out_bytes);
+// done sooner so. By packets what is small is done soonest: they are a third more bytes, but there is no other wait.
+// `blocks`: as below. The sizes are those of an element of the input and of the result.
+staged::Move AllReduceMove(const StagedLimits& limits, int ranks, int blocks, uint64_t count, uint64_t in_size,
+                           uint64_t out_size);
 
 // Bytes of a chunk of an all-reduce by the copy engines. Every chunk costs some microseconds, and before the first and
 // after the last one way of the bus is idle: so chunks grow with the array, but less than it.

@@ -207,6 +207,10 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status WaitEvent(void* stream, void* event) override {
     return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0), "cudaStreamWaitEvent");
   }
+  absl::Status WaitEachReplay(void* stream, void* event) override {
+    return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), cudaEventWaitExternal),
+                    "cudaStreamWaitEvent");
+  }
   absl::StatusOr<bool> Finished(void* event) override {
     const RelaxedCaptures relaxed;
     const cudaError_t error = cudaEventQuery(AsEvent(event));
@@ -233,6 +237,13 @@ class CudaDeviceRuntime final : public DeviceRuntime {
       return s;
     }
     return capture != cudaStreamCaptureStatusNone;
+  }
+  absl::StatusOr<uint64_t> CaptureOf(void* stream) override {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    unsigned long long number = 0;  // NOLINT(google-runtime-int): CUDA's type
+    const cudaError_t error = cudaStreamGetCaptureInfo(AsStream(stream), &capture, &number);
+    if (absl::Status s = ToStatus(error, "cudaStreamGetCaptureInfo"); !s.ok()) return s;
+    return capture == cudaStreamCaptureStatusActive ? number : 0;
   }
   absl::Status Drain() override { return ToStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
   absl::Status LeaveCapturesAlone() override {

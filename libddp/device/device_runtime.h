@@ -92,10 +92,14 @@ class DeviceRuntime {
   // On a stream that captures: every replay of the graph records the event, which is then like any other.
   virtual absl::Status RecordEachReplay(void* event, void* stream) = 0;
   virtual absl::Status WaitEvent(void* stream, void* event) = 0;  // the stream waits, the host does not
+  // On a stream that captures: every replay waits for what the event holds when the graph is launched.
+  virtual absl::Status WaitEachReplay(void* stream, void* event) = 0;
   // True also if it was never recorded. May be asked while any thread captures.
   virtual absl::StatusOr<bool> Finished(void* event) = 0;
-  virtual absl::StatusOr<double> ElapsedUs(void* begin, void* end) = 0;
-  virtual absl::StatusOr<bool> Capturing(void* stream) = 0;  // into a graph
+  virtual absl::StatusOr<double> ElapsedUs(void* begin, void* end) = 0;  // an error if one was never recorded
+  virtual absl::StatusOr<bool> Capturing(void* stream) = 0;              // into a graph
+  // A number of the capture that no other has; 0: the stream does not capture.
+  virtual absl::StatusOr<uint64_t> CaptureOf(void* stream) = 0;
   // Waits, without a limit, for all that the current device has been given.
   virtual absl::Status Drain() = 0;
   // What the calling thread does from now on breaks no capture of another thread.

@@ -24,10 +24,12 @@ class NoDevices final : public DeviceRuntime {
   void DestroyEvent(void*) override {}
   absl::Status Record(void*, void*) override { return NotBuilt(); }
   absl::Status RecordEachReplay(void*, void*) override { return NotBuilt(); }
+  absl::Status WaitEachReplay(void*, void*) override { return NotBuilt(); }
   absl::Status WaitEvent(void*, void*) override { return NotBuilt(); }
   absl::StatusOr<bool> Finished(void*) override { return NotBuilt(); }
   absl::StatusOr<double> ElapsedUs(void*, void*) override { return NotBuilt(); }
   absl::StatusOr<bool> Capturing(void*) override { return NotBuilt(); }
+  absl::StatusOr<uint64_t> CaptureOf(void*) override { return NotBuilt(); }
   absl::Status Drain() override { return NotBuilt(); }
   absl::Status LeaveCapturesAlone() override { return NotBuilt(); }
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device, size_t) override { return NotBuilt(); }

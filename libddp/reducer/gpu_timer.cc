@@ -109,8 +109,11 @@ absl::StatusOr<MeasuredStep> GpuTimer::TryRead() {
     if (!finished.ok()) return absl::InternalError("");
     if (!*finished) return absl::UnavailableError("");
   }
+  absl::Status status;  // the events of a graph that has never run have no time
   const auto between = [&](size_t from, size_t to) -> int64_t {
-    return static_cast<int64_t>(1e3 * Devices().ElapsedUs(events_[from].get(), events_[to].get()).value_or(0));
+    const absl::StatusOr<double> us = Devices().ElapsedUs(events_[from].get(), events_[to].get());
+    status.Update(us.status());
+    return static_cast<int64_t>(1e3 * us.value_or(0));
   };
   step_.exposed_ns = between(kWaitBegin, kWaitEnd);
   for (size_t b = 0; b < step_.buckets.size(); ++b) {
@@ -118,6 +121,7 @@ absl::StatusOr<MeasuredStep> GpuTimer::TryRead() {
     times.ready_ns = times.launched_ns = between(kBegin, kBuckets + 2 * b);
     times.done_ns = between(kBegin, kBuckets + 2 * b + 1);
   }
+  if (!status.ok()) return status;
   return step_;
 }
 

@@ -33,7 +33,9 @@ int64_t GraphSteps::replays() const {
 std::optional<MeasuredStep> GraphSteps::Read() {
   const int64_t before = replays();
   if (timers_.empty() || before == read_) return std::nullopt;
-  std::optional<MeasuredStep> step = timers_.back()->ReadReplay();
+  std::optional<MeasuredStep> step;  // of the last graph that has run
+  for (auto timer = timers_.rbegin(); timer != timers_.rend() && !step.has_value(); ++timer)
+    step = (*timer)->ReadReplay();
   if (!step.has_value() || replays() != before) return std::nullopt;
   read_ = before;
   return step;

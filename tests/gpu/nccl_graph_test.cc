@@ -63,5 +63,33 @@ TEST_CASE("a graph that is launched when its group has gone finds the group's wo
   });
 }
 
+// Neither waits for the other in the program, and both use what the group has once.
+TEST_CASE("replays and other operations of a group take turns in graphs") {
+  RunOnGpus([](Rank& rank) {
+    for (const size_t count : {size_t{1000}, size_t{300'000}}) {
+      const CallerStream one(rank), two(rank);
+      Array a(rank, DType::kInt32, count, false), b(rank, DType::kInt32, count, false);
+      RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
+      const CapturedGraph graph(one, [&] {
+        RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, one.get()).BlockStream(one.get()));
+      });
+      for (int round = 0; round < 30; ++round) {
+        a.Fill([](size_t) { return 1; });
+        b.Fill([&](size_t i) { return static_cast<int>(i % 7) + round; });
+        for (int launch = 0; launch < 2; ++launch) {
+          graph.Launch(one);
+          RANK_CHECK_OK(
+              rank.group().AllReduce(b.Cut(1), b.Cut(1), {}, launch == 0 ? one.get() : two.get()).call_status());
+        }
+        RANK_CHECK_OK(rank.group().Barrier().Wait());
+        one.Wait();
+        const int squared = rank.size() * rank.size();
+        a.Expect([&](size_t) { return squared; });
+        b.Expect([&](size_t i) { return (static_cast<int>(i % 7) + round) * squared; });
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ddp::testing

@@ -182,7 +182,7 @@ absl::StatusOr<std::shared_ptr<FakeGraph>> FakeDevices::EndCapture(void* stream)
   return AsStream(stream).EndCapture();
 }
 void FakeDevices::Launch(const std::shared_ptr<FakeGraph>& graph, void* stream) {
-  AsStream(stream).Enqueue([graph] { graph->Run(); });
+  FakeGraph::Launch(graph, AsStream(stream));
 }
 
 void FakeDevices::AddMemory(void* data, size_t bytes) { MemoryMap::Get().Add(data, bytes, current_device); }
@@ -256,6 +256,7 @@ absl::StatusOr<void*> FakeDevices::CreateEvent(bool) {
 }
 void FakeDevices::DestroyEvent(void* event) {
   OnAnyGpu("DestroyEvent").IgnoreError();
+  AsEvent(event)->Destroy();
   delete static_cast<EventHandle*>(event);
   --events_held;
 }
@@ -268,7 +269,9 @@ absl::Status FakeDevices::Record(void* event, void* stream) {
 absl::Status FakeDevices::RecordEachReplay(void* event, void* stream) {
   if (absl::Status s = EnterOn("RecordEachReplay", stream); !s.ok()) return s;
   if (AsEvent(event)->device != current_device) return Complain("RecordEachReplay", "an event of another GPU");
-  if (!AsStream(stream).capturing()) return Complain("RecordEachReplay", "on a stream that does not capture");
+  if (!AsStream(stream).AddRecord(AsEvent(event))) {
+    return Complain("RecordEachReplay", "on a stream that does not capture");
+  }
   Enqueue(stream, [recorded = AsEvent(event)] { recorded->CountReplay(); });
   return absl::OkStatus();
 }
@@ -276,6 +279,11 @@ absl::Status FakeDevices::WaitEvent(void* stream, void* event) {
   if (absl::Status s = EnterOn("WaitEvent", stream); !s.ok()) return s;
   const absl::Status status = FakeEvent::Wait(AsStream(stream), AsEvent(event));
   return status.ok() ? status : Complain("WaitEvent", std::string(status.message()));
+}
+absl::Status FakeDevices::WaitEachReplay(void* stream, void* event) {
+  if (absl::Status s = EnterOn("WaitEachReplay", stream); !s.ok()) return s;
+  if (AsStream(stream).AddWait(AsEvent(event))) return absl::OkStatus();
+  return Complain("WaitEachReplay", "on a stream that does not capture");
 }
 absl::StatusOr<bool> FakeDevices::Finished(void* event) {
   if (absl::Status s = OnAnyGpu("Finished"); !s.ok()) return s;
@@ -290,6 +298,7 @@ absl::StatusOr<bool> FakeDevices::Finished(void* event) {
 absl::StatusOr<double> FakeDevices::ElapsedUs(void* begin, void* end) {
   if (absl::Status s = OnAnyGpu("ElapsedUs"); !s.ok()) return s;
   if (absl::Status s = Enter("ElapsedUs", AsEvent(begin)->device); !s.ok()) return s;
+  if (!AsEvent(begin)->recorded() || !AsEvent(end)->recorded()) return absl::InternalError("an event has no time");
   // Of a replay that has begun and not come to `end` yet.
   if (AsEvent(begin)->replays() > AsEvent(end)->replays()) return -elapsed_us();
   return elapsed_us();
@@ -298,6 +307,10 @@ absl::Status FakeDevices::Drain() {
   if (absl::Status s = Enter("Drain", current_device); !s.ok()) return s;
   Streams::Get().Drain();
   return absl::OkStatus();
+}
+absl::StatusOr<uint64_t> FakeDevices::CaptureOf(void* stream) {
+  if (absl::Status s = EnterOn("CaptureOf", stream); !s.ok()) return s;
+  return AsStream(stream).capture();
 }
 absl::StatusOr<bool> FakeDevices::Capturing(void* stream) {
   if (absl::Status s = EnterOn("Capturing", stream); !s.ok()) return s;

@@ -89,9 +89,11 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status Record(void* event, void* stream) override;
   absl::Status RecordEachReplay(void* event, void* stream) override;
   absl::Status WaitEvent(void* stream, void* event) override;
+  absl::Status WaitEachReplay(void* stream, void* event) override;
   absl::StatusOr<bool> Finished(void* event) override;
   absl::StatusOr<double> ElapsedUs(void* begin, void* end) override;
   absl::StatusOr<bool> Capturing(void* stream) override;
+  absl::StatusOr<uint64_t> CaptureOf(void* stream) override;
   absl::Status Drain() override;
   absl::Status LeaveCapturesAlone() override {
     const absl::Status status = OnAnyGpu("LeaveCapturesAlone");

@@ -2,6 +2,7 @@
 #include "tests/support/fake_streams.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,17 @@ void FakeGraph::Run() const {
       break;
     }
   }
+}
+
+void FakeGraph::Launch(const std::shared_ptr<FakeGraph>& graph, FakeStream& stream) {
+  for (const auto* const events : {&graph->waits_, &graph->records_}) {
+    for (const std::shared_ptr<FakeEvent>& event : *events) {
+      if (event->destroyed()) throw std::logic_error("a graph is launched of which an event has been destroyed");
+    }
+  }
+  for (const std::shared_ptr<FakeEvent>& event : graph->waits_) FakeEvent::Wait(stream, event).IgnoreError();
+  stream.Enqueue([graph] { graph->Run(); });
+  for (const std::shared_ptr<FakeEvent>& event : graph->records_) event->Record(stream).IgnoreError();
 }
 
 // --- events ---------------------------------------------------------------------------------------------------------
@@ -76,6 +88,11 @@ absl::StatusOr<bool> FakeEvent::Finished() {
   stream_->Demand(position_);
   const std::lock_guard<std::mutex> locked(stream_->mutex_);
   return stream_->done_ >= position_;
+}
+
+bool FakeEvent::recorded() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stream_ != nullptr;
 }
 
 // --- streams --------------------------------------------------------------------------------------------------------
@@ -156,15 +173,28 @@ void FakeStream::RunEarly() {
   changed_.notify_all();
 }
 
-bool FakeStream::capturing() const {
+uint64_t FakeStream::capture() const {
   const std::lock_guard<std::mutex> captures(Captures());
+  return capture_ == nullptr ? 0 : capture_->number_;
+}
+
+bool FakeStream::AddWait(const std::shared_ptr<FakeEvent>& event) {
+  const std::lock_guard<std::mutex> captures(Captures());
+  if (capture_ != nullptr) capture_->waits_.push_back(event);
+  return capture_ != nullptr;
+}
+bool FakeStream::AddRecord(const std::shared_ptr<FakeEvent>& event) {
+  const std::lock_guard<std::mutex> captures(Captures());
+  if (capture_ != nullptr) capture_->records_.push_back(event);
   return capture_ != nullptr;
 }
 
 absl::Status FakeStream::BeginCapture() {
   const std::lock_guard<std::mutex> captures(Captures());
   if (capture_ != nullptr) return absl::FailedPreconditionError("the stream captures already");
+  static uint64_t captures_begun = 0;
   capture_ = std::make_shared<FakeGraph>();
+  capture_->number_ = ++captures_begun;
   capture_->origin_ = this;
   capture_->streams_ = {this};
   after_.clear();

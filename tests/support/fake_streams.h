@@ -18,6 +18,7 @@
 
 namespace ddp::testing {
 
+class FakeEvent;
 class FakeStream;
 
 // What was captured: work, and the earlier work that each piece has to follow.
@@ -26,6 +27,8 @@ class FakeGraph {
   // Runs everything in an order that the dependencies allow, but the latest piece first: what is not ordered after an
   // earlier piece comes before it.
   void Run() const;
+  // The stream's next work, behind what the graph waits for; then its events have happened.
+  static void Launch(const std::shared_ptr<FakeGraph>& graph, FakeStream& stream);
 
  private:
   friend class FakeStream;
@@ -37,6 +40,8 @@ class FakeGraph {
   std::vector<Node> nodes_;
   FakeStream* origin_ = nullptr;
   std::vector<FakeStream*> streams_;  // that capture into it
+  uint64_t number_ = 0;               // no other capture has had it
+  std::vector<std::shared_ptr<FakeEvent>> waits_, records_;
 };
 
 // A place in a stream. Streams may refer to an event that has been destroyed.
@@ -47,6 +52,9 @@ class FakeEvent {
   static absl::Status Wait(FakeStream& stream, const std::shared_ptr<FakeEvent>& event);
   // Whether the last record has been reached. Asking lets the stream run up to there.
   absl::StatusOr<bool> Finished();
+  bool recorded() const;
+  void Destroy() { destroyed_ = true; }
+  bool destroyed() const { return destroyed_; }
   int device = 0;
   // How often replays of a graph have recorded it.
   void CountReplay() { replays_.fetch_add(1); }
@@ -54,7 +62,8 @@ class FakeEvent {
 
  private:
   std::atomic<int> replays_{0};
-  std::mutex mutex_;
+  std::atomic<bool> destroyed_{false};
+  mutable std::mutex mutex_;
   std::shared_ptr<FakeStream> stream_;  // of the last record; null: never recorded
   uint64_t position_ = 0;
   std::shared_ptr<FakeGraph> capture_;  // if the last record was captured
@@ -84,7 +93,11 @@ class FakeStream : public std::enable_shared_from_this<FakeStream> {
   // Runs at once from now on, like an early stream.
   void RunEarly();
 
-  bool capturing() const;
+  bool capturing() const { return capture() != 0; }
+  uint64_t capture() const;  // its number; 0: none
+  // In a capture, which every replay waits for or records. False if the stream does not capture.
+  bool AddWait(const std::shared_ptr<FakeEvent>& event);
+  bool AddRecord(const std::shared_ptr<FakeEvent>& event);
   absl::Status BeginCapture();
   // An error if a stream that joined the capture has not been joined by this one again.
   absl::StatusOr<std::shared_ptr<FakeGraph>> EndCapture();

@@ -39,8 +39,10 @@ absl::StatusOr<std::shared_ptr<DeviceEngine>> DeviceEngine::Create(DeviceEngineO
   engine->after_event_ = *std::move(event);
   absl::StatusOr<std::shared_ptr<void>> words = runtime.AllocatePinned(3 * sizeof(uint32_t));
   if (!words.ok()) return words.status();
+  engine->graphs_.emplace(runtime, static_cast<uint32_t*>(words->get()) + 1);
+  const bool takes_turns = engine->options_.transport != nullptr && !engine->options_.transport->OrdersGraphs();
+  if (absl::Status s = takes_turns ? engine->graphs_->TakeTurns() : absl::OkStatus(); !s.ok()) return s;
   engine->words_ = *std::move(words);
-  engine->graphs_.emplace(runtime, engine->words() + 1);
   engine->options_.progress->Add(engine.get());
   return engine;
 }
@@ -51,6 +53,7 @@ DeviceEngine::DeviceEngine(DeviceEngineOptions options) : options_(std::move(opt
 // A graph may be launched when the group has gone, and what waits behind the program's own work may begin: what they
 // read and write stays, and tells them that their results are none.
 DeviceEngine::~DeviceEngine() {
+  if (graphs_.has_value()) graphs_->Forsake();
   if (words_ != nullptr && (captured_ || (leave_time() > absl::ZeroDuration() && !through_))) KeepForever(words_);
 }
 
@@ -122,9 +125,9 @@ Work DeviceEngine::Launch(const DeviceOperation& operation, Stream after,
     ++next_sequence_;
   }
   absl::Status enqueued;
-  if (!captured) graphs_->Abandon();
   if (captured && options_.transport != nullptr) enqueued = graphs_->Begin(stream_.get());
   if (enqueued.ok()) enqueued = enqueue(stream_.get());
+  if (enqueued.ok() && !captured) enqueued = graphs_->Leave(stream_.get());
   if (enqueued.ok()) enqueued = runtime().Record(launched->event.get(), stream_.get());
   if (!enqueued.ok()) {
     const absl::Status first = LaunchFailed(operation, launched->sequence, enqueued);
@@ -181,7 +184,7 @@ absl::Status DeviceEngine::OrderAfter(Stream after, bool* captured) {
   absl::StatusOr<bool> capturing = runtime().Capturing(ordered ? after.native : stream_.get());
   if (!capturing.ok()) return capturing.status();
   *captured = *capturing;
-  if (!ordered) return absl::OkStatus();
+  if (absl::Status s = graphs_->Enter(stream_.get(), *captured); !s.ok() || !ordered) return s;
   if (absl::Status s = runtime().Record(after_event_.get(), after.native); !s.ok()) return s;
   return runtime().WaitEvent(stream_.get(), after_event_.get());
 }

@@ -49,6 +49,8 @@ class DeviceTransport {
   virtual bool TellsTimeouts() const { return false; }
   // Whether what is aborted hands on to peers what it has not received, so that theirs ends as though it had a result.
   virtual bool HandsOn() const { return false; }
+  // Whether it keeps the operations of CUDA graphs and others apart, which may be launched on two streams.
+  virtual bool OrdersGraphs() const { return false; }
   // Why the stream may not come free although it was aborted, and what helps; empty if nothing is known.
   virtual std::string WhyStuck() const { return ""; }
 };

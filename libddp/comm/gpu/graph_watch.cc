@@ -2,19 +2,59 @@
 #include "libddp/comm/gpu/graph_watch.h"
 
 #include <atomic>
+#include <memory>
+#include <utility>
+
+#include "libddp/base/owner_process.h"
 
 namespace ddp {
 
+absl::Status GraphWatch::TakeTurns() {
+  for (OwnedEvent* const event : {&others_, &replays_}) {
+    absl::StatusOr<OwnedEvent> made = MakeEvent(runtime_);
+    if (!made.ok()) return made.status();
+    *event = *std::move(made);
+  }
+  takes_turns_ = true;
+  return absl::OkStatus();
+}
+
+void GraphWatch::Forsake() {
+  if (any_captured_)
+    KeepForever(std::make_shared<std::pair<OwnedEvent, OwnedEvent>>(std::move(others_), std::move(replays_)));
+}
+
+// The first captured operation finds the stream outside of the capture.
+absl::Status GraphWatch::Enter(void* stream, bool captured) {
+  if (!takes_turns_) return absl::OkStatus();
+  if (!captured) return any_captured_ ? runtime_.WaitEvent(stream, replays_.get()) : absl::OkStatus();
+  if (any_captured_) return absl::OkStatus();
+  any_captured_ = true;
+  return runtime_.Record(others_.get(), stream);
+}
+
+absl::Status GraphWatch::Leave(void* stream) {
+  return takes_turns_ && any_captured_ ? runtime_.Record(others_.get(), stream) : absl::OkStatus();
+}
+
 absl::Status GraphWatch::Begin(void* stream) {
-  if (open_) return absl::OkStatus();
-  open_ = true;
-  return runtime_.Increment(counters_, stream);
+  const absl::StatusOr<uint64_t> capture = runtime_.CaptureOf(stream);
+  if (!capture.ok()) return capture.status();
+  if (open_in_ == *capture) return absl::OkStatus();
+  open_in_ = *capture;
+  absl::Status status = takes_turns_ ? runtime_.WaitEachReplay(stream, others_.get()) : absl::OkStatus();
+  if (status.ok()) status = runtime_.Increment(counters_, stream);
+  return status;
 }
 
 absl::StatusOr<bool> GraphWatch::End(void* stream) {
-  if (!open_) return false;
-  open_ = false;
-  if (absl::Status s = runtime_.Increment(counters_ + 1, stream); !s.ok()) return s;
+  const absl::StatusOr<uint64_t> capture = runtime_.CaptureOf(stream);
+  if (!capture.ok()) return capture.status();
+  if (open_in_ == 0 || open_in_ != *capture) return false;
+  open_in_ = 0;
+  absl::Status status = takes_turns_ ? runtime_.RecordEachReplay(replays_.get(), stream) : absl::OkStatus();
+  if (status.ok()) status = runtime_.Increment(counters_ + 1, stream);
+  if (!status.ok()) return status;
   return true;
 }
 

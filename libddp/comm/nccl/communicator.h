@@ -64,6 +64,7 @@ class NcclCommunicator final : public DeviceTransport {
   // With NCCL's protocols for small messages the kernel stores what it read last, and the mark that the next rank waits
   // for; with the other one it tells the next rank without having stored anything.
   bool HandsOn() const override { return true; }
+  bool OrdersGraphs() const override { return true; }  // unless NCCL_GRAPH_MIXING_SUPPORT=0 says otherwise
   void Abort();
   std::string WhyStuck() const override;
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,12 +21,15 @@ class Scratch {
   // What an array of so many bytes takes.
   static size_t Room(size_t bytes) { return (bytes + kItemAlign - 1) / kItemAlign * kItemAlign; }
 
-  // Collective: the same on all ranks. Earlier arrays are void. `bytes` is a sum of Room()s.
+  // Collective: the same on all ranks. Earlier arrays are void, but on GPUs their memory stays: a CUDA graph may use
+  // them. `bytes` is a sum of Room()s.
   absl::Status Reserve(ProcessGroup& group, size_t bytes, Device device) {
     taken_ = 0;
     if (bytes == 0 || (group_ == &group && bytes <= memory_.bytes())) return absl::OkStatus();
     absl::StatusOr<Allocation> memory = group.Allocate(bytes, device);
     if (!memory.ok()) return memory.status();
+    if (group_ != &group) kept_.clear();
+    if (group_ == &group && device.kind != Device::Kind::kCpu) kept_.push_back(std::move(memory_));
     memory_ = *std::move(memory);
     group_ = &group;
     return absl::OkStatus();
@@ -40,6 +44,7 @@ class Scratch {
  private:
   const ProcessGroup* group_ = nullptr;  // that the memory is of
   Allocation memory_;
+  std::vector<Allocation> kept_;
   size_t taken_ = 0;
 };
 

@@ -110,7 +110,7 @@ std::string ToText(const Summary& summary) {
                           summary.step_ms_min, summary.step_ms_max,
                           summary.warmup_counted ? "; warm-up included, as there were no other steps" : "");
   }
-  if (summary.world_size > 1 && !summary.communication.buckets.empty()) absl::StrAppend(&text, OverlapText(summary));
+  if (summary.world_size > 1 && summary.communication_is_measured()) absl::StrAppend(&text, OverlapText(summary));
   absl::StrAppend(&text, CostText(summary));
   absl::StrAppendFormat(&text, "peak memory %d MiB a rank; parameters %s\n", summary.peak_rss_mb,
                         summary.parameters_sha256.substr(0, 16));
@@ -118,15 +118,16 @@ std::string ToText(const Summary& summary) {
 }
 
 absl::Status WriteJson(const Summary& summary, const std::string& path) {
+  const auto if_measured = [&](double x) { return summary.cuda_graph ? Json() : Json(x); };  // of replays nothing is
   Json object = {
       {"test_accuracy", summary.test_accuracy},
       {"final_loss", summary.final_loss.has_value() ? Json(*summary.final_loss) : Json()},
       {"samples_per_second", summary.samples_per_second},
       {"step_ms", {{"median", summary.step_ms_median}, {"min", summary.step_ms_min}, {"max", summary.step_ms_max}}},
-      {"exposed_comm_ms", summary.exposed_comm_ms},
-      {"mean_exposed_ms", summary.mean_exposed_ms},
-      {"mean_communication_ms", summary.mean_communication_ms},
-      {"overlap", summary.overlap()},
+      {"exposed_comm_ms", if_measured(summary.exposed_comm_ms)},
+      {"mean_exposed_ms", if_measured(summary.mean_exposed_ms)},
+      {"mean_communication_ms", if_measured(summary.mean_communication_ms)},
+      {"overlap", if_measured(summary.overlap())},
       {"measured_steps", summary.measured_steps},
       {"steps", summary.steps},
       {"skipped_steps", summary.skipped_steps},

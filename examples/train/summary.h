@@ -58,6 +58,7 @@ struct Summary {
   double product_flops_per_second = 0;  // of large matrix products on all ranks, measured in this run; 0: not measured
   std::optional<EnergySum> energy;
 
+  bool communication_is_measured() const { return !cuda_graph && !communication.buckets.empty(); }
   // The part of the communication that the backward pass hid, 0 to 1; 0 without communication.
   double overlap() const { return mean_communication_ms > 0 ? 1 - mean_exposed_ms / mean_communication_ms : 0; }
   int64_t measured_samples() const { return measured_steps * batch * accumulate * world_size; }

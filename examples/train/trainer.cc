@@ -204,7 +204,7 @@ absl::Status Trainer::Compute(const Batch& batch, bool captured) {
     if (micro + 1 == flags_.accumulate && !captured) {
       if (absl::Status status = BeginNews(); !status.ok()) return status;
     }
-    if (absl::Status status = Backward(micro, captured); !status.ok()) return status;
+    if (absl::Status status = Backward(micro); !status.ok()) return status;
   }
   if (!captured) {
     if (absl::Status status = EndNews(); !status.ok()) return status;
@@ -228,7 +228,6 @@ absl::Status Trainer::Replay(const Batch& batch) {
     const ddp::TraceScope scope(*group_, "replay");
     graph->Launch();
   }
-  TakeCommunication();
   return EndNews();
 }
 
@@ -311,14 +310,15 @@ int32_t Trainer::News() const {
   return writer_ != nullptr && writer_->failed() ? kSaveFailed : StopSignal();
 }
 
-absl::Status Trainer::Backward(int micro, bool captured) {
+absl::Status Trainer::Backward(int micro) {
   const bool last = micro + 1 == flags_.accumulate;
   {
     const ddp::TraceScope scope(*group_, "backward");
     replica_->Backward(/*first=*/micro == 0, last);
   }
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last && !captured) TakeCommunication();
+  if (last && !uses_graphs_)
+    TakeCommunication();  // replays are not measured, and without them there is the warm-up only
   return absl::OkStatus();
 }
 

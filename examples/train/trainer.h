@@ -122,7 +122,7 @@ class Trainer {
   void TakeTimes(int64_t end);
   void TakeLosses(int64_t end);
   int32_t News() const;
-  absl::Status Backward(int micro, bool captured);
+  absl::Status Backward(int micro);
   void TakeCommunication();
   absl::Status Update();
   absl::Status UpdateScaled();

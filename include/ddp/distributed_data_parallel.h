@@ -136,6 +136,10 @@ struct DdpOptions {
   // ranks.
   bool check_nan = false;
 
+  // Measures the replays of steps that are captured into a CUDA graph, too, in groups of two or more ranks. Each replay
+  // then takes some microseconds longer for each bucket.
+  bool time_replays = false;
+
   // Replaces the all-reduce of each bucket. Null: an all-reduce.
   std::shared_ptr<CommHook> hook = {};
 };
@@ -143,8 +147,9 @@ struct DdpOptions {
 // Times of one bucket in the last step, in nanoseconds since the step's first GradReady.
 //
 // On a GPU, the times are measured with GPU events and belong to the last measured step: one step in 16, or with an
-// observer each step that begins after the previous measurement has been read. ready_ns and launched_ns are then both
-// the time at which the bucket's last gradient was written.
+// observer each step that begins after the previous measurement has been read; of the replays of a CUDA graph, each
+// one, but only with DdpOptions::time_replays. ready_ns and launched_ns are then both the time at which the bucket's
+// last gradient was written.
 struct BucketTimes {
   size_t bytes = 0;         // of its gradients
   size_t gradients = 0;     // how many

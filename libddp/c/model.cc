@@ -54,6 +54,7 @@ DdpOptions OptionsOfModel(Arguments& arguments, const ddp_model_options& given) 
   options.broadcast_buffers = given.no_broadcast_buffers == 0;
   if (given.check_replicas != 0) options.check_replicas = std::max<int64_t>(given.check_replicas, 0);
   options.check_nan = given.check_nan != 0;
+  options.time_replays = given.time_replays != 0;
   if (given.hook != nullptr) options.hook = given.hook->hook;
   return options;
 }

@@ -113,8 +113,12 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void CommitKernel(const volatile uint32_t* failed, const volatile uint32_t* found_inf, uint32_t* skip_step,
                              volatile uint32_t* count) {
-  *skip_step = (failed != nullptr && *failed != 0) || (found_inf != nullptr && *found_inf != 0) ? 1 : 0;
-  if (count != nullptr) *count = *count + 1;
+  // The host's memory is far away: all that lies there is asked for at once.
+  const uint32_t has_failed = failed != nullptr ? *failed : 0;
+  const uint32_t before = count != nullptr ? *count : 0;
+  const uint32_t has_inf = found_inf != nullptr ? *found_inf : 0;
+  *skip_step = has_failed != 0 || has_inf != 0 ? 1 : 0;
+  if (count != nullptr) *count = before + 1;
 }
 
 __global__ void IncrementKernel(volatile uint32_t* counter) { *counter = *counter + 1; }

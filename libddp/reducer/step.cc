@@ -69,8 +69,9 @@ void Model::BeginReduction(Stream stream) {
     if (!capturing_) ReadTimer();
     const int64_t step = statistics_.steps() + 1;
     if (capturing_) {
-      // Alone there is nothing to wait for: such a graph is spared the events.
-      reducer_.UseTimer(graph_steps_.Begin(group_->size() > 1, reducer_.names(), streams_.Use(stream)));
+      // An event between two kernels takes longer than what is between them without it.
+      const bool measured = options_.time_replays && group_->size() > 1;
+      reducer_.UseTimer(graph_steps_.Begin(measured, reducer_.names(), streams_.Use(stream)));
     } else if (step < 4 || step % 16 == 0 || ObserverOf(*group_) != nullptr) {
       reducer_.timer().Begin(step, begin_ns_, reducer_.names(), streams_.Use(stream));
     }

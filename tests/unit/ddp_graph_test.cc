@@ -70,14 +70,16 @@ class Training {
   Stream stream_;
 };
 
-TEST_CASE("replays are counted as steps, and timed") {
-  for (const int size : {1, 2}) {
+TEST_CASE("replays are counted as steps, and timed on request") {
+  for (const auto& [size, timed] : {std::pair(1, true), {2, true}, {2, false}}) {
     Job job(size);
     std::atomic<int> clock{0};
     job.gpus.elapsed_us = [&] { return ++clock; };
     const ScopedDevices devices(job.gpus);
     job.Run([&](Rank& rank, ProcessGroup& group) {
-      Training training(rank, group);
+      DdpOptions options;
+      options.time_replays = timed;
+      Training training(rank, group, options);
       DistributedDataParallel& model = training.model();
       const auto wait = [&] {
         FakeDevices::Synchronize(training.stream().native);
@@ -95,15 +97,20 @@ TEST_CASE("replays are counted as steps, and timed") {
       wait();
       for (int replay = 0; replay < 3; ++replay) {
         training.Set(static_cast<float>(2 * rank.rank + replay));
-        training.Launch(replay == 1 ? graph : other);
+        training.Launch(replay < 2 ? graph : other);
         training.Expect(static_cast<float>(size - 1 + replay));
+        // The graph that was captured last has not run at first: then it is not what is told.
+        for (const BucketTimes& times : model.statistics().buckets) {
+          RANK_CHECK_EQ(times.launched_ns > 1'000'000'000, size == 2 && timed);
+        }
       }
       const DdpStatistics after = model.statistics();
       RANK_CHECK_EQ(after.steps, 5);
       RANK_CHECK_EQ(after.plans, 1);
       RANK_CHECK_EQ(after.buckets.size(), size_t{2});
       // Alone there is nothing to measure.
-      for (const BucketTimes& times : after.buckets) RANK_CHECK_EQ(times.launched_ns > 1'000'000'000, size == 2);
+      for (const BucketTimes& times : after.buckets)
+        RANK_CHECK_EQ(times.launched_ns > 1'000'000'000, size == 2 && timed);
       RANK_CHECK(size == 1 || after.exposed_ns > 0, "nothing is exposed");
       wait();
       RANK_CHECK_OK(training.Backward());
@@ -127,6 +134,59 @@ TEST_CASE("no plan is made in a capture, nor by replays") {
     RANK_CHECK_EQ(training.model().statistics().steps, 12);
     training.Launch(graph);
     FakeDevices::Synchronize(training.stream().native);
+  });
+}
+
+// The second plan needs more memory for the hook's gradients than the first.
+TEST_CASE("a graph keeps what a hook had when it was captured") {
+  constexpr size_t kLarge = 5000, kSmall = 10;
+  Job job(2);
+  const ScopedDevices devices(job.gpus);
+  job.Run([&](Rank& rank, ProcessGroup& group) {
+    const OwnedStream own = rank.MakeStream();
+    const Stream stream{rank.device(), own.get()};
+    std::vector<Parameter> parameters;
+    for (size_t p = 0; p < 8; ++p) {
+      const size_t count = p % 2 == 0 ? kLarge : kSmall;
+      parameters.push_back({std::to_string(p), {}, {nullptr, count, DType::kFloat32, rank.device()}, {}});
+    }
+    const auto model = RANK_VALUE(DistributedDataParallel::Create(
+        group, parameters, {.bucket_bytes = 20'000, .hook = CreateCompressionHook(DType::kBFloat16)}));
+    float value = 0;
+    const auto backward = [&](bool reversed) {
+      for (size_t k = 0; k < 8; ++k) {
+        const Buffer grad = model->grad(reversed ? 7 - k : k);
+        FakeDevices::Enqueue(own.get(),
+                             [&value, grad] { std::fill_n(static_cast<float*>(grad.data), grad.count, value); });
+        model->GradReady(reversed ? 7 - k : k, stream);
+      }
+      return model->FinishBackward(stream);
+    };
+    const auto wait = [&] { FakeDevices::Synchronize(own.get()); };
+    for (int step = 0; step < 3; ++step) RANK_CHECK_OK(backward(true));
+    wait();
+    RANK_CHECK_OK(FakeDevices::BeginCapture(own.get()));
+    RANK_CHECK_OK(backward(true));
+    const std::shared_ptr<FakeGraph> graph = RANK_VALUE(FakeDevices::EndCapture(own.get()));
+    const int64_t plans = model->statistics().plans;
+    for (int step = 3; step < 10; ++step) RANK_CHECK_OK(backward(false));
+    wait();
+    RANK_CHECK_EQ(model->statistics().plans, plans + 1);
+    // What was given back is handed out again.
+    std::vector<Allocation> others;
+    for (size_t bytes = 256; bytes <= 65536; bytes += 256) {
+      others.push_back(RANK_VALUE(group.Allocate(bytes, rank.device())));
+      std::fill_n(static_cast<char*>(others.back().data()), bytes, 'x');
+    }
+    value = 4.0f + 2 * static_cast<float>(rank.rank);
+    FakeDevices::Launch(graph, own.get());
+    wait();
+    RANK_CHECK_EQ(static_cast<const float*>(model->grad(0).data)[kLarge - 1], 5);
+    for (const Allocation& other : others) {
+      const char* const bytes = static_cast<const char*>(other.data());
+      RANK_CHECK_EQ(std::count(bytes, bytes + other.bytes(), 'x'), static_cast<ptrdiff_t>(other.bytes()));
+    }
+    RANK_CHECK_OK(group.Barrier().Wait());
   });
 }
 

@@ -102,6 +102,7 @@ typedef struct ddp_model_options {
   int32_t no_broadcast_buffers;      // not 0: buffers are copied at the start only
   int64_t check_replicas;            // compares values every so many steps; 0: DDP_CHECK_REPLICAS; negative: never
   int32_t check_nan;                 // not 0: looks for infinities and NaN in what each rank contributes
+  int32_t time_replays;              // not 0: measures replays of CUDA graphs, too, which makes them longer
   ddp_hook* hook;                    // replaces the all-reduce of each bucket; NULL: an all-reduce
 } ddp_model_options;
 

@@ -317,8 +317,8 @@ absl::Status Trainer::Backward(int micro) {
     replica_->Backward(/*first=*/micro == 0, last);
   }
   if (absl::Status status = replica_->FinishBackward(); !status.ok()) return status;
-  if (last && !uses_graphs_)
-    TakeCommunication();  // replays are not measured, and without them there is the warm-up only
+  // Replays are not measured; without them there is the warm-up only.
+  if (last && !uses_graphs_) TakeCommunication();
   return absl::OkStatus();
 }
 

@@ -20,8 +20,8 @@ absl::Status GraphWatch::TakeTurns() {
 }
 
 void GraphWatch::Forsake() {
-  if (any_captured_)
-    KeepForever(std::make_shared<std::pair<OwnedEvent, OwnedEvent>>(std::move(others_), std::move(replays_)));
+  if (!any_captured_) return;
+  KeepForever(std::make_shared<std::pair<OwnedEvent, OwnedEvent>>(std::move(others_), std::move(replays_)));
 }
 
 // The first captured operation finds the stream outside of the capture.

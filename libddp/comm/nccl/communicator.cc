@@ -233,10 +233,12 @@ void NcclCommunicator::Destroy() {
   nccl::Comm comm = nullptr;
   const bool aborting = aborted_.exchange(true);  // no more calls
   while (true) {
-    const std::lock_guard<std::mutex> lock(health_);
-    if (comm_ == nullptr) return;
-    if (!aborting && (comm = comm_.exchange(nullptr)) != nullptr) break;
-    Nap();  // Abort takes it after its grace
+    {
+      const std::lock_guard<std::mutex> lock(health_);
+      if (comm_ == nullptr) return;
+      if (!aborting && (comm = comm_.exchange(nullptr)) != nullptr) break;
+    }
+    Nap();  // Abort takes it after its grace, and needs the lock
   }
   // It may wait for peers that do not come; then it is left to itself.
   const absl::Status done = RunUnder(

@@ -36,7 +36,7 @@ struct Progress {
   int64_t train_samples = 0;  // number of training samples in the data set
   int64_t optimizer_steps = 0;
   int64_t drop_last = 0;   // 1: an epoch drops the samples that do not fill its last batch
-  int64_t loss_steps = 0;  // steps of the current epoch so far, summed over the ranks
+  int64_t loss_steps = 0;  // steps of the current epoch so far, summed over the ranks that made them
   double loss_sum = 0;     // sum of the losses of these steps
   double lr = 0;           // learning rate before the schedule
   double momentum = 0;

@@ -92,6 +92,7 @@ class Trainer {
   absl::Status Resume();
   absl::Status Load();
   absl::Status CheckResumed() const;
+  void RescaleLosses();
   absl::Status BroadcastState();
   std::vector<Tensor> Weights();
   std::vector<Tensor> Tensors();

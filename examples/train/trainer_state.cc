@@ -153,6 +153,7 @@ absl::Status Trainer::Load() {
     Mirror(/*to_host=*/false);
     progress_ = *saved;
     if (absl::Status status = CheckResumed(); !status.ok()) return status;
+    RescaleLosses();
   }
   if (!flags_.init_weights.empty()) {
     const std::vector<Tensor> weights = Weights();
@@ -204,6 +205,16 @@ absl::Status Trainer::CheckResumed() const {
                   "global batches of ", global_batch, "; give the --batch and number of ranks it was saved with");
   }
   return absl::OkStatus();
+}
+
+// Losses count by rank and step. If those of this run have another number of samples, the ones before count as many
+// times as they would have here: else the mean loss of the epoch would not be that of its samples.
+void Trainer::RescaleLosses() {
+  if (progress_.loss_steps == 0) return;
+  const auto global_batch = static_cast<int64_t>(loader_->global_batch());
+  const int64_t steps = progress_.epoch_samples / global_batch * group_->size();
+  progress_.loss_sum *= static_cast<double>(steps) / static_cast<double>(progress_.loss_steps);
+  progress_.loss_steps = steps;
 }
 
 // Rank 0's parameters, optimizer state and progress, to all ranks; and by what it has claimed its files.

@@ -190,6 +190,12 @@ case $case_name in
     [[ $(number parameters_sha256 whole) == $(number parameters_sha256 resumed) ]] || fail "not the same parameters"
     succeeds 1 "${flags[@]}" --batch=64 --epochs=3 --resume=checkpoint --summary_json=resumed
     holds "$(number steps resumed) == 69 && $(number test_accuracy resumed) > 0.9"
+    # An epoch's loss is the mean over its samples, on however many ranks each part of it was trained.
+    succeeds 2 "${flags[@]}" --steps=40 --summary_json=whole
+    for ranks in 1 4; do
+      succeeds $ranks "${flags[@]}" --batch=$((64 / ranks)) --steps=40 --resume=checkpoint --summary_json=resumed
+      holds "($(number final_loss resumed) / $(number final_loss whole) - 1) ^ 2 < 1e-6"
+    done
     # Nothing left to do: the checkpoint's model is evaluated.
     succeeds 2 "${flags[@]}" --steps=31 --resume=checkpoint --summary_json=resumed
     [[ $(number final_loss resumed) == null ]] || fail "a loss without a step"

@@ -200,7 +200,7 @@ def add_communication(p, made):
     times = [found for found in map(communication, made) if found]
     p["communication_ms"] = median(total for total, _ in times)
     p["exposed_ms"] = median(exposed for _, exposed in times)
-    p["hidden_ms"] = median(total - exposed for total, exposed in times)
+    p["hidden_ms"] = p["communication_ms"] - p["exposed_ms"] if times else None
     alone = p["step_ms_without_reduction"]
     p["communication_to_computation"] = (
         p["communication_ms"] / alone if p["communication_ms"] is not None and alone else None

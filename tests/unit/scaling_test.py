@@ -51,6 +51,20 @@ class Measurement(Scaling):
         self.assertIsNone(weak["joules_per_sample"])
         self.assertNotIn("energy of a sample", page)
 
+    def test_hidden_communication_is_the_rest_of_the_medians(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=3")
+        rounds = ((2, 1), (4, 4), (9, 2))  # communication and what of it is exposed; the median difference is 1
+
+        def change(result):
+            for run in result["runs"]:
+                if run["case"]["reduce"] == "overlap":
+                    communication, exposed = rounds[run["round"]]
+                    run["summary"].update(mean_communication_ms=communication, mean_exposed_ms=exposed)
+
+        fakes.edit_result(self.out, change)
+        point = self.points()["weak", 2]
+        self.assertEqual((point["communication_ms"], point["exposed_ms"], point["hidden_ms"]), (4, 2, 2))
+
     def test_energy_and_operations(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", behaviour="metered")
         self.assertEqual(self.points()["weak", 2]["joules_per_sample"], 0.25)

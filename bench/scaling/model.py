@@ -186,7 +186,7 @@ def prediction(result, points):
         alone, ideal = p["step_ms_without_reduction"], p["step_ms"] * p["efficiency"]
         expected, exposed = step_ms(machine, p["ranks"], p["ranks"], run["buckets"], alone)
         step_errors.append(abs(expected - p["step_ms"]) / p["step_ms"])
-        if p["added_ms_min"] is not None and p["added_ms_min"] > 0:
+        if p["communication_sure"] and p["added_ms_min"] > 0:
             added_errors.append(abs(exposed - p["added_ms"]) / p["added_ms"])
         trainings[p["case"]] = {"point": p, "rows": rows(machine, wanted, measured_node, run["buckets"], alone, ideal)}
     limits = ((found, LIMIT), (step_errors, LIMIT), (added_errors, ADDED_LIMIT))

@@ -26,7 +26,7 @@ from scaling.text import number
 @needs_matplotlib
 class Prediction(Scaling):
     def predict(self, *argv, **options):
-        return self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--predict", *argv, **options)
+        return self.measure("--ranks=1,2", "--scaling=weak", "--predict", *argv, **options)
 
     def predicted(self):
         result = self.result()
@@ -114,7 +114,7 @@ class Prediction(Scaling):
         self.assertNotIn("(predicted)", self.read("report.html"))
 
     def test_nothing_is_predicted_where_reduction_adds_no_more_than_noise(self):
-        self.predict("--rounds=2")
+        self.predict()
 
         def one_round_without_loss(result):
             runs = {(run["round"], run["ranks"], run["case"]["reduce"]): run["summary"] for run in result["runs"]}
@@ -124,6 +124,14 @@ class Prediction(Scaling):
         self.assertEqual(self.predicted()["added_errors"], [])
         self.assertFalse(self.predicted()["good"])
         self.assertIn("within the noise", model.verdict(self.predicted()))
+
+    def test_nothing_is_predicted_from_one_round(self):
+        code, out, _ = self.predict("--rounds=1")
+        self.assertEqual(code, 0)
+        self.assertFalse(analysis.points(self.result())[1]["communication_sure"])
+        self.assertEqual(self.predicted()["added_errors"], [])
+        self.assertIn("within the noise and checks nothing, so nothing is predicted", out)
+        self.assertNotIn("(predicted)", self.read("report.html"))
 
     def test_failing_benchmark_leaves_the_rest(self):
         code, out, err = self.predict(behaviour="no_bench")

@@ -266,21 +266,28 @@ def read_result(path):
     return result
 
 
-def open_result(arguments, new):
-    """The result to add to: a new one, or with --resume the one in the folder."""
+def claim_folder(arguments):
+    """A file that keeps other measurements out of the folder while it is open."""
     folder = arguments.out
-    exists = os.path.exists(os.path.join(folder, result_file.FILE))
-    if exists and not arguments.resume:
-        raise UserError(f"{folder} holds a result already: give --resume to go on with it, or another --out")
-    if arguments.resume and not exists:
+    if arguments.resume and not result_file.exists(folder):
         raise UserError(f"--resume: {folder} holds no {result_file.FILE}: leave --resume out to start anew")
     try:
         os.makedirs(folder, exist_ok=True)
-        if not exists:
-            result_file.write(new, folder)
+        return result_file.claim(folder)
     except OSError as error:
         raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
-    if not exists:
+
+
+def open_result(arguments, new):
+    """The result to add to: a new one, or with --resume the one in the folder."""
+    folder = arguments.out
+    if not arguments.resume:
+        if result_file.exists(folder):
+            raise UserError(f"{folder} holds a result already: give --resume to go on with it, or another --out")
+        try:
+            result_file.write(new, folder)
+        except OSError as error:
+            raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
         return new
     old = read_result(folder)
     check_resumed(old, new)
@@ -299,17 +306,25 @@ def measure(argv):
     settings = {**settings_of(arguments, slots), "mpirun_flags": shlex.join(launcher.words[1:]) or None}
     check_prediction(settings, slots)
     jobs = plan.make_jobs(plan.make_cases(settings), settings)
-    result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
-    line = LiveLine()
-    ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line).measure()
-    line.say(
-        {
-            "complete": "all runs are made",
-            "interrupted": "interrupted; --resume goes on from here",
-            "time limit": "the time limit is reached; --resume goes on from here",
-        }[ended]
-    )
-    path = report.write(result, arguments.out)
+    with claim_folder(arguments):
+        result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
+        line = LiveLine()
+        ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line).measure()
+        line.say(
+            {
+                "complete": "all runs are made",
+                "interrupted": "interrupted; --resume goes on from here",
+                "time limit": "the time limit is reached; --resume goes on from here",
+            }[ended]
+        )
+        path = report.write(result, arguments.out)
+    wrong = tell(result)
+    print(path)
+    return 130 if ended == "interrupted" else 1 if wrong else 0
+
+
+def tell(result):
+    """Prints what was found. Returns whether some of it is wrong."""
     points = analysis.points(result)
     headline = analysis.headline(result, points)
     for point in analysis.largest(headline, "weak") + analysis.largest(headline, "strong"):
@@ -323,9 +338,7 @@ def measure(argv):
     found = analysis.notices(result, points)
     for kind, text in found:
         print(f"{'error' if kind == 'bad' else 'note'}: {text}")
-    print(path)
-    wrong = any(kind == "bad" for kind, _ in found)
-    return 130 if ended == "interrupted" else 1 if wrong else 0
+    return any(kind == "bad" for kind, _ in found)
 
 
 def draw_again(argv):

@@ -3,6 +3,7 @@
 
 import contextlib
 import csv
+import fcntl
 import json
 import os
 
@@ -103,6 +104,24 @@ def write_text(path, text):
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(path + ".new", path)
+
+
+def exists(folder):
+    return os.path.exists(os.path.join(folder, FILE))
+
+
+def claim(folder):
+    """Keeps other measurements out of `folder` until the file that it returns is closed. Raises UserError, OSError."""
+    path = os.path.join(folder, FILE + ".lock")
+    file = open(path, "w", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            f"another measurement writes to {folder}, and holds {path}: wait for its end, or give another --out"
+        ) from None
+    return file
 
 
 def write(result, folder):

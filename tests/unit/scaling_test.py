@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree
+from unittest import mock
 
 from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
-from scaling import analysis
+from scaling import UserError, analysis, result as result_file
 
 
 @needs_matplotlib
@@ -347,6 +348,30 @@ class Resume(Scaling):
 
     def test_nothing_to_resume(self):
         self.assert_refused("holds no scaling.json", *self.measure("--resume"))
+
+    def test_second_measurement_at_once_is_refused(self):
+        once = ("--ranks=1", "--scaling=weak", "--rounds=1")
+        self.measure(*once)
+        before = self.read("scaling.json")
+        words = "another measurement writes to .*out, and holds .*scaling.json.lock: wait for its end, or give another"
+        with result_file.claim(self.out):
+            self.assert_refused(words, *self.measure(*once, "--resume"))
+            os.remove(os.path.join(self.out, "scaling.json"))
+            self.assert_refused(words, *self.measure(*once))
+        self.assertFalse(os.path.exists(os.path.join(self.out, "scaling.json")))
+        self.assertEqual(self.measure(*once)[0], 0)
+        self.assertEqual(self.measure(*once, "--resume")[0], 0)
+        self.assertEqual(len(self.result()["runs"]), len(json.loads(before)["runs"]))
+
+    def test_measurement_holds_its_folder(self):
+        def look(*_):
+            with self.assertRaises(UserError):
+                result_file.claim(self.out)
+            return "complete"
+
+        with mock.patch("scaling.main.Session.measure", look):
+            self.assertEqual(self.measure("--ranks=1")[0], 0)
+        result_file.claim(self.out).close()
 
     def test_ctrl_c_keeps_what_is_measured(self):
         command = [

@@ -101,7 +101,8 @@ def check_keys(path, what, found, keys):
 
 def write_text(path, text):
     """Replaces a file as a whole, so that no reader and no crash ever sees half of it."""
-    with open(path + ".new", "w", encoding="utf-8") as file:
+    # What the text quotes, the name of a folder, say, may be no UTF-8.
+    with open(path + ".new", "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     os.replace(path + ".new", path)
 

@@ -105,6 +105,23 @@ class Streams(Scaling):
         self.assertEqual(closed.returncode, 0)
 
     @needs_matplotlib
+    def test_folders_whose_names_are_no_utf_8(self):
+        data = os.path.join(self.folder, os.fsdecode(b"d\xff"))
+        os.mkdir(data)
+        self.out = os.path.join(self.folder, os.fsdecode(b"o\xff"))
+        flags = ("--models=mlp", "--scaling=weak", "--ranks=1", "--seconds=0.01", "--rounds=1", f"--data={data}")
+        for again in ((), ("--resume",)):
+            code, out, err = self.start(*flags, *again)
+            self.assertEqual(code, 0, err)
+            self.assertNotIn("Traceback", err)
+            self.assertIn("o?/report.html", out)
+            self.assertIn(r"d\udcff", self.read("report.html"))
+        self.assertEqual(self.call("report", self.out)[0], 0)
+        other, self.out = self.out, os.path.join(self.folder, os.fsdecode(b"c\xff"))
+        self.assertEqual(self.call("compare", other, other, f"--out={self.out}")[0], 0)
+        self.assertIn(r"o\udcff", self.read("compare.html"))
+
+    @needs_matplotlib
     def test_output_in_another_encoding(self):
         flags = ("--models=mlp", "--scaling=weak", "--ranks=1,2", "--seconds=0.01", "--rounds=1")
         code, out, err = self.start(*flags, PYTHONIOENCODING="ascii", FAKE_BEHAVIOUR="fail:2")

@@ -79,9 +79,8 @@ class Session:
         caught = [number for number in trainers.STOPS if number != signal.SIGHUP or not ignored]
         before = {number: signal.signal(number, self._stop) for number in caught}
         try:
-            ended = self._rounds()
-            if ended == "complete" and self.settings["predict"]:
-                self._time_all_reduces()
+            ended = self._pilots() and self._rounds() and (not self.settings["predict"] or self._time_all_reduces())
+            ended = "complete" if ended else "time limit"
         except Stopped:
             ended = "interrupted"
             before.pop(signal.SIGHUP, None)  # a shell may tell of its end again, while the report is written
@@ -99,8 +98,14 @@ class Session:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
+    def _late(self, seconds=0.0):
+        """Whether what takes so long would end after the time limit."""
+        limit = self.settings["limit_minutes"]
+        return bool(limit) and time.monotonic() - self.began + seconds > 60 * limit
+
+    # These return whether they are complete: else the time limit is reached.
+
     def _rounds(self):
-        self._pilots()
         done = {(plan.job_of(run).key(), run["round"]) for run in self.result["runs"]}
         todo = [
             (round_, job)
@@ -112,15 +117,14 @@ class Session:
             if job.key() in self.failed:
                 continue
             left = [j for _, j in todo[position:] if j.key() not in self.failed]
-            limit = self.settings["limit_minutes"]
-            if limit and time.monotonic() - self.began + self._expected(job) > 60 * limit:
-                return "time limit"
+            if self._late(self._expected(job)):
+                return False
             self.line.show(
                 f"round {round_ + 1}/{self.settings['rounds']}  run {position + 1}/{len(todo)}  {job.title()}  "
                 f"{clock(sum(map(self._expected, left)))} left"
             )
             self._run(job, round_)
-        return "complete"
+        return True
 
     def _pilots(self):
         """One short run of each group of jobs tells how many steps fill the time of a run."""
@@ -130,6 +134,8 @@ class Session:
         for position, (key, job) in enumerate(first.items()):
             if key in measured:  # with the steps that it has, or the runs could not be compared
                 continue
+            if self._late():
+                return False
             self.line.show(f"short run {position + 1}/{len(first)}  {job.title()}")
             record = self._start(job, plan.PILOT_STEPS, plan.PILOT_WARMUP)
             # If even that fails, the runs are made all the same: their errors belong into the report.
@@ -147,14 +153,18 @@ class Session:
                 "steps": steps,
                 "warmup": warmup,
             }
+        return True
 
     def _time_all_reduces(self):
         """For the model of the machine: the median of ROUNDS times of each size and layout, taken in turn."""
         layouts = model.layouts(self.settings, self.slots)
         self.result.pop("prediction_error", None)  # of an earlier attempt
-        times = {}
+        times, seconds = {}, {}
         for round_ in range(ALL_REDUCE_ROUNDS):
             for ranks, nodes in layouts:
+                if self._late(seconds.get((ranks, nodes), 0.0)):
+                    return False
+                began = time.monotonic()
                 self.line.show(
                     f"all-reduces, round {round_ + 1}/{ALL_REDUCE_ROUNDS}  {plan.count(ranks, 'rank')},"
                     f" {plan.count(nodes, 'node')}"
@@ -172,13 +182,15 @@ class Session:
                 except UserError as error:
                     self.line.say(f"{error}; nothing is predicted")
                     self.result["prediction_error"] = str(error)
-                    return
+                    return True
+                seconds[ranks, nodes] = time.monotonic() - began
                 for size, time_us in found.items():
                     times.setdefault((ranks, nodes, size), []).append(time_us)
         self.result["collectives"] = [
             {"ranks": ranks, "nodes": nodes, "bytes": size, "time_us": statistics.median(values)}
             for (ranks, nodes, size), values in times.items()
         ]
+        return True
 
     def _expected(self, job):
         known = self.seconds.get(job.key())

@@ -147,6 +147,18 @@ class Prediction(Scaling):
         self.assertNotIn("Nothing is predicted", self.read("report.html"))
         self.assertIn("What more ranks", self.read("report.html"))
 
+    def test_time_limit_holds_for_all_reduces(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--predict")
+        fakes.edit_result(self.out, lambda result: result["collectives"].clear())
+        code, _, err = self.predict("--resume", "--limit-minutes=1e-9")
+        self.assertEqual(code, 0)
+        self.assertNotIn("all-reduces, round", err)
+        self.assertIn("the time limit is reached; --resume goes on from here", err)
+        self.assertEqual((self.result()["ended"], self.result()["collectives"]), ("time limit", []))
+        self.assertIn("reached its time limit", self.read("report.html"))
+        self.predict("--resume")
+        self.assertTrue(self.predicted()["good"])
+
     def test_ranks_that_share_cores_predict_nothing(self):
         once = ("--scaling=weak", "--rounds=1", "--predict")
         self.assert_refused(

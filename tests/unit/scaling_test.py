@@ -265,6 +265,17 @@ class Measurement(Scaling):
         self.assertIn("reached its time limit", self.read("report.html"))
         self.assertEqual(self.result()["ended"], "time limit")
 
+    def test_time_limit_holds_for_short_runs(self):
+        flags = ("--ranks=1", "--models=mlp,lenet", "--scaling=weak", "--rounds=1")
+        with mock.patch("scaling.run.Session._start", side_effect=AssertionError):
+            code, _, err = self.measure(*flags, "--limit-minutes=1e-9")
+        self.assertEqual(code, 0)
+        self.assertNotIn("short run", err)
+        self.assertIn("the time limit is reached; --resume goes on from here", err)
+        self.assertEqual((self.result()["ended"], self.result()["runs"]), ("time limit", []))
+        self.assertEqual(self.measure(*flags, "--resume")[0], 0)
+        self.assertEqual((self.result()["ended"], len(self.result()["runs"])), ("complete", 2))
+
     def test_live_line_says_what_runs_and_how_long(self):
         _, _, err = self.measure("--ranks=1,2", "--scaling=weak")
         self.assertRegex(

@@ -18,7 +18,7 @@ from scaling import (
     result as result_file,
     trainers,
 )
-from scaling.run import LiveLine, Session
+from scaling.run import LiveLine, Session, Stops
 
 PROGRAM = "ddp-scaling"
 INTRODUCTION = """Measures how training scales over ranks, and writes a report:
@@ -36,6 +36,11 @@ carried out; 130: stopped by Ctrl-C.
 QUICK = {"models": ["mlp", "lenet"], "ranks": [1, 2], "rounds": 3, "seconds": 1.0, "limit_minutes": 2.5}
 # --resume may change these: they do not change what a run measures.
 FREE_SETTINGS = ("rounds", "timeout", "limit_minutes")
+ENDS = {
+    "complete": "all runs are made",
+    "interrupted": "interrupted; --resume goes on from here",
+    "time limit": "the time limit is reached; --resume goes on from here",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -309,15 +314,10 @@ def measure(argv):
     with claim_folder(arguments):
         result = open_result(arguments, result_file.new_result(settings, snapshot, shlex.join([PROGRAM, *argv])))
         line = LiveLine()
-        ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line).measure()
-        line.say(
-            {
-                "complete": "all runs are made",
-                "interrupted": "interrupted; --resume goes on from here",
-                "time limit": "the time limit is reached; --resume goes on from here",
-            }[ended]
-        )
-        path = report.write(result, arguments.out)
+        with Stops() as stops:
+            ended = Session(result, jobs, launcher, bin_folder, slots, arguments.out, line, stops).measure()
+            line.say(ENDS[ended])
+            path = report.write(result, arguments.out)
     wrong = tell(result)
     print(path)
     return 130 if ended == "interrupted" else 1 if wrong else 0

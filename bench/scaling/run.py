@@ -17,6 +17,59 @@ class Stopped(Exception):
     """Ctrl-C, SIGTERM, or the terminal is lost (SIGHUP)."""
 
 
+class Stops:
+    """Within `with`: a signal that stops the program makes `begin`'s caller raise Stopped, once. What comes later, or
+    after `end`, waits until the block is left, so that what is measured is saved and drawn. Signals that are ignored
+    stay so: nohup and a shell's `&` want a measurement that outlives its terminal.
+
+        with Stops() as stops:
+            try:
+                stops.begin()
+                ...
+                stops.end()
+            except Stopped:
+                ...
+    """
+
+    def __init__(self):
+        self.raising = False
+        self.stopped = False
+        self.held = []
+        self.before = {}
+
+    def __enter__(self):
+        for number in trainers.STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self._take)
+        return self
+
+    def begin(self):
+        self.raising = True
+        if self.held:
+            self._take(self.held.pop(), None)
+
+    def end(self):
+        self.raising = False
+
+    def __exit__(self, *_):
+        self.raising = False
+        for number, handler in self.before.items():
+            # A shell may tell of its end again.
+            again = self.stopped and number == signal.SIGHUP
+            signal.signal(number, signal.SIG_IGN if again else handler)
+        if not self.stopped:
+            for number in self.held:
+                signal.raise_signal(number)
+
+    def _take(self, number, _frame):
+        if not self.raising:
+            self.held.append(number)
+            return
+        self.raising = False
+        self.stopped = True
+        raise Stopped
+
+
 class LiveLine:
     """What runs now and how long the rest will take: one line that is rewritten; without a terminal a line per run."""
 
@@ -55,7 +108,7 @@ def clock(seconds):
 class Session:
     """One call of the program: makes the runs of `jobs` that `result` does not have yet."""
 
-    def __init__(self, result, jobs, launcher, bin_folder, slots, folder, line):
+    def __init__(self, result, jobs, launcher, bin_folder, slots, folder, line, stops):
         self.result = result
         self.settings = result["settings"]
         self.jobs = jobs
@@ -64,6 +117,7 @@ class Session:
         self.slots = slots
         self.folder = folder
         self.line = line
+        self.stops = stops
         self.began = time.monotonic()
         self.failed = set()
         # A run that failed before is made again.
@@ -74,29 +128,16 @@ class Session:
 
     def measure(self):
         """Makes the runs. Returns how it ended: "complete", "interrupted", "time limit"."""
-        # nohup leaves SIGHUP ignored: the measurement is to outlive its terminal.
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        caught = [number for number in trainers.STOPS if number != signal.SIGHUP or not ignored]
-        before = {number: signal.signal(number, self._stop) for number in caught}
         try:
+            self.stops.begin()
             ended = self._pilots() and self._rounds() and (not self.settings["predict"] or self._time_all_reduces())
             ended = "complete" if ended else "time limit"
+            self.stops.end()
         except Stopped:
             ended = "interrupted"
-            before.pop(signal.SIGHUP, None)  # a shell may tell of its end again, while the report is written
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         self.result["ended"] = ended
         result_file.write(self.result, self.folder)
         return ended
-
-    @staticmethod
-    def _stop(_number, _frame):
-        # What follows, ending the run and saving, must not be interrupted too.
-        for number in trainers.STOPS:
-            signal.signal(number, signal.SIG_IGN)
-        raise Stopped
 
     def _late(self, seconds=0.0):
         """Whether what takes so long would end after the time limit."""

@@ -14,7 +14,8 @@ from unittest import mock
 from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
 
 import scaling_fakes as fakes
-from scaling import charts, result as result_file
+from scaling import charts, report, result as result_file
+from scaling.run import Session
 
 
 def processes_of(program):
@@ -127,6 +128,59 @@ class Streams(Scaling):
         code, out, err = self.start(*flags, PYTHONIOENCODING="ascii", FAKE_BEHAVIOUR="fail:2")
         self.assertEqual(code, 1, err)
         self.assertIn("under ?Failed runs?", out)
+
+
+@needs_matplotlib
+class Signals(Scaling):
+    """What becomes of Ctrl-C, within this process."""
+
+    def handle(self, handler):
+        before = signal.signal(signal.SIGINT, handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+
+    def test_while_the_report_is_drawn_it_waits(self):
+        drawn = []
+        self.handle(lambda *_: drawn.append(sorted(os.listdir(self.out))))
+
+        def interrupted(result, folder):
+            signal.raise_signal(signal.SIGINT)
+            return write(result, folder)
+
+        write = report.write
+        with mock.patch("scaling.main.report.write", interrupted):
+            self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        self.assertEqual(len(drawn), 1)
+        self.assertIn("report.html", drawn[0])
+        self.assertEqual(self.result()["ended"], "complete")
+
+    def test_a_second_one_is_no_matter(self):
+        self.handle(lambda *_: self.fail("called"))
+
+        def interrupted(*_):
+            signal.raise_signal(signal.SIGINT)
+
+        def again(result, folder):
+            signal.raise_signal(signal.SIGINT)
+            return write(result, folder)
+
+        write = report.write
+        with mock.patch("scaling.run.Session._run", interrupted), mock.patch("scaling.main.report.write", again):
+            self.assertEqual(self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")[0], 130)
+        self.assertEqual(self.result()["ended"], "interrupted")
+        self.assertIn("was interrupted", self.read("report.html"))
+
+    def test_where_it_is_ignored_it_stays_so(self):
+        self.handle(signal.SIG_IGN)
+
+        def interrupted(session, *job):
+            signal.raise_signal(signal.SIGINT)
+            run(session, *job)
+
+        run = Session._run
+        with mock.patch("scaling.run.Session._run", interrupted):
+            self.assertEqual(self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")[0], 0)
+        self.assertEqual(self.result()["ended"], "complete")
+        self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_IGN)
 
 
 class Refused(Scaling):

@@ -289,10 +289,7 @@ def open_result(arguments, new):
     if not arguments.resume:
         if result_file.exists(folder):
             raise UserError(f"{folder} holds a result already: give --resume to go on with it, or another --out")
-        try:
-            result_file.write(new, folder)
-        except OSError as error:
-            raise UserError(f"cannot write to --out={folder}: {error.strerror}") from None
+        result_file.write(new, folder)
         return new
     old = read_result(folder)
     check_resumed(old, new)
@@ -400,6 +397,6 @@ def main(argv):
         if argv and argv[0] in commands:
             return commands[argv[0]](argv[1:])
         return measure(argv)
-    except (UserError, OSError) as error:  # a full disk, a folder that cannot be written to
+    except (UserError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2

@@ -99,12 +99,21 @@ def check_keys(path, what, found, keys):
         raise UserError(f'{path} is damaged: its {what} has no "{missing[0]}"')
 
 
+@contextlib.contextmanager
+def replacing(path, **options):
+    """A file that replaces `path` as a whole, so that no reader and no crash ever sees half of it. Raises UserError."""
+    try:
+        with open(path + ".new", "w", encoding="utf-8", **options) as file:
+            yield file
+        os.replace(path + ".new", path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; make room there, or give another --out") from None
+
+
 def write_text(path, text):
-    """Replaces a file as a whole, so that no reader and no crash ever sees half of it."""
     # What the text quotes, the name of a folder, say, may be no UTF-8.
-    with open(path + ".new", "w", encoding="utf-8", errors="backslashreplace") as file:
+    with replacing(path, errors="backslashreplace") as file:
         file.write(text)
-    os.replace(path + ".new", path)
 
 
 def exists(folder):
@@ -130,9 +139,7 @@ def write(result, folder):
 
 
 def write_csv(points, folder):
-    path = os.path.join(folder, "scaling.csv")
-    with open(path + ".new", "w", encoding="utf-8", newline="") as file:
+    with replacing(os.path.join(folder, "scaling.csv"), newline="") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(points)
-    os.replace(path + ".new", path)

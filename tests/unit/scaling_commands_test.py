@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -104,6 +105,26 @@ class Streams(Scaling):
         self.assertRegex(done.stderr, r"^ddp-scaling: .*No space left on device.*\n$")
         closed = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "-", sys.executable, program, "--help"], check=False)
         self.assertEqual(closed.returncode, 0)
+
+    @needs_matplotlib
+    def test_full_disk(self):
+        self.measure("--ranks=1", "--scaling=weak", "--rounds=1")
+        for command, file in (
+            (("report", self.out), "report.html"),
+            (("compare", self.out, self.out), "compare.html"),
+            ((*self.programs, "--models=mlp", "--ranks=1"), "scaling.json"),
+        ):
+            with self.subTest(file):
+                full = os.path.join(self.folder, file)
+                done = subprocess.run(
+                    [sys.executable, os.path.join(BENCH, "scaling.py"), *command, f"--out={full}"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
+                )
+                words = f"cannot write {re.escape(full)}/.*: File too large; make room there, or give another --out"
+                self.assert_refused(words, done.returncode, done.stdout, done.stderr)
 
     @needs_matplotlib
     def test_folders_whose_names_are_no_utf_8(self):

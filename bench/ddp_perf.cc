@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "bench/cpu_perf.h"
@@ -43,10 +44,15 @@ absl::StatusOr<int64_t> RunCollective(Bench& bench, Case c, const Options& optio
   int64_t wrong = 0;
   for (const ddp::DType dtype : options.dtypes) {
     for (const ddp::ReduceOp op : options.ops) {
+      size_t last = 0;
+      std::vector<size_t> counts;
       for (const size_t size : options.sizes) {
         c.dtype = dtype;
         c.op = op;
         c.SetBytes(size);
+        if (size != last && c.counts == counts) continue;  // less than an element more
+        last = size;
+        counts = c.counts;
         absl::StatusOr<int64_t> line = RunLine(bench, c, options, report);
         if (!line.ok()) return line;
         wrong += *line;

@@ -157,6 +157,14 @@ absl::StatusOr<double> ParseNumber(absl::string_view flag, absl::string_view tex
   return value;
 }
 
+absl::StatusOr<int64_t> ParseWhole(absl::string_view flag, absl::string_view text, int64_t least, int64_t most) {
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < least || value > most) {
+    return Bad(flag, text, absl::StrCat("a whole number from ", least, " to ", most));
+  }
+  return value;
+}
+
 template <typename T, size_t kN>
 absl::StatusOr<std::vector<T>> ParseName(absl::string_view flag, absl::string_view text,
                                          const std::pair<absl::string_view, T> (&table)[kN], size_t distinct) {
@@ -205,7 +213,8 @@ absl::Status ParseSizes(absl::string_view text, std::vector<size_t>& sizes) {
   return absl::OkStatus();
 }
 
-constexpr double kMany = 1e9;
+constexpr int64_t kMany = 1'000'000'000;
+constexpr size_t kMostSizes = 100'000;
 
 absl::Status ApplyOwn(int flag, absl::string_view value, Options& o, Range& range) {
   switch (flag) {
@@ -256,23 +265,23 @@ absl::Status ApplyOne(int flag, absl::string_view value, Options& o, Range& rang
     case 'i':
       return Assign(ParseBytes("-i", value), range.step);
     case 'n':
-      return Assign(ParseNumber("-n", value, 1, kMany), o.iters);
+      return Assign(ParseWhole("-n", value, 1, kMany), o.iters);
     case 'w':
-      return Assign(ParseNumber("-w", value, 1, kMany), o.warmup_iters);
+      return Assign(ParseWhole("-w", value, 1, kMany), o.warmup_iters);
     case 'm':
-      return Assign(ParseNumber("-m", value, 1, 1e4), o.aggregate);
+      return Assign(ParseWhole("-m", value, 1, 10'000), o.aggregate);
     case 'c':
-      return Assign(ParseNumber("-c", value, 0, 1e4), o.checks);
+      return Assign(ParseWhole("-c", value, 0, 10'000), o.checks);
     case 'd':
       return Assign(ParseName("-d", value, kDTypes, kDistinctDTypes), o.dtypes);
     case 'o':
       return Assign(ParseName("-o", value, kOps, std::size(kOps)), o.ops);
     case 'r':
-      return Assign(ParseNumber("-r", value, 0, kMany), o.root);
+      return Assign(ParseWhole("-r", value, 0, kMany), o.root);
     case 'G':
-      return Assign(ParseNumber("-G", value, 0, 1e4), o.graphs);
+      return Assign(ParseWhole("-G", value, 0, 10'000), o.graphs);
     case 'R':
-      status = Assign(ParseNumber("-R", value, 0, 2), registered);
+      status = Assign(ParseWhole("-R", value, 0, 2), registered);
       o.ordinary = registered == 0;
       return status;
     case 'J':
@@ -315,7 +324,13 @@ absl::Status ListSizes(const Range& range, Options& o) {
   }
   for (double size = static_cast<double>(range.min); size <= static_cast<double>(range.max);
        size = range.step > 0 ? size + static_cast<double>(range.step) : size * range.factor) {
-    o.sizes.push_back(static_cast<size_t>(size));
+    const auto bytes = static_cast<size_t>(size);
+    if (!o.sizes.empty() && bytes == o.sizes.back()) continue;  // a small factor
+    if (o.sizes.size() == kMostSizes) {
+      return absl::InvalidArgumentError(absl::StrCat("-b=", range.min, " to -e=", range.max, " are more than ",
+                                                     kMostSizes, " sizes: give a larger -f or -i"));
+    }
+    o.sizes.push_back(bytes);
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,9 @@ refused() {
 }
 refused -b 4x "-b='4x': give a size in bytes"
 refused -b 1M -e 1K "is above -e=1024"
+refused -b 1 -e 1e15 -i 1 "-b=1 to -e=1000000000000000 are more than 100000 sizes: give a larger -f or -i"
+refused -n 1.9 "-n='1.9': give a whole number from 1 to 1000000000"
+refused -R 0.5 "-R='0.5': give a whole number from 0 to 2"
 refused -o median "give sum, avg, min, max, prod or all"
 refused -d float8 "give float, double"
 refused --collectives=all_reduce,reduce_all "give all_reduce, all_gather"
@@ -63,6 +66,9 @@ for row in rows:
 PYTHON
 }
 ranks 1 18 --collectives=all --sizes=1K # all but messages, which need two ranks
+# In whole bytes and elements, each once.
+ranks 1 $((2 * 4)) -b 4 -e 8 -f 1.1 -d int8
+ranks 1 $((2 * 3)) -b 4 -e 12 -i 1
 "$program" -n 4 -w 1 --budget=0.001 --sizes=1K --json=closed.json >&- 2>&- <&- || fail "without standard streams: exit code $?"
 python3 -c 'import json; json.load(open("closed.json"))' || fail "the table is in the JSON file"
 

@@ -49,7 +49,12 @@ done
 NCCL_NTHREADS=4 run any "$doctor" --no-probe
 grep -q 'remedy: unset NCCL_NTHREADS' out || fail "the doubtful variable is not named"
 run 1 "$doctor" --no-probe --report /no/such/folder/report.json
-run 2 "$doctor" --limit soon
+for limit in soon 0 -1 nan; do
+  run 2 "$doctor" --limit $limit
+  grep -qF "ddp_doctor: --limit $limit is no number of seconds above 0; see --help" err || fail "--limit $limit: no word about it"
+done
+run 2 "$doctor" --limit
+grep -q "ddp_doctor: --limit is no flag, or lacks its value" err || fail "--limit without a value"
 
 if (($#)); then
   run any "$@" 2 "$doctor" --json

@@ -71,9 +71,12 @@ bool Parse(int argc, char** argv, Flags& flags) {
       flags.probe = false;
     } else if (flag == "--report" && i + 1 < argc) {
       flags.report = argv[++i];
-    } else if (flag == "--limit" && i + 1 < argc && absl::SimpleAtod(argv[i + 1], &seconds) && seconds > 0) {
+    } else if (flag == "--limit" && i + 1 < argc) {
+      if (!absl::SimpleAtod(argv[++i], &seconds) || !(seconds > 0)) {
+        std::fprintf(stderr, "ddp_doctor: --limit %s is no number of seconds above 0; see --help\n", argv[i]);
+        return false;
+      }
       flags.limit = absl::Seconds(seconds);
-      ++i;
     } else {
       std::fprintf(stderr, "ddp_doctor: %s is no flag, or lacks its value; see --help\n", flag.c_str());
       return false;

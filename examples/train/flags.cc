@@ -180,6 +180,9 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.amp == "bf16" && flags.device == "cpu" && !nn::HasBfloat16()) {
     return absl::InvalidArgumentError("--amp=bf16 needs a processor with AVX-512, which this is not: leave it out");
   }
+  if (flags.data.empty()) {
+    return absl::InvalidArgumentError("--data has no value: write --data=FOLDER, or leave it out");
+  }
   if (flags.synthetic && flags.data != "digits") {
     return absl::InvalidArgumentError("--synthetic takes no --data: leave one out");
   }

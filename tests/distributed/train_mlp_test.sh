@@ -333,6 +333,7 @@ case $case_name in
     fails "--schedule=linear is not known: it may be constant, cosine, step" 1 --schedule=linear
     fails "--accumulate=0 is out of range" 1 --accumulate=0
     fails "--label_smoothing=1.5 is out of range" 1 --label-smoothing=1.5
+    fails "--data has no value: write --data=FOLDER" 1 --data=
     fails "--synthetic takes no --data" 1 --synthetic --data=/nowhere
     fails "--hidden=64,x cannot be understood" 1 --hidden=64,x
     fails "--epochs has no value" 1 --epochs

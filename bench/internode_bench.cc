@@ -49,7 +49,7 @@ struct Place {
 Place FindPlace(int rank, int size) {
   Place place;
   const char* const node_size = std::getenv("DDP_NODE_SIZE");
-  if (node_size != nullptr) {
+  if (node_size != nullptr && *node_size != 0) {
     place.width = std::atoi(node_size);
   } else {
     MPI_Comm host = MPI_COMM_NULL;
@@ -64,14 +64,29 @@ Place FindPlace(int rank, int size) {
   return place;
 }
 
-double ExchangeMicros(const Place& place, size_t bytes) {
-  std::vector<char> out(bytes), in(bytes);
-  return MedianMicros(
-      [&] {
-        MPI_Sendrecv(out.data(), static_cast<int>(bytes), MPI_BYTE, place.next, 0, in.data(), static_cast<int>(bytes),
-                     MPI_BYTE, place.last, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-      },
-      0.2);
+// What an exchange takes, in microseconds: `latency`, and so much for each byte.
+struct Wire {
+  double latency = 0, per_byte = 0;
+};
+
+// Short and long exchanges in turn, so that both see the same machine. The same on all ranks.
+Wire MeasureWire(const Place& place) {
+  constexpr size_t kShort = 8, kLong = size_t{1} << 20;
+  std::vector<char> out(kLong), in(kLong);
+  const auto micros = [&](size_t bytes) {
+    return MedianMicros(
+        [&] {
+          MPI_Sendrecv(out.data(), static_cast<int>(bytes), MPI_BYTE, place.next, 0, in.data(), static_cast<int>(bytes),
+                       MPI_BYTE, place.last, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        },
+        0.04);
+  };
+  std::vector<double> latencies, per_byte;
+  for (int round = 0; round < 5; ++round) {
+    latencies.push_back(micros(kShort));
+    per_byte.push_back((micros(kLong) - latencies.back()) / static_cast<double>(kLong - kShort));
+  }
+  return {bench::Median(std::move(latencies)), bench::Median(std::move(per_byte))};
 }
 
 int Run(size_t most) {
@@ -86,9 +101,11 @@ int Run(size_t most) {
     std::fprintf(stderr, "internode_bench: needs two nodes or more, of equal size; see DDP_NODE_SIZE\n");
     return 1;
   }
-  constexpr size_t kLong = size_t{1} << 20;
-  const double latency = ExchangeMicros(place, 8);
-  const double per_byte = (ExchangeMicros(place, kLong) - latency) / static_cast<double>(kLong);
+  const auto [latency, per_byte] = MeasureWire(place);
+  if (latency <= 0 || per_byte <= 0) {
+    std::fprintf(stderr, "internode_bench: 1 MiB took no longer than 8 bytes: this machine is too busy to measure\n");
+    return 1;
+  }
   if (group.rank() == 0) {
     std::printf("%d nodes of %d ranks; wire, all ranks at once, both ways: latency %.1f us, %.2f GB/s per rank\n",
                 place.nodes, place.width, latency, 1e-3 / per_byte);

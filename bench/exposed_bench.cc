@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
 #include "examples/nn/queues.h"
+#include "examples/train/agreement.h"
 #include "examples/train/replica.h"
 #include "nlohmann/json.hpp"
 
@@ -66,6 +68,8 @@ constexpr char kUsage[] = R"(Times steps of a training whose gradients are reduc
 
 using Flags = std::map<std::string, std::string>;
 
+constexpr int kMostWidth = 1 << 16;
+
 const std::map<std::string, SyncMode>& Modes() {
   static const std::map<std::string, SyncMode> modes = {{"no_ddp", SyncMode::kNone},     {"none", SyncMode::kNoSync},
                                                         {"overlap", SyncMode::kOverlap}, {"end", SyncMode::kEnd},
@@ -81,6 +85,7 @@ struct Settings {
   int batch = 0, threads = 0, rounds = 0, steps = 0;
   bool cuda = false, cuda_graph = false;
   double bucket_mb = 0;
+  std::string same;  // the flags that all ranks share, one in a line
 };
 
 absl::Status WrongFlag(const std::string& flag, const std::string& value, absl::string_view allowed) {
@@ -88,22 +93,24 @@ absl::Status WrongFlag(const std::string& flag, const std::string& value, absl::
 }
 
 absl::Status ReadNumbers(const Flags& flags, Settings& settings) {
-  for (const auto& [name, to, least] : {std::tuple("batch", &settings.batch, 1),
-                                        {"threads", &settings.threads, 1},
-                                        {"rounds", &settings.rounds, 5},
-                                        {"steps", &settings.steps, 1}}) {
-    if (!absl::SimpleAtoi(flags.at(name), to) || *to < least) {
-      return WrongFlag(name, flags.at(name), absl::StrCat("give a number from ", least, " on"));
+  for (const auto& [name, to, least, most] : {std::tuple("batch", &settings.batch, 1, 1 << 20),
+                                              {"threads", &settings.threads, 1, 1024},
+                                              {"rounds", &settings.rounds, 5, 1 << 20},
+                                              {"steps", &settings.steps, 1, 1 << 20}}) {
+    if (!absl::SimpleAtoi(flags.at(name), to) || *to < least || *to > most) {
+      return WrongFlag(name, flags.at(name), absl::StrCat("give a number from ", least, " to ", most));
     }
   }
   for (const auto& [name, to] : {std::pair("target", &settings.target), {"bucket_mb", &settings.bucket_mb}}) {
-    if (!absl::SimpleAtod(flags.at(name), to) || !(*to >= 0))
-      return WrongFlag(name, flags.at(name), "give a number from 0 on");
+    if (!absl::SimpleAtod(flags.at(name), to) || !(*to >= 0) || *to > 1 << 20)
+      return WrongFlag(name, flags.at(name), absl::StrCat("give a number from 0 to ", 1 << 20));
   }
   for (const absl::string_view width : absl::StrSplit(flags.at("hidden"), ',', absl::SkipEmpty())) {
     settings.hidden.emplace_back();
-    if (!absl::SimpleAtoi(width, &settings.hidden.back()) || settings.hidden.back() < 1) {
-      return WrongFlag("hidden", flags.at("hidden"), "give numbers from 1 on, with commas between");
+    if (!absl::SimpleAtoi(width, &settings.hidden.back()) || settings.hidden.back() < 1 ||
+        settings.hidden.back() > kMostWidth) {
+      return WrongFlag("hidden", flags.at("hidden"),
+                       absl::StrCat("give numbers from 1 to ", kMostWidth, ", with commas between"));
     }
   }
   return absl::OkStatus();
@@ -117,6 +124,9 @@ absl::StatusOr<Settings> Read(const Flags& flags) {
                                  [](const std::string& mode) { return Modes().count(mode) > 0; });
   if (!known || settings.modes.size() < 2)
     return WrongFlag("modes", flags.at("modes"), "give two or more of no_ddp, none, overlap, end, each, gather");
+  if (std::set<std::string>(settings.modes.begin(), settings.modes.end()).size() < settings.modes.size()) {
+    return WrongFlag("modes", flags.at("modes"), "give each of them once");
+  }
   if (settings.target > 0 && settings.modes.size() != 3) {
     return WrongFlag("target", flags.at("target"), "give three --modes with it");
   }
@@ -139,6 +149,9 @@ absl::StatusOr<Settings> Read(const Flags& flags) {
   settings.backend = flags.at("backend");
   settings.plan_cache = flags.at("plan_cache");
   settings.json = flags.at("json");
+  for (const auto& [name, value] : flags) {
+    if (name != "json" && name != "plan_cache") absl::StrAppend(&settings.same, "--", name, "=", value, "\n");
+  }
   return settings;
 }
 
@@ -350,15 +363,19 @@ class Bench {
   std::vector<Way> ways_;
 };
 
-absl::Status Run(const Settings& settings) {
-  ddp::ContextOptions options;
-  if (settings.backend != "auto") options.backend = settings.backend;
-  if (settings.cuda) {
-    nn::AskForQueues();
-    options.device = {ddp::Device::Kind::kCuda, -1};
+absl::Status CheckRanks(const Settings& settings, ddp::ProcessGroup& group) {
+  const std::vector<std::string>& modes = settings.modes;
+  if (group.size() > 1 && std::find(modes.begin(), modes.end(), "no_ddp") != modes.end()) {
+    return examples::Agreed(
+        WrongFlag("modes", absl::StrJoin(modes, ","), "no_ddp is for one rank; with several, none reduces nothing"));
   }
-  const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
-  if (!context.ok()) return context.status();
+  return absl::OkStatus();
+}
+
+absl::Status Measure(const Settings& settings, ddp::Context& context) {
+  ddp::ProcessGroup& group = context.world();
+  if (absl::Status s = examples::RequireSame(group, settings.same, "give all ranks the same flags"); !s.ok()) return s;
+  if (absl::Status s = CheckRanks(settings, group); !s.ok()) return s;
   nn::SetThreads(settings.threads);
   std::unique_ptr<nn::Device> gpu;
   if (settings.cuda) {
@@ -366,10 +383,30 @@ absl::Status Run(const Settings& settings) {
                                 : settings.precision == "bf16" ? nn::Element::kBFloat16
                                                                : nn::Element::kFloat32;
     gpu =
-        nn::OpenCuda((*context)->device().index,
+        nn::OpenCuda(context.device().index,
                      {.tf32 = settings.precision == "tf32", .activations = element, .plan_file = settings.plan_cache});
   }
-  return Bench(settings, (*context)->world(), gpu != nullptr ? *gpu : nn::Cpu()).Run();
+  return Bench(settings, group, gpu != nullptr ? *gpu : nn::Cpu()).Run();
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::fprintf(stderr, "exposed_bench: %s\n", std::string(status.message()).c_str());
+  return code;
+}
+
+int Run(const Settings& settings) {
+  ddp::ContextOptions options;
+  if (settings.backend != "auto") options.backend = settings.backend;
+  if (settings.cuda) {
+    nn::AskForQueues();
+    options.device = {ddp::Device::Kind::kCuda, -1};
+  }
+  const absl::StatusOr<std::unique_ptr<ddp::Context>> context = ddp::Context::Create(options);
+  if (!context.ok()) return Fail(context.status(), 1);
+  ddp::ProcessGroup& group = (*context)->world();
+  const absl::Status status = examples::EndTogether(group, [&] { return Measure(settings, **context); });
+  if (status.ok()) return 0;
+  return examples::IsAgreed(status) && group.rank() != 0 ? 1 : Fail(status, 1);
 }
 
 }  // namespace
@@ -398,16 +435,5 @@ int main(int argc, char** argv) {
       });
   if (ended.has_value()) return *ended;
   const absl::StatusOr<Settings> settings = Read(flags);
-  if (!settings.ok()) {
-    std::fprintf(stderr, "exposed_bench: %s\n", std::string(settings.status().message()).c_str());
-    return 2;
-  }
-  absl::Status status;
-  try {
-    status = Run(*settings);
-  } catch (const nn::DeviceError& e) {
-    status = absl::FailedPreconditionError(e.what());
-  }
-  if (!status.ok()) std::fprintf(stderr, "exposed_bench: %s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : 1;
+  return settings.ok() ? Run(*settings) : Fail(settings.status(), 2);
 }

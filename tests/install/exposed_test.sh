@@ -24,9 +24,15 @@ refused() {
 }
 refused --modes=none,twice "--modes=none,twice: give two or more of"
 refused --modes=none "give two or more of"
-refused --rounds=4 "give a number from 5 on"
-refused --bucket_mb=-1 "give a number from 0 on"
-refused --hidden=3,x "give numbers from 1 on"
+refused --modes=none,end,none "--modes=none,end,none: give each of them once"
+refused --rounds=4 "give a number from 5 to 1048576"
+refused --threads=100000 "give a number from 1 to 1024"
+refused --batch=100000000 "give a number from 1 to 1048576"
+refused --steps=2000000 "give a number from 1 to 1048576"
+refused --bucket_mb=-1 "give a number from 0 to 1048576"
+refused --bucket_mb=1e300 "give a number from 0 to 1048576"
+refused --hidden=3,x "give numbers from 1 to 65536"
+refused --hidden=3,65537 "give numbers from 1 to 65536"
 refused --model=vgg "give one of mlp"
 refused --precision=fp16 "give one of fp32"
 refused --json "unexpected argument"
@@ -56,11 +62,24 @@ if len(modes) == 3:  # judged by the interval's far end
     assert ("NOT MET" not in text) == met and ("part" in result) == (result["beyond_ms"][modes[2]][1] > 0), text
 PYTHON
 }
+# apart TEXT COMMAND...: as two ranks it ends with 1, and one rank says TEXT.
+apart() {
+  local code=0 text=$1
+  shift
+  timeout 120 "${mpirun[@]}" 2 "$@" >out 2>err </dev/null || code=$?
+  ((code == 1)) && [[ $(grep '^exposed_bench: ' err) == "exposed_bench: $text"* ]] && return
+  fail "$* on 2 ranks (exit code $code): $(tail -3 err)"
+}
 measured 1 --modes=no_ddp,overlap
 mpirun=("$@")
 if ((${#mpirun[@]} > 0)); then
   measured 2 --modes=none,overlap,end --target=0.5
   measured 2 --modes=none,each,gather --target=0.5 --bucket_mb=0
   measured 3 --modes=overlap,end
+  # Ranks that would not measure the same, which one of them says.
+  # shellcheck disable=SC2016 # the inner shell's
+  different='[[ ${OMPI_COMM_WORLD_RANK-${PMI_RANK-}} == 1 ]] && set -- --modes=none,end; exec "$0" --steps=2 --rounds=5 "$@"'
+  apart "rank 1 has --modes=none,end, rank 0 has --modes=none,overlap,end; give all ranks the same flags" bash -c "$different" "$program"
+  apart "--modes=no_ddp,overlap: no_ddp is for one rank; with several, none reduces nothing" "$program" --modes=no_ddp,overlap
 fi
 exit "$failed"

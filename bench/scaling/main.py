@@ -128,7 +128,7 @@ def measure_parser():
     )
     p.add_argument("--rounds", type=positive(int), help="how often everything is measured, in turn (default: 5)")
     p.add_argument("--seconds", type=positive(float), help="how long a run should take on one rank (default: 4)")
-    p.add_argument("--limit-minutes", type=positive(float), help="start no run, and time no all-reduce, that would end later")
+    p.add_argument("--limit-minutes", type=positive(float), help="start nothing that would end later")
     p.add_argument(
         "--timeout", type=positive(float), default=300, help="seconds after which a run has failed (default: 300)"
     )

@@ -356,7 +356,8 @@ class DDP_EXPORT DistributedDataParallel {
   // A Join that is destroyed before Finish, or such an error, aborts the group, so that no peer waits for this rank.
   class [[nodiscard]] Join {
    public:
-    // Collective. Begins the loop.
+    // Collective, between steps. Begins the loop. In the middle of a reduced step it begins nothing, and
+    // FinishBackward returns FailedPrecondition.
     explicit Join(DistributedDataParallel& model, JoinOptions options = {}) : model_(model) {
       model_.BeginJoin(std::move(options));
     }

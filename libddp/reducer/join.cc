@@ -61,6 +61,8 @@ void Model::SetScale() {
 
 void Model::BeginJoin(JoinOptions options) {
   std::lock_guard<std::mutex> lock(mutex_);
+  // The step has begun without a meeting, so nobody would know its divisor.
+  if (in_step_ && reducing_) return Misused("a Join begun in the middle of a step; begin it after FinishBackward");
   join_ = std::move(options);
   join_over_ = false;
   last_active_ = 0;

@@ -296,6 +296,25 @@ TEST_CASE("a Join that is left without Finish ends the others with a reason") {
   });
 }
 
+TEST_CASE("a Join begun in the middle of a step is refused, also if only one rank does that") {
+  for (const bool all : {true, false}) {
+    INFO(all);
+    RunOnRanks([all](Rank& rank) {
+      const Model model = Make(rank, MakeParameters({100, 30}));
+      CheckJoin(rank, *model, false);  // leaves notes that are not of the next step
+      rank.Meet();
+      const bool early = all || rank.rank() == 0;
+      if (early) Announce(rank, *model, {1}, 0);
+      Join join(*model);
+      Announce(rank, *model, early ? std::vector<size_t>{0} : std::vector<size_t>{1, 0}, 0);
+      const absl::Status status = model->FinishBackward();
+      const bool own = all || rank.rank() == 0;
+      RANK_CHECK_STATUS(status, own ? StatusCode::kFailedPrecondition : StatusCode::kAborted,
+                        "a Join begun in the middle of a step");
+    });
+  }
+}
+
 TEST_CASE("different options of a Join, or different steps in one, are told") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

@@ -354,24 +354,25 @@ class DDP_EXPORT DistributedDataParallel {
   // After an error that all ranks have had (OutOfRange, a NaN that check_nan found, weights of 0), the Join is over:
   // destroy it before the next step. A step in it is refused (FailedPrecondition).
   // A Join that is destroyed before Finish, or such an error, aborts the group, so that no peer waits for this rank.
+  // One that is over may be destroyed at any time, also when the next one has begun.
   class [[nodiscard]] Join {
    public:
-    // Collective, between steps. Begins the loop. In the middle of a reduced step it begins nothing, and
-    // FinishBackward returns FailedPrecondition.
-    explicit Join(DistributedDataParallel& model, JoinOptions options = {}) : model_(model) {
-      model_.BeginJoin(std::move(options));
-    }
-    ~Join() { model_.LeaveJoin(); }
+    // Collective, between steps. Begins the loop. In the middle of a reduced step, and inside of another Join that is
+    // not over, it begins nothing: the next FinishBackward, and Finish, return FailedPrecondition.
+    explicit Join(DistributedDataParallel& model, JoinOptions options = {})
+        : model_(model), ticket_(model.BeginJoin(std::move(options))) {}
+    ~Join() { model_.LeaveJoin(ticket_); }
     Join(const Join&) = delete;
     Join& operator=(const Join&) = delete;
 
     // Serves the other ranks until all have finished, and then makes the models equal. After a failure of the group,
     // call it again when Rebind has found another. DataLoss, on every rank: the rank with the last model is gone, and
     // all others have a part of it.
-    absl::Status Finish() { return model_.FinishJoin(); }
+    absl::Status Finish() { return model_.FinishJoin(ticket_); }
 
    private:
     DistributedDataParallel& model_;
+    const uint64_t ticket_;
   };
 
   // Times of the last step, and what fraction of the communication was hidden by the backward pass.
@@ -390,9 +391,10 @@ class DDP_EXPORT DistributedDataParallel {
 
  private:
   virtual void ChangeNoSync(int delta) = 0;
-  virtual void BeginJoin(JoinOptions options) = 0;
-  virtual absl::Status FinishJoin() = 0;
-  virtual void LeaveJoin() = 0;
+  // A Join that was refused has the ticket 0. Those of one that is over are stale.
+  virtual uint64_t BeginJoin(JoinOptions options) = 0;
+  virtual absl::Status FinishJoin(uint64_t ticket) = 0;
+  virtual void LeaveJoin(uint64_t ticket) = 0;
 };
 
 }  // namespace ddp

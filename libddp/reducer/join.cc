@@ -59,15 +59,22 @@ void Model::SetScale() {
   reducer_.SetScale(scale, statistics_.steps());
 }
 
-void Model::BeginJoin(JoinOptions options) {
+uint64_t Model::BeginJoin(JoinOptions options) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // The step has begun without a meeting, so nobody would know its divisor.
-  if (in_step_ && reducing_) return Misused("a Join begun in the middle of a step; begin it after FinishBackward");
+  if (join_.has_value() && !join_over_) {
+    Misused("a Join begun inside of another one; call Finish of the first one before");
+    return 0;
+  }
+  if (in_step_ && reducing_) {  // without a meeting: nobody would know its divisor
+    Misused("a Join begun in the middle of a step; begin it after FinishBackward");
+    return 0;
+  }
   join_ = std::move(options);
   join_over_ = false;
   last_active_ = 0;
   result_ = StepNote::kNone;
   last_was_reduced_ = true;  // however the ranks' last passes were
+  return ++join_ticket_;
 }
 
 // Once all ranks have had an error, those that have no more inputs have left.
@@ -79,9 +86,10 @@ absl::Status Model::JoinLasts(absl::string_view call) const {
       "next step"));
 }
 
-void Model::LeaveJoin() {
+void Model::LeaveJoin(uint64_t ticket) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (join_.has_value() && !join_over_ && group_->status().ok()) {
+  if (!join_.has_value() || ticket != join_ticket_) return;  // another one lasts, or none
+  if (!join_over_ && group_->status().ok()) {
     group_->Abort(absl::AbortedError(absl::StrCat("rank ", group_->rank(), " left a Join without Finish")));
   }
   join_.reset();
@@ -89,9 +97,12 @@ void Model::LeaveJoin() {
 
 // Takes part in what the others do until they are through too; then all take the model, and the scale of the loss, of
 // one that went on longest.
-absl::Status Model::FinishJoin() {
+absl::Status Model::FinishJoin(uint64_t ticket) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!join_.has_value()) return absl::FailedPreconditionError("Join::Finish again: this Join is over");
+  if (ticket == 0) return absl::FailedPreconditionError("Join::Finish: this Join was refused when it was begun");
+  if (!join_.has_value() || ticket != join_ticket_) {
+    return absl::FailedPreconditionError("Join::Finish again: this Join is over");
+  }
   if (absl::Status s = JoinLasts("Join::Finish"); !s.ok()) return s;
   if (in_step_) return absl::FailedPreconditionError("Join::Finish in the middle of a step");
   absl::Status status = ShadowOthers(lock);

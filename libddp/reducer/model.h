@@ -76,9 +76,9 @@ class Model final : public DistributedDataParallel {
   static constexpr uint8_t kHeld = 4;   // since the last reduction, and not zeroed since
 
   void ChangeNoSync(int delta) override { no_sync_ += delta; }
-  void BeginJoin(JoinOptions options) override;
-  absl::Status FinishJoin() override;
-  void LeaveJoin() override;
+  uint64_t BeginJoin(JoinOptions options) override;
+  absl::Status FinishJoin(uint64_t ticket) override;
+  void LeaveJoin(uint64_t ticket) override;
 
   // Creation and parameters.
   void Abandon();
@@ -225,6 +225,7 @@ class Model final : public DistributedDataParallel {
   // Unequal ranks.
   std::atomic<double> weight_{1};
   std::optional<JoinOptions> join_;
+  uint64_t join_ticket_ = 0;  // of the last Join
   bool join_over_ = false;
   bool shadowing_ = false;  // this step is one of the others, and this rank through
   StepNote::Result result_ = StepNote::kNone;

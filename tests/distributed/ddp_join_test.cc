@@ -315,6 +315,43 @@ TEST_CASE("a Join begun in the middle of a step is refused, also if only one ran
   }
 }
 
+TEST_CASE("a Join that is over may go when the next one has begun") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100}));
+    std::unique_ptr<Join> join;
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      auto next = std::make_unique<Join>(*model);
+      if (join != nullptr) RANK_CHECK_STATUS(join->Finish(), StatusCode::kFailedPrecondition, "this Join is over");
+      join = std::move(next);  // destroys the last one
+      for (int step = 0; step < 1 + rank.rank(); ++step) {
+        Announce(rank, *model, {0}, step);
+        RANK_CHECK_OK(model->FinishBackward());
+      }
+      RANK_CHECK_OK(join->Finish());
+    }
+    CheckStep(rank, *model, {0}, 0);
+  });
+}
+
+TEST_CASE("a Join inside of another one is refused") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100}));
+    Join join(*model);
+    Announce(rank, *model, {0}, 0);
+    RANK_CHECK_OK(model->FinishBackward());
+    rank.Meet();
+    {
+      Join inner(*model);
+      RANK_CHECK_STATUS(inner.Finish(), StatusCode::kFailedPrecondition, "this Join was refused");
+    }
+    RANK_CHECK_OK(rank.group().status());
+    rank.Meet();
+    Announce(rank, *model, {0}, 1);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "a Join begun inside of another one"), status.ToString());
+  });
+}
+
 TEST_CASE("different options of a Join, or different steps in one, are told") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

@@ -109,10 +109,11 @@ absl::Status Model::FinishJoin(uint64_t ticket) {
   if (status.ok()) status = TakeResult(meeting_->giver < 0 ? last_active_ : meeting_->giver);
   // After the failure of the group it goes on once Rebind has found another.
   join_over_ |= agreed_failure_;
-  if (status.ok()) {
-    join_.reset();  // steps are as without it
+  if (status.ok() || join_over_) {  // an accumulation that this cuts off is over, too
+    ForgetPasses();
     last_was_reduced_ = true;
   }
+  if (status.ok()) join_.reset();  // steps are as without it
   agreed_failure_ = false;
   meeting_.reset();
   return status;

@@ -135,6 +135,7 @@ class Model final : public DistributedDataParallel {
   absl::Status Capturable() const;
   // Reduced steps, with the replays that have ended by now. Other ranks may know of another number.
   int64_t StepsSoFar() const { return statistics_.steps() + graph_steps_.replays(); }
+  void ForgetPasses();
   absl::Status EndReduction();
   void EndStep();
   bool ReplanDue() const;

@@ -298,6 +298,12 @@ void Model::Record(MeasuredStep step) {
   statistics_.Record(std::move(step.buckets), step.exposed_ns);
 }
 
+// The next pass is the first one of a new accumulation.
+void Model::ForgetPasses() {
+  for (size_t i = 0; i < all_.size(); ++i) announced_[i].store(0, std::memory_order_relaxed);
+  for (Trained& trained : all_) trained.given = false;
+}
+
 // What a reduced step leaves to the next ones.
 absl::Status Model::EndReduction() {
   if (capturing_) return absl::OkStatus();  // the plan stays: all ranks have to make a new one after the same step
@@ -307,13 +313,11 @@ absl::Status Model::EndReduction() {
 }
 
 void Model::EndStep() {
-  const uint8_t keep = reducing_ ? 0 : kSince | kHeld;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    announced_[i].store(announced_[i].load(std::memory_order_relaxed) & keep, std::memory_order_relaxed);
-  }
   if (reducing_) {
     reducer_.End();
-    for (Trained& trained : all_) trained.given = false;
+    ForgetPasses();
+  } else {
+    for (size_t i = 0; i < all_.size(); ++i) announced_[i].fetch_and(kSince | kHeld, std::memory_order_relaxed);
   }
   left_out_.clear();
   kept_.clear();

@@ -227,5 +227,40 @@ TEST_CASE("an accumulation that a Join cut off does not reach into the next one"
   });
 }
 
+// Rank 0 ends its first Join in the middle of an accumulation, behind the others' last step or by an error of all.
+TEST_CASE("what was announced before a Join cut an accumulation off is not announced in the next one") {
+  for (const bool early : {false, true}) {
+    INFO(early);
+    RunOnRanks([early](Rank& rank) {
+      if (early && rank.size() == 1) return;
+      DdpOptions options;
+      options.unused = UnusedParameters::kDetect;
+      const Model model = Make(rank, MakeParameters({4, 4}), options);
+      {
+        JoinOptions join_options;
+        join_options.throw_on_early = early;
+        Join join(*model, join_options);
+        CheckStep(rank, *model, {1, 0}, 0);
+        if (rank.rank() == 0) {
+          const DistributedDataParallel::NoSync local(*model);
+          Announce(rank, *model, {1, 0}, 7);
+          RANK_CHECK_OK(model->FinishBackward());
+        }
+        const bool goes_on = early && rank.rank() != 0;
+        if (goes_on) Announce(rank, *model, {1, 0}, 1);
+        const absl::Status status = goes_on ? model->FinishBackward() : join.Finish();
+        RANK_CHECK(status.code() == (early ? StatusCode::kOutOfRange : StatusCode::kOk), status.ToString());
+      }
+      Join join(*model);
+      Announce(rank, *model, {1}, 1);
+      Fill(model->grad(0), 5);
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradient(rank, *model, 1, [&](size_t p, size_t i) { return Average(rank.size(), p, i, 1); });
+      CheckGradient(rank, *model, 0, [](size_t, size_t) { return 5; });  // nobody used it
+      RANK_CHECK_OK(join.Finish());
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ddp::testing

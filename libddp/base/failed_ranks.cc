@@ -34,6 +34,10 @@ absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed)
   return error;
 }
 
+absl::Status WithRanksOf(const absl::Status& group, const absl::Status& error) {
+  return WithPackedFailedRanks(absl::Status(error.code(), error.message()), PackFailedRanks(group));
+}
+
 absl::Status NameRank(int rank, absl::string_view call, absl::Status error) {
   if (error.ok() || absl::StartsWith(error.message(), "rank")) return error;
   return WithPackedFailedRanks(

@@ -24,6 +24,10 @@ absl::Status WithPackedFailedRanks(absl::Status error, absl::string_view packed)
 // `error` with the rank and the call that it comes from, if its text names no rank yet: "rank 1: FinishBackward: ...".
 absl::Status NameRank(int rank, absl::string_view call, absl::Status error);
 
+// `error`, of code that may number ranks in another way than the group with this status: it blames those that `group`
+// does.
+absl::Status WithRanksOf(const absl::Status& group, const absl::Status& error);
+
 // No group is larger.
 inline constexpr int kMaxRanks = 1 << 16;
 

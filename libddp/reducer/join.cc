@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/grad_scaler.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/spin.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
@@ -145,6 +146,7 @@ absl::Status Model::ShadowOthers(std::unique_lock<std::mutex>& lock) {
         lock.unlock();  // it may call the model
         status = join_->on_shadowed_step();
         lock.lock();
+        if (!status.ok()) status = Named("on_shadowed_step", WithRanksOf(group_->status(), status));
         if (!status.ok()) GiveUp(status);
       }
     }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/failed_ranks.h"
 #include "libddp/base/log.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/base/spin.h"
@@ -340,19 +341,29 @@ absl::Status Reducer::TellTimer(size_t b) {
   return step_timer_->Done(b, bucket.times, bucket.works.back());
 }
 
+std::string Reducer::Where(const BucketState& bucket) const {
+  return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": hook ",
+                      hook_->name());
+}
+
+// Says whose error it is. It may be of a group of the hook's own, which has other numbers for its ranks.
+absl::Status Reducer::OfHook(const BucketState& bucket, const absl::Status& error) const {
+  if (error.ok()) return error;
+  const absl::Status group = group_->status();
+  if (!group.ok()) return WithRanksOf(group, error);
+  return absl::Status(error.code(), absl::StrCat(Where(bucket), ": ", error.message()));
+}
+
 // Calls a hook; turns an exception into a status, and says whose error it is.
 template <typename Fn>
 auto Reducer::Call(const BucketState& bucket, Fn&& fn) -> decltype(fn()) {
-  const auto where = [&] {
-    return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": hook ",
-                        hook_->name());
-  };
-  return WithoutExceptions(where, [&]() -> decltype(fn()) {
-    auto result = fn();
-    const absl::Status status = StatusOf(result);
-    if (status.ok() || !group_->status().ok()) return result;
-    return absl::Status(status.code(), absl::StrCat(where(), ": ", status.message()));
-  });
+  return WithoutExceptions([&] { return Where(bucket); },
+                           [&]() -> decltype(fn()) {
+                             auto result = fn();
+                             const absl::Status status = StatusOf(result);
+                             if (status.ok()) return result;
+                             return OfHook(bucket, status);
+                           });
 }
 
 void Reducer::StartRound(BucketState& bucket) {
@@ -375,7 +386,7 @@ absl::Status Reducer::Collect(BucketState& bucket, Stream stream) {
   bucket.times.done_ns = (ended_ns == 0 ? NowNs() : ended_ns) - begin_ns_;
   // A GPU's are kept: they say when all is over.
   if (!streams_.on_gpu()) bucket.works.clear();
-  return first;
+  return hook_ == nullptr ? first : OfHook(bucket, first);
 }
 
 void Reducer::Complete(BucketState& bucket, Stream stream) {

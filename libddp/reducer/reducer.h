@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,8 @@ class Reducer {
   void StartRound(BucketState& bucket);
   absl::Status Collect(BucketState& bucket, Stream stream);
   void Complete(BucketState& bucket, Stream stream);
+  std::string Where(const BucketState& bucket) const;
+  absl::Status OfHook(const BucketState& bucket, const absl::Status& error) const;
   template <typename Fn>
   auto Call(const BucketState& bucket, Fn&& fn) -> decltype(fn());
 

@@ -16,8 +16,10 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/distributed_data_parallel.h"
+#include "libddp/base/failed_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_model.h"
+#include "tests/support/forwarding_group.h"
 
 namespace ddp::testing {
 namespace {
@@ -231,6 +233,41 @@ TEST_CASE("a hook that fails or throws on one rank ends the step with its cause 
       if (rank.rank() != last) RANK_CHECK(status.code() == StatusCode::kAborted, status.ToString());
     });
   }
+}
+
+// Its operation ends as one of a group of the hook's own does that has failed.
+class OwnGroupHook final : public CommHook {
+ public:
+  explicit OwnGroupHook(bool fails) : fails_(fails) {}
+  std::string name() const override { return "own_group"; }
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+    if (fails_) return Work(new Failed);
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
+  }
+
+ private:
+  class Failed final : public TestWork {
+   public:
+    bool Done() const override { return false; }
+    absl::Status Wait(absl::Time) override {
+      return WithFailedRanks(absl::UnavailableError("rank 0 of the other group is gone"), {0});
+    }
+  };
+  const bool fails_;
+};
+
+TEST_CASE("the failure of a hook's own group names the step and the hook, and blames no rank by its number there") {
+  RunOnRanks([](Rank& rank) {
+    const int last = rank.size() - 1;
+    DdpOptions options;
+    options.hook = std::make_shared<OwnGroupHook>(rank.rank() == last);
+    const Model model = Make(rank, MakeParameters({100}), options);
+    Announce(rank, *model, {0}, 0);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK_STATUS(status, rank.rank() == last ? StatusCode::kUnavailable : StatusCode::kAborted,
+                      absl::StrCat("rank ", last, ": step 1, bucket 0: hook own_group: rank 0 of the other group"));
+    RANK_CHECK(FailedRanks(status).empty(), status.ToString());
+  });
 }
 
 TEST_CASE("a hook that cannot prepare on one rank is an error of Create on every rank, and the group goes on") {

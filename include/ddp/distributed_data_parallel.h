@@ -104,7 +104,8 @@ struct DdpOptions {
   UnusedParameters unused = UnusedParameters::kError;
 
   // Promises that each rank uses the same parameters in every step as in its first. The first step detects the unused
-  // ones, like kDetect. Later steps have no cost for it, and a step that differs ends with an error.
+  // ones, like kDetect. Later steps have no cost for it, and a step that differs ends with an error. In a Join, all
+  // steps up to the first one that every rank takes detect them.
   bool static_graph = false;
 
   // The program, for example a framework, owns the gradients. It passes them as Parameter::grad, or calls SetGrad

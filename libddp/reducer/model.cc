@@ -112,7 +112,7 @@ absl::Status Model::Take(std::vector<Trained> all, absl::Span<const uint8_t> ann
 }
 
 Model::Former Model::KeepList() const {
-  Former former = {*memory_, all_, {}, roles_, {}, static_known_, static_known_here_, steps_of_list_};
+  Former former = {*memory_, all_, {}, roles_, {}, static_known_, steps_of_list_};
   for (size_t i = 0; i < all_.size(); ++i) former.announced.push_back(announced_[i].load(std::memory_order_relaxed));
   for (const Bucket& b : reducer_.plan()) former.order.insert(former.order.end(), b.items.begin(), b.items.end());
   return former;
@@ -125,7 +125,6 @@ absl::Status Model::GoBack(Former former, absl::Status why) {
   absl::Status back = Take(std::move(former.all), former.announced);
   roles_ = std::move(former.roles);
   static_known_ = former.static_known;
-  static_known_here_ = former.static_known_here;
   steps_of_list_ = former.steps_of_list;
   if (back.ok()) back = Plan(former.order);
   if (!back.ok()) GiveUp(back);  // on all ranks
@@ -136,7 +135,7 @@ absl::Status Model::GoBack(Former former, absl::Status why) {
 absl::Status Model::PlanAfresh() {
   roles_.clear();
   for (const Trained& t : all_) roles_.push_back(t.parameter.frozen ? Role::kFrozen : Role::kTrained);
-  static_known_ = static_known_here_ = false;
+  static_known_ = false;
   steps_of_list_ = 0;
   std::vector<size_t> order;
   for (size_t i = all_.size(); i-- > 0;) {

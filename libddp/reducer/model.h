@@ -93,7 +93,7 @@ class Model final : public DistributedDataParallel {
     std::vector<uint8_t> announced;
     std::vector<Role> roles;
     std::vector<size_t> order;  // of the buckets' items
-    bool static_known, static_known_here;
+    bool static_known;
     int64_t steps_of_list;
   };
   Former KeepList() const;
@@ -215,8 +215,7 @@ class Model final : public DistributedDataParallel {
   std::vector<std::optional<StreamArray>> kept_;  // what their gradients were, if those are the library's
   std::vector<uint8_t> used_map_;                 // by parameter: some rank used it
   Work used_work_;
-  bool static_known_ = false;       // all ranks know what no rank uses
-  bool static_known_here_ = false;  // and this rank what it does not use itself
+  bool static_known_ = false;  // all ranks know what each of them uses
 
   // Replicas.
   ReplicaCheck replicas_;

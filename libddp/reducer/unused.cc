@@ -27,7 +27,7 @@ absl::Status Model::Settle(Stream stream) {
     Arrive(i);
   }
   if (missing.empty()) return absl::OkStatus();
-  if (!MayBeUnused() || static_known_here_) return MissingError(missing);
+  if (!Detecting()) return MissingError(missing);
   for (const size_t i : missing) {
     if (absl::Status s = LeaveOut(i, stream); !s.ok()) return s;
   }
@@ -58,14 +58,12 @@ absl::Status Model::MissingError(absl::Span<const size_t> missing) const {
 }
 
 // A contribution of zeros. The reduction may lie over the gradient itself, so what it was is kept for the case that
-// nobody used it. In a static graph that others know already, somebody does.
+// nobody used it.
 absl::Status Model::LeaveOut(size_t index, Stream stream) {
   const Trained& trained = all_[index];
   left_out_.push_back(index);
   kept_.emplace_back();
-  if (!Detecting()) {
-    if (absl::Status s = UseStandIn(index); !s.ok()) return s;
-  } else if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
+  if (trained.slot.count > 0 && trained.slot.data == trained.parameter.grad.data) {
     absl::StatusOr<StreamArray> copy = StreamArray::Make(trained.slot.count, trained.slot.dtype, stream);
     if (!copy.ok()) return copy.status();
     if (absl::Status s = CopyScaled(trained.slot, copy->span(), 1, stream); !s.ok()) return s;
@@ -114,24 +112,18 @@ void Model::WarnOfUnused() const {
           "read them take the ranks apart");
 }
 
-// After the first step of a static graph. Returns whether there are parameters that need no bucket any more.
+// After the first step of a static graph that all ranks have taken: one without inputs may use what the others do not.
+// Returns whether there are parameters that need no bucket any more.
 bool Model::RecordStaticGraph() {
-  if (!options_.static_graph) return false;
+  if (!options_.static_graph || static_known_) return false;
+  if (meeting_.has_value() && meeting_->active < group_->size()) return false;
+  static_known_ = true;
   bool fewer = false;
-  if (!static_known_) {
-    static_known_ = true;
-    for (size_t i = 0; i < all_.size(); ++i) {
-      if (roles_[i] != Role::kTrained || used_map_[i] != 0) continue;
-      roles_[i] = Role::kUnused;
-      fewer = true;
-    }
-  }
-  // A rank that only shadowed the others' first steps learns in its own first one what it uses itself.
-  if (!static_known_here_ && !shadowing_) {
-    static_known_here_ = true;
-    for (const size_t i : left_out_) {
-      if (roles_[i] == Role::kTrained) roles_[i] = Role::kIdle;
-    }
+  for (const size_t i : left_out_) roles_[i] = Role::kIdle;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (roles_[i] == Role::kFrozen || used_map_[i] != 0) continue;
+    roles_[i] = Role::kUnused;
+    fewer = true;
   }
   return fewer;
 }

@@ -338,6 +338,46 @@ TEST_CASE("a rank that learns late that it does not use a parameter of a static 
   });
 }
 
+// In the first Join only rank 0 takes steps, without layer0, which the others use in theirs.
+TEST_CASE("a static graph knows what a rank uses whose first step comes late") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.static_graph = true;
+    const Model model = Make(rank, MakeParameters({40, 40, 40}), options);
+    const auto uses = [](int r, size_t p) { return p == 1 || (p == 0 && r != 0); };  // nobody uses layer2
+    const auto announce = [&](int step) {
+      for (size_t p = model->size(); p-- > 0;) {
+        if (uses(rank.rank(), p)) Announce(rank, *model, {p}, step);
+      }
+    };
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      for (const size_t p : {size_t{0}, size_t{2}}) Fill(model->grad(p), 77);
+      DistributedDataParallel::Join join(*model);
+      for (int step = 0; step < (epoch > 0 || rank.rank() == 0 ? 3 : 0); ++step) {
+        announce(step);
+        RANK_CHECK_OK(model->FinishBackward());
+        if (epoch == 0) continue;
+        for (size_t p = 0; p < 2 && rank.size() > 1; ++p) {
+          CheckGradient(rank, *model, p, [&](size_t, size_t i) {
+            double sum = 0;
+            for (int r = 0; r < rank.size(); ++r) sum += uses(r, p) ? Gradient(r, p, i, step) : 0;
+            return sum / rank.size();
+          });
+        }
+      }
+      RANK_CHECK_OK(join.Finish());
+      if (epoch == 0 && rank.rank() != 0) continue;  // was through all the time
+      CheckGradient(rank, *model, 2, [](size_t, size_t) { return 77; });
+      if (epoch == 0) CheckGradient(rank, *model, 0, [](size_t, size_t) { return 77; });
+    }
+    // From then on a step that differs is an error.
+    rank.Meet();
+    Announce(rank, *model, {1, 2}, 0);
+    const absl::Status status = model->FinishBackward();
+    RANK_CHECK(absl::StrContains(status.message(), "'layer2.weight' was announced, but"), status.ToString());
+  });
+}
+
 TEST_CASE("a gradient announced without SetGrad in its step is named") {
   RunOnRanks([](Rank& rank) {
     DdpOptions options;

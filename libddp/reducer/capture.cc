@@ -34,8 +34,8 @@ absl::Status Model::Capturable() const {
       return refuse("buffer '", buffer.name, "' is on the CPU");
     }
   }
-  const absl::Status hook = options_.hook == nullptr ? absl::OkStatus() : options_.hook->CanCapture();
-  return hook.ok() ? hook : refuse("hook ", options_.hook->name(), ": ", hook.message());
+  const absl::Status hook = reducer_.CanCapture();
+  return hook.ok() ? hook : refuse(hook.message());
 }
 
 }  // namespace ddp

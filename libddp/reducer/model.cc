@@ -323,7 +323,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
         "rank ", group_->rank(), ": Rebind in the middle of a step; call it after FinishBackward has returned"));
   }
   replicas_.Reset();
-  reducer_.Rebind(&group);
+  const absl::Status reset = reducer_.Rebind(&group);
   group_ = &group;
   watched_.clear();
   notes_.resize(static_cast<size_t>(group.size()));
@@ -333,7 +333,7 @@ absl::Status Model::Rebind(ProcessGroup& group) {
     if (t.value_owned) given.back().value.data = nullptr;
     given.back().grad = GivenGradient(t);
   }
-  if (absl::Status s = VerifyModel(group, given, options_); !s.ok()) return s;
+  if (absl::Status s = VerifyModel(group, given, options_, reset); !s.ok()) return s;
   if (absl::Status s = memory_->Register(group, all_); !s.ok()) return s;
   // The last step may have succeeded on some ranks only, and so may what it taught them. From here on all do the same.
   int64_t steps = StepsSoFar();

@@ -2,7 +2,6 @@
 #include "libddp/reducer/reducer.h"
 
 #include <algorithm>
-#include <exception>
 #include <string>
 #include <utility>
 
@@ -14,24 +13,13 @@
 #include "libddp/comm/base/exchange.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/reducer/layout.h"
+#include "libddp/reducer/without_exceptions.h"
 
 namespace ddp {
 namespace {
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
 absl::Status StatusOf(const Work& work) { return work.call_status(); }
-
-// What fn() returns, or what it threw as an error. where(): whose code it is.
-template <typename Where, typename Fn>
-auto WithoutExceptions(const Where& where, Fn&& fn) -> decltype(fn()) {
-  try {
-    return fn();
-  } catch (const std::exception& e) {
-    return absl::UnknownError(absl::StrCat(where(), " threw: ", e.what()));
-  } catch (...) {
-    return absl::UnknownError(absl::StrCat(where(), " threw something that is no std::exception"));
-  }
-}
 
 // What of a bucket's array belongs to no gradient.
 std::vector<Buffer> GapsOf(const GradBucket& view) {
@@ -124,14 +112,28 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     bucket->gaps = GapsOf(view);
     views.push_back(view);
   }
-  const auto where = [this] { return absl::StrCat("hook ", hook_->name()); };
-  return Agree(*group_, WithoutExceptions(where, [&] { return hook_->Prepare(*group_, views); }));
+  return Agree(*group_, WithoutExceptions([this] { return hook_name_; },
+                                          [&] {
+                                            hook_name_ = absl::StrCat("hook ", hook_->name());
+                                            rounds_ = hook_->rounds();
+                                            return hook_->Prepare(*group_, views);
+                                          }));
+}
+
+absl::Status Reducer::CanCapture() const {
+  if (hook_ == nullptr) return absl::OkStatus();
+  return WithoutExceptions([this] { return hook_name_; },
+                           [this] {
+                             const absl::Status status = hook_->CanCapture();
+                             if (status.ok()) return status;
+                             return absl::Status(status.code(), absl::StrCat(hook_name_, ": ", status.message()));
+                           });
 }
 
 // Graphs work in it.
 void Reducer::KeepPacked() { kept_.push_back(std::exchange(packed_, Scratch())); }
 
-void Reducer::Rebind(ProcessGroup* group) {
+absl::Status Reducer::Rebind(ProcessGroup* group) {
   Drain().IgnoreError();  // of the earlier group
   group_ = group;
   if (captured_) {
@@ -139,7 +141,12 @@ void Reducer::Rebind(ProcessGroup* group) {
   } else {
     packed_ = Scratch();
   }
-  if (hook_ != nullptr) hook_->Reset();
+  if (hook_ == nullptr) return absl::OkStatus();
+  return WithoutExceptions([this] { return hook_name_; },
+                           [this] {
+                             hook_->Reset();
+                             return absl::OkStatus();
+                           });
 }
 
 // --- the step -------------------------------------------------------------------------------------------------------
@@ -163,7 +170,7 @@ void Reducer::SetScale(const StepScale& scale, int64_t step) {
 }
 
 bool Reducer::InRounds() const {
-  return hook_ != nullptr && launched() > 0 && buckets_[launched() - 1]->round < hook_->rounds();
+  return hook_ != nullptr && launched() > 0 && buckets_[launched() - 1]->round < rounds_;
 }
 
 // Buckets are launched in the order of the plan, and one has begun all its operations before the next begins any, so
@@ -342,8 +349,7 @@ absl::Status Reducer::TellTimer(size_t b) {
 }
 
 std::string Reducer::Where(const BucketState& bucket) const {
-  return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": hook ",
-                      hook_->name());
+  return absl::StrCat("rank ", group_->rank(), ": step ", step_ + 1, ", bucket ", bucket.view.index, ": ", hook_name_);
 }
 
 // Says whose error it is. It may be of a group of the hook's own, which has other numbers for its ranks.

@@ -60,8 +60,9 @@ class Reducer {
   // Collective, between steps. Groups the gradients listed in `order`, the order in which they are expected.
   absl::Status Plan(const std::vector<Trained>& all, absl::Span<const size_t> order, const ModelMemory& memory,
                     const Caps& caps);
-  // Between steps: goes on in another group, and needs a plan there first.
-  void Rebind(ProcessGroup* group);
+  // Between steps: goes on in another group, and needs a plan there first. The error is the hook's.
+  absl::Status Rebind(ProcessGroup* group);
+  absl::Status CanCapture() const;  // says what the hook has against it
   const std::vector<Bucket>& plan() const { return plan_; }
 
   // --- One step: Begin; CountDown and Ready for every gradient; SetScale; Advance now and then; IssueAll and WaitAll;
@@ -135,6 +136,8 @@ class Reducer {
 
   ProcessGroup* group_;
   const std::shared_ptr<CommHook> hook_;
+  std::string hook_name_ = "the hook";  // as it said when the plan was made; it may throw
+  int rounds_ = 1;                      // as well
   uint32_t* const nonfinite_;
   GradStreams& streams_;
   const OnBucket copy_in_, inspect_;

@@ -14,6 +14,7 @@
 #include "ddp/collectives.h"
 #include "libddp/base/exact_text.h"
 #include "libddp/comm/base/internal_group.h"
+#include "libddp/reducer/without_exceptions.h"
 
 namespace ddp {
 namespace {
@@ -146,7 +147,13 @@ std::string Describe(const Parameter& p) {
 
 std::string BytesText(size_t bytes) { return bytes == DdpOptions::kAutoBucketBytes ? "auto" : absl::StrCat(bytes); }
 
-std::vector<std::string> DescribeOptions(const DdpOptions& o) {
+absl::StatusOr<std::string> NameOf(CommHook* hook) {
+  if (hook == nullptr) return "none";
+  return WithoutExceptions([] { return "DdpOptions: name() of the hook"; },
+                           [&]() -> absl::StatusOr<std::string> { return hook->name(); });
+}
+
+std::vector<std::string> DescribeOptions(const DdpOptions& o, const std::string& hook) {
   return {absl::StrCat("bucket_bytes=", BytesText(o.bucket_bytes)),
           absl::StrCat("first_bucket_bytes=", o.first_bucket_bytes),
           absl::StrCat("piece_bytes=", o.piece_bytes),
@@ -163,12 +170,12 @@ std::vector<std::string> DescribeOptions(const DdpOptions& o) {
           absl::StrCat("broadcast_buffers=", o.broadcast_buffers),
           absl::StrCat("check_replicas=", o.check_replicas.value_or(0)),
           absl::StrCat("check_nan=", o.check_nan),
-          absl::StrCat("hook=", o.hook == nullptr ? "none" : o.hook->name())};
+          absl::StrCat("hook=", hook)};
 }
 
 // What has to be equal, one section a blank line: options, parameters, buffers; one line for each. Names have no line
 // ends.
-std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptions& options) {
+std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptions& options, const std::string& hook) {
   std::vector<std::string> tensors, buffers;
   tensors.reserve(parameters.size());
   for (const Parameter& p : parameters) tensors.push_back(Describe(p));
@@ -176,7 +183,7 @@ std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptio
     buffers.push_back(absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count,
                                    " elements", b.replicated ? ", replicated" : "", OnGpu(b.data)));
   }
-  return absl::StrCat(absl::StrJoin(DescribeOptions(options), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
+  return absl::StrCat(absl::StrJoin(DescribeOptions(options, hook), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
                       absl::StrJoin(buffers, "\n"));
 }
 
@@ -209,11 +216,13 @@ absl::Status FirstDifference(int rank, absl::string_view zero, absl::string_view
 
 absl::Status Verify(ProcessGroup& group, const std::vector<Parameter>& parameters, const DdpOptions& options,
                     const absl::Status& mine) {
-  absl::Status alone = mine.ok() ? CheckAlone(group, parameters, options)
-                                 : absl::Status(mine.code(), absl::StrCat("rank ", group.rank(), ": ", mine.message()));
+  const absl::StatusOr<std::string> hook = NameOf(options.hook.get());
+  absl::Status alone = mine.ok() ? hook.status() : mine;
+  alone = alone.ok() ? CheckAlone(group, parameters, options)
+                     : absl::Status(alone.code(), absl::StrCat("rank ", group.rank(), ": ", alone.message()));
   // A rank with a mistake of its own sends that instead, marked by a character that no fingerprint begins with.
   absl::StatusOr<std::vector<std::string>> all =
-      GatherStrings(group, alone.ok() ? Fingerprint(parameters, options) : absl::StrCat("!", alone.message()));
+      GatherStrings(group, alone.ok() ? Fingerprint(parameters, options, *hook) : absl::StrCat("!", alone.message()));
   if (!all.ok()) return all.status();
   if (!alone.ok()) return alone;
   for (const std::string& text : *all) {

@@ -235,6 +235,59 @@ TEST_CASE("a hook that fails or throws on one rank ends the step with its cause 
   }
 }
 
+// One of the calls that return no status throws on this rank.
+class ThrowingHook final : public CommHook {
+ public:
+  enum class Where { kNowhere, kName, kRounds, kReset };
+  explicit ThrowingHook(Where where) : where_(where) {}
+  std::string name() const override {
+    ThrowIf(Where::kName);
+    return "throwing";
+  }
+  int rounds() const override {
+    ThrowIf(Where::kRounds);
+    return 1;
+  }
+  void Reset() override {
+    const Where where = std::exchange(where_, Where::kNowhere);  // once
+    if (where == Where::kReset) throw std::runtime_error("the codebook is lost");
+  }
+  Work Start(ProcessGroup& group, const GradBucket& bucket, int) override {
+    return group.AllReduce(bucket.buffer, bucket.buffer, bucket.reduce);
+  }
+
+ private:
+  void ThrowIf(Where where) const {
+    if (where_ == where) throw std::runtime_error("the codebook is lost");
+  }
+  Where where_;
+};
+
+TEST_CASE("name(), rounds() and Reset() of a hook that throw on one rank are an error of the call on every rank") {
+  using Where = ThrowingHook::Where;
+  for (const Where where : {Where::kName, Where::kRounds, Where::kReset}) {
+    RunOnRanks([&](Rank& rank) {
+      const int last = rank.size() - 1;
+      const auto other = RANK_VALUE(rank.group().Split(0, rank.rank()));
+      DdpOptions options;
+      options.hook = std::make_shared<ThrowingHook>(rank.rank() == last ? where : Where::kNowhere);
+      auto model = DistributedDataParallel::Create(rank.group(), MakeParameters({100}), options);
+      const absl::Status status = model.ok() ? (*model)->Rebind(*other) : model.status();
+      RANK_CHECK_EQ(model.ok(), where == Where::kReset);
+      RANK_CHECK(!status.ok());
+      for (const std::string& part : {absl::StrCat("rank ", last), std::string("threw: the codebook is lost")}) {
+        RANK_CHECK(absl::StrContains(status.message(), part), status.ToString());
+      }
+      if (where == Where::kReset) {
+        RANK_CHECK_OK((*model)->Rebind(*other));  // the group works
+        CheckStep(rank, **model, {0}, 0);
+        *model = nullptr;
+      }
+      RANK_CHECK_OK(rank.group().Barrier().Wait());
+    });
+  }
+}
+
 // Its operation ends as one of a group of the hook's own does that has failed.
 class OwnGroupHook final : public CommHook {
  public:

@@ -28,13 +28,12 @@
 #include "absl/time/clock.h"
 #include "ddp/store.h"
 #include "libddp/base/log.h"
+#include "libddp/launch/store_limits.h"
 
 namespace ddp {
 namespace {
 
 constexpr char kMarker[4] = {'d', 'd', 'p', '1'};
-constexpr size_t kMaxKey = size_t{1} << 10;  // also of the run id
-constexpr size_t kMaxValue = size_t{16} << 20;
 constexpr off_t kRunBytes = off_t{1} << 40;  // where the bytes that stand for runs begin
 constexpr off_t kRunBytesCount = off_t{1} << 20;
 constexpr absl::Duration kOpenTimeout = absl::Minutes(1);
@@ -211,9 +210,9 @@ absl::Status FileStore::ClaimRun() {
 
 absl::Status FileStore::Open() {
   pid_ = getpid();
-  if (options_.run_id.size() > kMaxKey) {
+  if (options_.run_id.size() > kMaxStoreKey) {
     return absl::InvalidArgumentError(absl::StrCat("file store '", options_.path, "': the run id has ",
-                                                   options_.run_id.size(), " bytes, more than ", kMaxKey,
+                                                   options_.run_id.size(), " bytes, more than ", kMaxStoreKey,
                                                    "; choose a shorter one"));
   }
   if (absl::Status s = Reopen(); !s.ok()) return s;
@@ -249,11 +248,8 @@ absl::Status FileStore::Open() {
 }
 
 absl::Status FileStore::CheckCall(absl::string_view key, size_t value_size) const {
-  if (key.size() > kMaxKey || value_size > kMaxValue) {
-    return absl::InvalidArgumentError(absl::StrCat("file store '", options_.path, "': a key of ", key.size(),
-                                                   " bytes with a value of ", value_size, " bytes; at most ", kMaxKey,
-                                                   " and ", kMaxValue, " are possible"));
-  }
+  const std::string name = absl::StrCat("file store '", options_.path, "'");
+  if (absl::Status s = CheckStoreLimits(name, key, value_size); !s.ok()) return s;
   // After fork, parent and child share one lock, which then keeps them apart no longer.
   if (getpid() != pid_) {
     return absl::FailedPreconditionError(
@@ -377,8 +373,8 @@ absl::StatusOr<bool> FileStore::ReadRecord(off_t end) {
   if (absl::Status s = ReadAt(read_, reinterpret_cast<char*>(&head), std::min(left, sizeof(head))); !s.ok()) return s;
   if (std::memcmp(head.marker, kMarker, std::min(left, sizeof(kMarker))) != 0) return Foreign("no record starts");
   if (left < sizeof(head)) return false;
-  if (head.kind >= kKinds || head.run_id_size > kMaxKey || head.key_size > kMaxKey || head.value_size > kMaxValue ||
-      (head.kind != kValue && head.value_size != sizeof(int64_t))) {
+  if (head.kind >= kKinds || head.run_id_size > kMaxStoreKey || head.key_size > kMaxStoreKey ||
+      head.value_size > kMaxStoreValue || (head.kind != kValue && head.value_size != sizeof(int64_t))) {
     return Foreign("an impossible record");
   }
   const size_t size = sizeof(head) + head.run_id_size + head.key_size + head.value_size;

@@ -29,11 +29,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "libddp/launch/store_limits.h"
 
 namespace ddp {
 
-inline constexpr size_t kMaxStoreKey = size_t{1} << 10;  // also of the run id
-inline constexpr size_t kMaxStoreValue = size_t{16} << 20;
 // The longest frame before the verdict, and after it.
 inline constexpr size_t kMaxHandshakeFrame = size_t{2} << 10;
 inline constexpr size_t kMaxStoreFrame = kMaxStoreKey + kMaxStoreValue + 16;

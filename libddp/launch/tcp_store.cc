@@ -323,11 +323,7 @@ absl::Status TcpStore::Late(StoreOp op, absl::string_view key) const {
 
 absl::StatusOr<StoreAnswer> TcpStore::Call(StoreOp op, absl::string_view key, absl::string_view value,
                                            absl::Time deadline) {
-  if (key.size() > kMaxStoreKey || value.size() > kMaxStoreValue) {
-    return absl::InvalidArgumentError(absl::StrCat(Where(), ": a key of ", key.size(), " bytes with a value of ",
-                                                   value.size(), " bytes; at most ", kMaxStoreKey, " and ",
-                                                   kMaxStoreValue, " are possible"));
-  }
+  if (absl::Status s = CheckStoreLimits(Where(), key, value.size()); !s.ok()) return s;
   if (getpid() != pid_) {
     return absl::FailedPreconditionError(absl::StrCat(Where(), ": was opened before fork; open one in each process"));
   }

@@ -46,6 +46,15 @@ void CheckContract(const std::function<std::shared_ptr<Store>()>& open) {
   CHECK(b->Get("key", Soon()).value() == bytes);
   CHECK(b->Get(bytes, Soon()).value().empty());
 
+  // Keys and values have bounds.
+  const std::string key(1024, 'k'), value(size_t{16} << 20, 'v');
+  CHECK(a->Set(key, value, Soon()).ok());
+  CHECK(b->Get(key, Soon()).value() == value);
+  CheckStatus(a->Set(key + "k", "", Soon()), absl::StatusCode::kInvalidArgument, {"1025", "1024"});
+  CheckStatus(a->Set("k", value + "v", Soon()), absl::StatusCode::kInvalidArgument, {"16777217", "16777216"});
+  CheckStatus(a->Get(key + "k", Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
+  CheckStatus(a->Add(key + "k", 1, Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
+
   // Counters start at 0, go down too, and are no values.
   CHECK(a->Add("count", 5, Soon()).value() == 5);
   CHECK(b->Add("count", -7, Soon()).value() == -2);

@@ -339,18 +339,6 @@ TEST_CASE("strangers get nothing, are shown out, and keep nobody waiting") {
   CHECK(rank->Add("count", 1, Soon()).value() == 1);
 }
 
-TEST_CASE("keys and values have bounds") {
-  const Place place;
-  const auto server = Open(place.Options(true));
-  const std::string key(1024, 'k');
-  const std::string value(size_t{16} << 20, 'v');
-  CHECK(server->Set(key, value, Soon()).ok());
-  CHECK(Open(place.Options(false))->Get(key, Soon()).value() == value);
-  CheckStatus(server->Set(key + "k", "", Soon()), absl::StatusCode::kInvalidArgument, {"1025", "1024"});
-  CheckStatus(server->Set("k", value + "v", Soon()), absl::StatusCode::kInvalidArgument, {"16777217", "16777216"});
-  CheckStatus(server->Add(key + "k", 1, Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
-}
-
 TEST_CASE("a sum that leaves the range of its numbers comes in again at the other end") {
   const Place place;
   const auto server = Open(place.Options(true));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of ddp/ddp_c.h about groups and their operations.
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -118,7 +119,9 @@ const uint32_t* ddp_group_failed_word(const ddp_group* group) {
 ddp_status ddp_group_set_timeout(ddp_group* group, double timeout) {
   return Guard([&] {
     Arguments a;
-    return a.Need(group, "group").ok() ? group->group->SetTimeout(absl::Seconds(timeout)) : a.status();
+    a.Need(group, "group");
+    if (std::isnan(timeout)) a.Refuse("the time-out must be above 0 s, not ", timeout);  // absl takes it for infinity
+    return a.ok() ? group->group->SetTimeout(absl::Seconds(timeout)) : a.status();
   });
 }
 

@@ -159,6 +159,11 @@ static void test_values(ddp_group* g) {
   OK(ddp_group_set_timeout(g, 50));
   CHECK(ddp_group_timeout(g) == 50);
   FAILS(ddp_group_set_timeout(g, -1), DDP_INVALID_ARGUMENT, "time-out");
+  FAILS(ddp_group_set_timeout(g, NAN), DDP_INVALID_ARGUMENT, "time-out");
+  CHECK(ddp_group_timeout(g) == 50);
+  OK(ddp_group_set_timeout(g, INFINITY));
+  CHECK(ddp_group_timeout(g) == INFINITY);
+  OK(ddp_group_set_timeout(g, 50));
   OK(ddp_group_status(g));
   ddp_memory* memory = NULL;
   ddp_scope* scope = NULL;

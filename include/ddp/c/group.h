@@ -37,8 +37,8 @@ DDP_C_API ddp_status ddp_group_status(const ddp_group* group);
 // On a GPU: a word that kernels can read, 0 until the group fails; it lives as long as the group. NULL on the CPU.
 DDP_C_API const uint32_t* ddp_group_failed_word(const ddp_group* group);
 
-// Sets the time-out, in seconds, above 0, of the operations that begin from now on. Call it on all ranks alike. Error:
-// DDP_INVALID_ARGUMENT.
+// Sets the time-out, in seconds, above 0, of the operations that begin from now on; INFINITY for none. Call it on all
+// ranks alike. Error: DDP_INVALID_ARGUMENT.
 DDP_C_API ddp_status ddp_group_set_timeout(ddp_group* group, double timeout);
 
 // The time-out of the operations that begin now, in seconds; INFINITY without one.

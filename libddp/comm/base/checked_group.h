@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -61,7 +62,10 @@ class CheckedGroup : public InternalGroup {
   void Abort(absl::Status why) override;
   absl::Status SetTimeout(absl::Duration timeout) override;
   const WorldRanks& world_ranks() const final { return world_ranks_; }
-  absl::Duration timeout() const final { return absl::Nanoseconds(timeout_ns_.load(std::memory_order_relaxed)); }
+  absl::Duration timeout() const final {
+    const int64_t ns = timeout_ns_.load(std::memory_order_relaxed);
+    return ns == std::numeric_limits<int64_t>::max() ? absl::InfiniteDuration() : absl::Nanoseconds(ns);
+  }
 
  protected:
   CheckedGroup(absl::Duration timeout, WorldRanks world_ranks)

@@ -122,7 +122,7 @@ void ForgetError() noexcept { ErrorOfThread().status = absl::OkStatus(); }
 absl::Status OfCallback(ddp_status code, const char* what) {
   if (code == DDP_OK) return absl::OkStatus();
   const absl::Status last = ErrorOfThread().status;
-  if (static_cast<ddp_status>(last.code()) == code) return last;
+  if (last.raw_code() == code) return last;
   return absl::Status(static_cast<absl::StatusCode>(code), absl::StrCat(what, " of the program returned ", code));
 }
 
@@ -223,7 +223,8 @@ size_t ddp_failed_ranks(int32_t* ranks, size_t capacity) {
 }
 
 ddp_status ddp_fail(ddp_status code, const char* text) {
-  return Guard([&] { return absl::Status(static_cast<absl::StatusCode>(code), ddp::c::OrEmpty(text)); });
+  Guard([&] { return absl::Status(static_cast<absl::StatusCode>(code), ddp::c::OrEmpty(text)); });
+  return code;  // also one that is none of DDP_OK and the like
 }
 
 int32_t ddp_version(void) { return DDP_VERSION; }

@@ -7,13 +7,14 @@
 
 typedef struct Sgd {
   float value, grad;
-  int steps, fails;
+  int steps;
+  ddp_status fails;
 } Sgd;
 
 static ddp_status sgd_step(void* user, const ddp_step_options* options) {
   Sgd* sgd = user;
   CHECK(options->inv_scale == NULL);
-  if (sgd->fails) return ddp_fail(DDP_ABORTED, "no step today");
+  if (sgd->fails) return ddp_fail(sgd->fails, "no step today");
   sgd->value -= sgd->grad;
   ++sgd->steps;
   return DDP_OK;
@@ -85,8 +86,11 @@ void test_scaler(ddp_group* g) {
   OK(ddp_scaler_get_scale(scaler, &scale));
   CHECK(scale == 4);
   sgd.grad = 1;
-  sgd.fails = 1;
+  sgd.fails = DDP_ABORTED;
   FAILS(ddp_scaler_step(scaler, optimizer, NULL), DDP_ABORTED, "no step today");
+  OK(ddp_scaler_update(scaler, NULL));
+  sgd.fails = 99;
+  FAILS(ddp_scaler_step(scaler, optimizer, NULL), DDP_UNKNOWN, "no step today");
   OK(ddp_scaler_update(scaler, NULL));
   ddp_scaler_state state = {.size = sizeof state};
   OK(ddp_scaler_get_state(scaler, &state));

@@ -34,6 +34,7 @@ static void test_errors(ddp_group* g) {
   CHECK(strcmp(ddp_status_name(DDP_UNAVAILABLE), "Unavailable") == 0);
   CHECK(ddp_version() == DDP_VERSION);
   FAILS(ddp_fail(DDP_DATA_LOSS, "the file is gone"), DDP_DATA_LOSS, "the file is gone");
+  FAILS(ddp_fail(99, "a code of the program's own"), 99, "a code of the program's own");
 
   // A program of a later version, whose struct is larger: zeros there are fine, anything else is not.
   struct {

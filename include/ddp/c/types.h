@@ -53,7 +53,7 @@ DDP_C_API const char* ddp_status_name(ddp_status code);
 DDP_C_API size_t ddp_failed_ranks(int32_t* ranks, size_t capacity);
 
 // Makes an error of the program's own, for callbacks: return ddp_fail(DDP_ABORTED, "the file is gone"). Returns `code`;
-// ddp_error then has the text.
+// ddp_error then has the text. A code that is none of the above becomes DDP_UNKNOWN where the library passes it on.
 DDP_C_API ddp_status ddp_fail(ddp_status code, const char* text);
 
 // DDP_VERSION of the library that runs. Any thread.

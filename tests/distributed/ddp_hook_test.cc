@@ -315,6 +315,7 @@ TEST_CASE("the failure of a hook's own group names the step and the hook, and bl
     DdpOptions options;
     options.hook = std::make_shared<OwnGroupHook>(rank.rank() == last);
     const Model model = Make(rank, MakeParameters({100}), options);
+    rank.Meet();
     Announce(rank, *model, {0}, 0);
     const absl::Status status = model->FinishBackward();
     RANK_CHECK_STATUS(status, rank.rank() == last ? StatusCode::kUnavailable : StatusCode::kAborted,

@@ -15,11 +15,12 @@
 
 namespace ddp {
 
-// A small shared dictionary for rendezvous, never for data. Keys have up to 1 KiB, values up to 16 MiB.
+// A small shared dictionary for rendezvous, never for data. Keys have up to 1 KiB, values up to 16 MiB: else a call
+// returns InvalidArgument.
 //
 // Every call has a deadline. When it passes, the call returns DeadlineExceeded, which names the key. Usually one rank
-// sets a key once and the others read it; setting it again replaces the value. A key has at most 1024 bytes and a value
-// 16 MiB: InvalidArgument. Thread-safe: any thread of any rank may call at any time.
+// sets a key once and the others read it; setting it again replaces the value. Thread-safe: any thread of any rank may
+// call at any time.
 class DDP_EXPORT Store {
  public:
   virtual ~Store() = default;

@@ -71,7 +71,13 @@ class Training {
 };
 
 TEST_CASE("replays are counted as steps, and timed on request") {
-  for (const auto& [size, timed] : {std::pair(1, true), {2, true}, {2, false}}) {
+  const struct {
+    int size;
+    bool timed;
+  } cases[] = {{1, true}, {2, true}, {2, false}};
+  for (const auto& c : cases) {
+    const int size = c.size;
+    const bool timed = c.timed;
     Job job(size);
     std::atomic<int> clock{0};
     job.gpus.elapsed_us = [&] { return ++clock; };

@@ -6,15 +6,8 @@
 set -euo pipefail
 doctor=$1
 shift
-folder=$(mktemp -d)
-trap 'rm -rf -- "$folder"' EXIT
-cd "$folder"
-
-fail() {
-  printf '%s\n' "$*" >&2
-  cat out err >&2
-  exit 1
-}
+# shellcheck source-path=SCRIPTDIR source=../support/in_folder.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/in_folder.sh"
 
 # run CODE COMMAND...: it ends with CODE, or with 0 or 1 where that depends on the machine (CODE is "any").
 run() {

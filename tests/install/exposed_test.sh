@@ -6,14 +6,8 @@
 set -u
 program=$1
 shift
-folder=$(mktemp -d)
-trap 'rm -rf -- "$folder"' EXIT
-cd "$folder" || exit 1
-failed=0
-fail() {
-  printf '%s\n' "$*"
-  failed=1
-}
+# shellcheck source-path=SCRIPTDIR source=../support/in_folder.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/in_folder.sh"
 
 # refused FLAG TEXT: it ends with 2 and says TEXT.
 refused() {
@@ -82,4 +76,3 @@ if ((${#mpirun[@]} > 0)); then
   apart "rank 1 has --modes=none,end, rank 0 has --modes=none,overlap,end; give all ranks the same flags" bash -c "$different" "$program"
   apart "--modes=no_ddp,overlap: no_ddp is for one rank; with several, none reduces nothing" "$program" --modes=no_ddp,overlap
 fi
-exit "$failed"

@@ -7,15 +7,8 @@
 set -u
 program=$1
 shift
-folder=$(mktemp -d)
-trap 'rm -rf -- "$folder"' EXIT
-cd "$folder" || exit 1
-failed=0
-fail() {
-  printf '%s\n' "$*"
-  cat out err
-  failed=1
-}
+# shellcheck source-path=SCRIPTDIR source=../support/in_folder.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/in_folder.sh"
 
 # An empty variable is as none: one host is one node.
 DDP_NODE_SIZE='' timeout 60 "$@" 2 "$program" 1024 >out 2>err </dev/null && fail "one node is enough"
@@ -27,4 +20,3 @@ if DDP_NODE_SIZE=1 timeout 100 "$@" 2 "$program" 4096 >out 2>err </dev/null; the
 else
   grep -q "^internode_bench: 1 MiB took no longer than 8 bytes" err || fail "no reason"
 fi
-exit "$failed"

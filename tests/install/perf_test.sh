@@ -6,14 +6,8 @@
 set -u
 program=$1
 shift
-folder=$(mktemp -d)
-trap 'rm -rf -- "$folder"' EXIT
-cd "$folder" || exit 1
-failed=0
-fail() {
-  printf '%s\n' "$*"
-  failed=1
-}
+# shellcheck source-path=SCRIPTDIR source=../support/in_folder.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/in_folder.sh"
 
 # refused FLAGS... TEXT: it ends with 2, or 1 where the number of ranks counts, and says TEXT.
 refused() {
@@ -99,4 +93,3 @@ if ((${#mpirun[@]} > 0)); then
   ranks 2 $((2 * 2)) -b 4K -e 8K -i 4K --fresh -c 2 --ordinary
   ranks 3 20 --collectives=all --sizes=4 -r 2 -m 3 --peer
 fi
-exit "$failed"

@@ -28,8 +28,11 @@ class Scratch {
     if (bytes == 0 || (group_ == &group && bytes <= memory_.bytes())) return absl::OkStatus();
     absl::StatusOr<Allocation> memory = group.Allocate(bytes, device);
     if (!memory.ok()) return memory.status();
-    if (group_ != &group) kept_.clear();
-    if (group_ == &group && device.kind != Device::Kind::kCpu) kept_.push_back(std::move(memory_));
+    if (group_ != &group) {
+      kept_.clear();
+    } else if (device.kind != Device::Kind::kCpu) {
+      kept_.push_back(std::move(memory_));
+    }
     memory_ = *std::move(memory);
     group_ = &group;
     return absl::OkStatus();

@@ -15,13 +15,13 @@ inline staged::Packet LoadPacket(const staged::Packet* from) {
   auto* const packet = const_cast<staged::Packet*>(from);
   staged::Packet loaded;
   loaded.mark = std::atomic_ref<uint32_t>(packet->mark).load(std::memory_order_acquire);
-  for (int w = 0; w < 3; ++w) {
+  for (int w = 0; w < staged::kPacketBytes / 4; ++w) {
     loaded.data.word[w] = std::atomic_ref<uint32_t>(packet->data.word[w]).load(std::memory_order_relaxed);
   }
   return loaded;
 }
 inline void StorePacket(staged::Packet* to, const staged::Packet& packet) {
-  for (int w = 0; w < 3; ++w) {
+  for (int w = 0; w < staged::kPacketBytes / 4; ++w) {
     std::atomic_ref<uint32_t>(to->data.word[w]).store(packet.data.word[w], std::memory_order_relaxed);
   }
   std::atomic_ref<uint32_t>(to->mark).store(packet.mark, std::memory_order_release);

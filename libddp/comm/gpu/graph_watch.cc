@@ -15,7 +15,6 @@ absl::Status GraphWatch::TakeTurns() {
     if (!made.ok()) return made.status();
     *event = *std::move(made);
   }
-  takes_turns_ = true;
   return absl::OkStatus();
 }
 
@@ -26,7 +25,7 @@ void GraphWatch::Forsake() {
 
 // The first captured operation finds the stream outside of the capture.
 absl::Status GraphWatch::Enter(void* stream, bool captured) {
-  if (!takes_turns_) return absl::OkStatus();
+  if (!takes_turns()) return absl::OkStatus();
   if (!captured) return any_captured_ ? runtime_.WaitEvent(stream, replays_.get()) : absl::OkStatus();
   if (any_captured_) return absl::OkStatus();
   any_captured_ = true;
@@ -34,7 +33,7 @@ absl::Status GraphWatch::Enter(void* stream, bool captured) {
 }
 
 absl::Status GraphWatch::Leave(void* stream) {
-  return takes_turns_ && any_captured_ ? runtime_.Record(others_.get(), stream) : absl::OkStatus();
+  return any_captured_ ? runtime_.Record(others_.get(), stream) : absl::OkStatus();
 }
 
 absl::Status GraphWatch::Begin(void* stream) {
@@ -42,7 +41,7 @@ absl::Status GraphWatch::Begin(void* stream) {
   if (!capture.ok()) return capture.status();
   if (open_in_ == *capture) return absl::OkStatus();
   open_in_ = *capture;
-  absl::Status status = takes_turns_ ? runtime_.WaitEachReplay(stream, others_.get()) : absl::OkStatus();
+  absl::Status status = takes_turns() ? runtime_.WaitEachReplay(stream, others_.get()) : absl::OkStatus();
   if (status.ok()) status = runtime_.Increment(counters_, stream);
   return status;
 }
@@ -52,7 +51,7 @@ absl::StatusOr<bool> GraphWatch::End(void* stream) {
   if (!capture.ok()) return capture.status();
   if (open_in_ == 0 || open_in_ != *capture) return false;
   open_in_ = 0;
-  absl::Status status = takes_turns_ ? runtime_.RecordEachReplay(replays_.get(), stream) : absl::OkStatus();
+  absl::Status status = takes_turns() ? runtime_.RecordEachReplay(replays_.get(), stream) : absl::OkStatus();
   if (status.ok()) status = runtime_.Increment(counters_ + 1, stream);
   if (!status.ok()) return status;
   return true;

@@ -47,10 +47,11 @@ class GraphWatch {
 
   DeviceRuntime& runtime_;
   uint32_t* const counters_;  // begun, ended
-  bool takes_turns_ = false, any_captured_ = false;
-  OwnedEvent others_, replays_;  // the last operation that was not captured, the last replay
-  uint64_t open_in_ = 0;         // the capture in which a sequence has begun
-  uint32_t seen_ = 0;            // begun() at since_ns_
+  bool takes_turns() const { return others_.get() != nullptr; }
+  OwnedEvent others_, replays_;  // the last operation that was not captured, the last replay; null: no turns are taken
+  bool any_captured_ = false;
+  uint64_t open_in_ = 0;  // the capture in which a sequence has begun
+  uint32_t seen_ = 0;     // begun() at since_ns_
   int64_t since_ns_ = 0;
 };
 

@@ -39,13 +39,12 @@ std::vector<Trial> TrialsFor(int ranks, int blocks, const StagedLimits& limits, 
   std::vector<Trial> trials;
   const Move kernels = limits.once == StagedLimits::kNever ? Move::kAllReduceOnce : Move::kAllReduce;
   const Move packets = ranks > 2 ? Move::kAllReducePackets : Move::kAllReducePacketsOnce;
-  for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, MostInPackets(blocks, sizeof(float)));
-       bytes *= 2) {
+  const uint64_t most = MostInPackets(blocks, sizeof(float));
+  for (uint64_t bytes = 16 << 10; bytes <= std::min<uint64_t>(1 << 20, most); bytes *= 2) {
     trials.push_back({&StagedLimits::packets, packets, kernels, bytes});
   }
   if (ranks > 2) {
-    for (uint64_t bytes = 8 << 10; bytes <= std::min<uint64_t>(64 << 10, MostInPackets(blocks, sizeof(float)));
-         bytes *= 2) {
+    for (uint64_t bytes = 8 << 10; bytes <= std::min<uint64_t>(64 << 10, most); bytes *= 2) {
       trials.push_back({&StagedLimits::packets_once, Move::kAllReducePacketsOnce, packets, bytes});
     }
     for (const uint64_t bytes : {128 << 10, 512 << 10}) {

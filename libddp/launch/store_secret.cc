@@ -11,6 +11,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -127,22 +129,19 @@ absl::StatusOr<SecretFile> SecretFile::Create(int port) {
   const absl::StatusOr<std::string> random = RandomBytes(kSecretSize / 2);
   if (!random.ok()) return random.status();
   const std::string path = PathFor(port);
-  constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  int fd = open(path.c_str(), kNew, 0600);
-  if (fd < 0 && errno == EEXIST) {
-    // A file of our own, left by a run that was killed: whoever has the port may replace it. In /tmp the sticky bit
-    // keeps us from removing what belongs to others.
-    if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError(path, "unlink");
-    fd = open(path.c_str(), kNew, 0600);
-  }
-  if (fd < 0) return ErrnoError(path, "open");
+  // Under a name of its own first: who reads `path` meanwhile finds nothing or a whole secret. Renaming replaces what a
+  // run that was killed has left; in /tmp the sticky bit keeps us from replacing what belongs to others.
+  std::string unfinished = absl::StrCat(path, ".XXXXXX");
+  const int fd = mkostemp(unfinished.data(), O_CLOEXEC);
+  if (fd < 0) return ErrnoError(path, "mkostemp");
   SecretFile file;
   file.secret_ = absl::BytesToHexString(*random);
-  const absl::Status written = WriteAll(fd, path, file.secret_);
+  absl::Status status = WriteAll(fd, path, file.secret_);
   close(fd);
-  if (!written.ok()) {
-    unlink(path.c_str());
-    return written;
+  if (status.ok() && rename(unfinished.c_str(), path.c_str()) != 0) status = ErrnoError(path, "rename");
+  if (!status.ok()) {
+    unlink(unfinished.c_str());
+    return status;
   }
   file.path_ = path;
   return file;

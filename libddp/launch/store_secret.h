@@ -31,8 +31,8 @@ bool SameProof(absl::string_view a, absl::string_view b);
 // without one, in /tmp. Whoever can read it is the user that started the ranks.
 class SecretFile {
  public:
-  // Makes it. One that an earlier run left behind is replaced; PermissionDenied, with the remedy, if something of
-  // another user has the name.
+  // Makes it, as a whole: nobody reads half a secret. One that an earlier run left behind is replaced;
+  // PermissionDenied, with the remedy, if something of another user has the name.
   static absl::StatusOr<SecretFile> Create(int port);
 
   // What the file of that port holds. NotFound if there is none; PermissionDenied if it is not a regular file of this

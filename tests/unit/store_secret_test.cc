@@ -4,11 +4,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
+#include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "tests/support/catch.h"
 #include "tests/unit/store_contract.h"
@@ -77,6 +80,26 @@ TEST_CASE("what an earlier run left behind is replaced, also a link, and not wha
     CHECK(file.secret() != std::string(64, 'x'));
   }
   CHECK(std::filesystem::file_size(other) == 64);
+}
+
+TEST_CASE("whoever reads while it is made or replaced finds a whole secret, or none") {
+  const RuntimeFolder folder;
+  std::atomic<bool> through{false};
+  std::thread writer([&] {
+    for (int i = 0; i < 2000; ++i) {
+      const SecretFile replaced = SecretFile::Create(kPort).value();
+      const SecretFile file = SecretFile::Create(kPort).value();
+    }
+    through = true;
+  });
+  absl::Status wrong;
+  while (!through) {
+    const absl::Status s = SecretFile::Read(kPort).status();
+    if (!absl::IsNotFound(s)) wrong.Update(s);
+  }
+  writer.join();
+  CHECK(wrong == absl::OkStatus());
+  CHECK(std::filesystem::is_empty(folder.path()));
 }
 
 TEST_CASE("a file that another run has replaced is not removed") {

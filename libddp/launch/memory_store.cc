@@ -11,12 +11,12 @@
 namespace ddp {
 namespace {
 
-constexpr char kName[] = "the in-memory store";
+constexpr char kWhere[] = "the in-memory store";
 
 class MemoryStore final : public Store {
  public:
   absl::Status Set(absl::string_view key, absl::string_view value, absl::Time /*deadline*/) override {
-    if (absl::Status s = CheckStoreLimits(kName, key, value.size()); !s.ok()) return s;
+    if (absl::Status s = CheckStoreLimits(kWhere, key, value.size()); !s.ok()) return s;
     {
       std::lock_guard lock(mutex_);
       values_[std::string(key)] = std::string(value);
@@ -26,7 +26,7 @@ class MemoryStore final : public Store {
   }
 
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) override {
-    if (absl::Status s = CheckStoreLimits(kName, key, 0); !s.ok()) return s;
+    if (absl::Status s = CheckStoreLimits(kWhere, key, 0); !s.ok()) return s;
     std::unique_lock lock(mutex_);
     // On the system clock, which absl::Time is of anyway: a wait on the steady clock is one that ThreadSanitizer does
     // not know.
@@ -42,7 +42,7 @@ class MemoryStore final : public Store {
   }
 
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time /*deadline*/) override {
-    if (absl::Status s = CheckStoreLimits(kName, key, sizeof(delta)); !s.ok()) return s;
+    if (absl::Status s = CheckStoreLimits(kWhere, key, sizeof(delta)); !s.ok()) return s;
     std::lock_guard lock(mutex_);
     return counters_[std::string(key)] += delta;
   }

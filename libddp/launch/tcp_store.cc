@@ -41,7 +41,7 @@ using asio::ip::tcp;
 // One try to connect and prove oneself; a server that is busy with many ranks needs a moment.
 constexpr absl::Duration kTryTimeout = absl::Seconds(10);
 // How long after its deadline a call waits for an answer that is certainly on its way from a server that works.
-constexpr absl::Duration kGrace = absl::Seconds(2);
+constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
 
 class TcpStore final : public Store {
  public:
@@ -344,7 +344,7 @@ absl::StatusOr<StoreAnswer> TcpStore::Call(StoreOp op, absl::string_view key, ab
   bool answered = wait(deadline);
   if (!answered && broken_.ok()) {
     if (op == StoreOp::kGet) post({StoreOp::kCancel, id, "", ""});
-    answered = wait(responsive_ ? std::max(deadline, absl::Now()) + kGrace : deadline);
+    answered = wait(responsive_ ? std::max(deadline, absl::Now()) + kAnswerGrace : deadline);
     if (!answered) responsive_ = false;
   }
   absl::StatusOr<StoreAnswer> result = broken_.ok() ? Late(op, key) : broken_;

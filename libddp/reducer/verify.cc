@@ -129,7 +129,7 @@ absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>&
 
 // --- the ranks together ---------------------------------------------------------------------------------------------
 
-const char* OnGpu(const Buffer& b) { return b.device.kind == Device::Kind::kCpu ? "" : ", on a GPU"; }
+const char* PlaceText(const Buffer& b) { return b.device.kind == Device::Kind::kCpu ? "" : ", on a GPU"; }
 
 std::string Describe(const Parameter& p) {
   std::string text = absl::StrCat("'", p.name, "' ", std::string(Name(p.value.dtype)));
@@ -141,7 +141,7 @@ std::string Describe(const Parameter& p) {
   }
   if (p.grad.data != nullptr) absl::StrAppend(&text, " with a gradient of the caller's");
   if (p.frozen) absl::StrAppend(&text, ", frozen");
-  absl::StrAppend(&text, OnGpu(p.value));
+  absl::StrAppend(&text, PlaceText(p.value));
   return text;
 }
 
@@ -181,7 +181,7 @@ std::string Fingerprint(const std::vector<Parameter>& parameters, const DdpOptio
   for (const Parameter& p : parameters) tensors.push_back(Describe(p));
   for (const ModelBuffer& b : options.buffers) {
     buffers.push_back(absl::StrCat("'", b.name, "' ", std::string(Name(b.data.dtype)), " of ", b.data.count,
-                                   " elements", b.replicated ? ", replicated" : "", OnGpu(b.data)));
+                                   " elements", b.replicated ? ", replicated" : "", PlaceText(b.data)));
   }
   return absl::StrCat(absl::StrJoin(DescribeOptions(options, hook), "\n"), "\n\n", absl::StrJoin(tensors, "\n"), "\n\n",
                       absl::StrJoin(buffers, "\n"));

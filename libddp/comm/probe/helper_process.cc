@@ -26,7 +26,7 @@
 namespace ddp {
 namespace {
 
-constexpr char kName[] = "ddp_probe";
+constexpr char kHelperName[] = "ddp_probe";
 constexpr char kIdTag[] = "id ";
 // A helper says far less.
 constexpr size_t kMostBytes = size_t{256} << 10, kLongestLine = 4096;
@@ -107,10 +107,10 @@ absl::StatusOr<std::string> FindProbeHelper(absl::string_view given) {
     for (const std::string& file : {ThisProgram(), ThisLibrary()}) {
       const std::string folder = FolderOf(file);
       if (folder.empty()) continue;
-      places.push_back(absl::StrCat(folder, "/", kName));
-      places.push_back(absl::StrCat(FolderOf(folder), "/libexec/ddp/", kName));
+      places.push_back(absl::StrCat(folder, "/", kHelperName));
+      places.push_back(absl::StrCat(FolderOf(folder), "/libexec/ddp/", kHelperName));
     }
-    places.push_back(absl::StrCat(DDP_LIBEXEC_FOLDER, "/", kName));
+    places.push_back(absl::StrCat(DDP_LIBEXEC_FOLDER, "/", kHelperName));
   }
   places.erase(std::unique(places.begin(), places.end()), places.end());
   for (const std::string& place : places) {

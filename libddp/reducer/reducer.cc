@@ -90,7 +90,6 @@ absl::Status Reducer::PrepareHook(const std::vector<Trained>& all) {
     bucket->packed = bucket->ranges.size() > 1;
     if (bucket->packed) copies += Scratch::Room(Elements(bucket->ranges) * SizeOf(bucket->ranges[0].dtype));
   }
-  if (captured_ && hook_ != nullptr) KeepPacked();
   if (absl::Status s = packed_.Reserve(*group_, copies, streams_.device()); !s.ok()) return s;
   std::vector<GradBucket> views;
   for (const auto& bucket : buckets_) {
@@ -130,17 +129,10 @@ absl::Status Reducer::CanCapture() const {
                            });
 }
 
-// Graphs work in it.
-void Reducer::KeepPacked() { kept_.push_back(std::exchange(packed_, Scratch())); }
-
 absl::Status Reducer::Rebind(ProcessGroup* group) {
   Drain().IgnoreError();  // of the earlier group
   group_ = group;
-  if (captured_) {
-    KeepPacked();
-  } else {
-    packed_ = Scratch();
-  }
+  packed_ = Scratch();
   if (hook_ == nullptr) return absl::OkStatus();
   return WithoutExceptions([this] { return hook_name_; },
                            [this] {
@@ -220,7 +212,6 @@ absl::Status Reducer::WaitAll(Stream stream) {
   const absl::StatusOr<bool> capturing = streams_.Capturing(stream);
   status_.Update(capturing.status());
   capturing_ = capturing.value_or(false);
-  captured_ |= capturing_;
   status_.Update(streams_.JoinOwn(stream));
   if (hook_ != nullptr) {
     for (; done_ < launched() && status_.ok(); ++done_) Complete(*buckets_[done_], stream);
@@ -275,7 +266,6 @@ void Reducer::End() {
 void Reducer::Forsake() {
   KeepForever(std::make_shared<GpuTimer>(std::move(timer_)));
   KeepForever(std::make_shared<Scratch>(std::move(packed_)));
-  KeepForever(std::make_shared<std::vector<Scratch>>(std::move(kept_)));
   KeepForever(hook_);  // which may have memory on the GPU, too
 }
 

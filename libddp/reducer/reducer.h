@@ -120,7 +120,6 @@ class Reducer {
     }
   };
 
-  void KeepPacked();
   absl::Status PrepareHook(const std::vector<Trained>& all);
   bool InRounds() const;  // the last launched bucket has operations left to begin
   void Launch(Stream stream);
@@ -149,10 +148,8 @@ class Reducer {
   std::vector<std::unique_ptr<BucketState>> buckets_;
   std::vector<size_t> bucket_of_;  // by parameter
   std::shared_ptr<const BucketNames> names_;
-  Scratch packed_;  // for hooks: copies of buckets whose gradients do not lie together
-  std::vector<Scratch> kept_;
+  Scratch packed_;          // for hooks: copies of buckets whose gradients do not lie together
   bool capturing_ = false;  // this step
-  bool captured_ = false;   // some step
 
   int64_t begin_ns_ = 0, step_ = 0;
   StepScale scale_;

@@ -21,8 +21,8 @@ class Scratch {
   // What an array of so many bytes takes.
   static size_t Room(size_t bytes) { return (bytes + kItemAlign - 1) / kItemAlign * kItemAlign; }
 
-  // Collective: the same on all ranks. Earlier arrays are void, but on GPUs their memory stays: a CUDA graph may use
-  // them. `bytes` is a sum of Room()s.
+  // Collective: the same on all ranks. Earlier arrays are void, but on GPUs their memory stays until another group
+  // comes: a CUDA graph may use them. `bytes` is a sum of Room()s.
   absl::Status Reserve(ProcessGroup& group, size_t bytes, Device device) {
     taken_ = 0;
     if (bytes == 0 || (group_ == &group && bytes <= memory_.bytes())) return absl::OkStatus();

@@ -31,8 +31,8 @@ class DDP_EXPORT Store {
   // Returns the value of `key`. Waits until some rank has set it.
   virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) = 0;
 
-  // Atomically adds `delta` to the integer at `key` (initially 0) and returns the new value. Do not use the same key
-  // with Set or Get.
+  // Atomically adds `delta` to the integer at `key` (initially 0) and returns the new value. OutOfRange, which
+  // names the key, if the sum is no int64_t: then the integer stays as it is. Do not use the same key with Set or Get.
   virtual absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time deadline) = 0;
 };
 

@@ -127,6 +127,7 @@ class FileStore final : public Store {
 
   absl::Status Reopen();
   absl::Status ClaimRun();
+  std::string Name() const { return absl::StrCat("file store '", options_.path, "'"); }
   absl::Status CheckCall(absl::string_view key, size_t value_size) const;
   absl::Status LockError(int error) const;
   absl::Status Late(absl::string_view what, absl::string_view key, absl::string_view remedy) const;
@@ -248,8 +249,7 @@ absl::Status FileStore::Open() {
 }
 
 absl::Status FileStore::CheckCall(absl::string_view key, size_t value_size) const {
-  const std::string name = absl::StrCat("file store '", options_.path, "'");
-  if (absl::Status s = CheckStoreLimits(name, key, value_size); !s.ok()) return s;
+  if (absl::Status s = CheckStoreLimits(Name(), key, value_size); !s.ok()) return s;
   // After fork, parent and child share one lock, which then keeps them apart no longer.
   if (getpid() != pid_) {
     return absl::FailedPreconditionError(
@@ -300,10 +300,11 @@ absl::StatusOr<int64_t> FileStore::Increase(EntryKind kind, absl::string_view ke
   if (const auto it = maps_[kind].find(key); it != maps_[kind].end()) {
     std::memcpy(&total, it->second.data(), sizeof(total));
   }
-  total += delta;
-  const absl::Status s = Append(kind, key, {reinterpret_cast<const char*>(&total), sizeof(total)});
+  const absl::StatusOr<int64_t> sum = CounterAfterAdd(Name(), key, total, delta);
+  if (!sum.ok()) return sum;
+  const absl::Status s = Append(kind, key, {reinterpret_cast<const char*>(&*sum), sizeof(*sum)});
   if (!s.ok()) return s;
-  return total;
+  return sum;
 }
 
 absl::StatusOr<int64_t> FileStore::Add(absl::string_view key, int64_t delta, absl::Time deadline) {

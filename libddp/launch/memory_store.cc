@@ -44,7 +44,10 @@ class MemoryStore final : public Store {
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time /*deadline*/) override {
     if (absl::Status s = CheckStoreLimits(kWhere, key, sizeof(delta)); !s.ok()) return s;
     std::lock_guard lock(mutex_);
-    return counters_[std::string(key)] += delta;
+    int64_t& total = counters_[std::string(key)];
+    const absl::StatusOr<int64_t> sum = CounterAfterAdd(kWhere, key, total, delta);
+    if (sum.ok()) total = *sum;
+    return sum;
   }
 
  private:

@@ -4,9 +4,11 @@
 #define LIBDDP_LAUNCH_STORE_LIMITS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -21,6 +23,16 @@ inline absl::Status CheckStoreLimits(absl::string_view store, absl::string_view 
   return absl::InvalidArgumentError(absl::StrCat(std::string(store), ": a key of ", key.size(),
                                                  " bytes with a value of ", value_size, " bytes; at most ",
                                                  kMaxStoreKey, " and ", kMaxStoreValue, " are possible"));
+}
+
+// What the counter at `key`, now `total`, is after an Add. OutOfRange if that is no int64_t.
+inline absl::StatusOr<int64_t> CounterAfterAdd(absl::string_view store, absl::string_view key, int64_t total,
+                                               int64_t delta) {
+  int64_t sum = 0;
+  if (!__builtin_add_overflow(total, delta, &sum)) return sum;
+  return absl::OutOfRangeError(absl::StrCat(std::string(store), ": the counter at key '", key, "' is ", total,
+                                            " and stays so, as an int64_t cannot hold it plus ", delta,
+                                            "; add less, or count at another key"));
 }
 
 }  // namespace ddp

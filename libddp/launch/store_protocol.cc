@@ -123,7 +123,7 @@ absl::StatusOr<StoreAnswer> DecodeAnswer(absl::string_view frame) {
   const uint64_t outcome = fields.Number(1);
   answer.id = fields.Number(8);
   answer.value = std::string(fields.rest());
-  if (!fields.ok() || outcome > 1) return absl::InvalidArgumentError("an answer that makes no sense");
+  if (!fields.ok() || outcome > 2) return absl::InvalidArgumentError("an answer that makes no sense");
   answer.outcome = static_cast<StoreOutcome>(outcome);
   return answer;
 }
@@ -235,10 +235,11 @@ absl::Status StoreService::Connection::Serve(const StoreRequest& request) {
       return Get(request);
     case StoreOp::kAdd: {
       int64_t& counter = service_.counters_[std::string(request.key)];
-      // Unsigned, as that wraps around where a signed sum is undefined.
-      counter = static_cast<int64_t>(static_cast<uint64_t>(counter) +
-                                     static_cast<uint64_t>(DecodeNumber(request.value).value_or(0)));
-      send_(EncodeAnswer({StoreOutcome::kOk, request.id, EncodeNumber(counter)}));
+      const absl::StatusOr<int64_t> sum =
+          CounterAfterAdd("", request.key, counter, DecodeNumber(request.value).value_or(0));
+      counter = sum.value_or(counter);
+      const StoreOutcome outcome = sum.ok() ? StoreOutcome::kOk : StoreOutcome::kOutOfRange;
+      send_(EncodeAnswer({outcome, request.id, EncodeNumber(counter)}));
       return absl::OkStatus();
     }
     case StoreOp::kCancel:

@@ -14,8 +14,9 @@
 //   request   op (1), id (8), key size (4), key, value     Add: the value is 8 bytes; Cancel: id of a Get, no key
 //   answer    outcome (1), id (8), value                   to Add: 8 bytes
 //
-// A Get of a key that nobody has set is answered when somebody sets it, or with kNotFound when it is cancelled. A frame
-// longer than its place allows is refused before it is read.
+// A Get of a key that nobody has set is answered when somebody sets it, or with kNotFound when it is cancelled. An
+// Add whose sum is no int64_t is answered with kOutOfRange and the counter as it is. A frame longer than its place
+// allows is refused before it is read.
 #ifndef LIBDDP_LAUNCH_STORE_PROTOCOL_H_
 #define LIBDDP_LAUNCH_STORE_PROTOCOL_H_
 
@@ -38,7 +39,7 @@ inline constexpr size_t kMaxHandshakeFrame = size_t{2} << 10;
 inline constexpr size_t kMaxStoreFrame = kMaxStoreKey + kMaxStoreValue + 16;
 
 enum class StoreOp : uint8_t { kSet = 1, kGet = 2, kAdd = 3, kCancel = 4 };
-enum class StoreOutcome : uint8_t { kOk = 0, kNotFound = 1 };
+enum class StoreOutcome : uint8_t { kOk = 0, kNotFound = 1, kOutOfRange = 2 };
 
 struct StoreRequest {
   StoreOp op;

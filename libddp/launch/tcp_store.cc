@@ -369,7 +369,9 @@ absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t delta, absl
   const absl::StatusOr<StoreAnswer> answer = Call(StoreOp::kAdd, key, EncodeNumber(delta), deadline);
   if (!answer.ok()) return answer.status();
   const std::optional<int64_t> total = DecodeNumber(answer->value);
-  if (total.has_value()) return *total;
+  if (total.has_value()) {
+    return answer->outcome == StoreOutcome::kOutOfRange ? CounterAfterAdd(Where(), key, *total, delta) : *total;
+  }
   return absl::DataLossError(absl::StrCat(Where(), ": the server's answer to key '", key, "' is no number"));
 }
 

@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <limits>
 #include <set>
 #include <thread>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,26 @@ void CheckStatus(const absl::Status& status, absl::StatusCode code, const std::v
   }
 }
 
+// Through both of these, what one rank uses each.
+void CheckCounters(Store& a, Store& b) {
+  // Counters start at 0, go down too, and are no values.
+  CHECK(a.Add("count", 5, Soon()).value() == 5);
+  CHECK(b.Add("count", -7, Soon()).value() == -2);
+  CHECK(a.Add("count", 0, Soon()).value() == -2);
+
+  // They stay as they are where a sum is no int64_t.
+  constexpr int64_t kHighest = std::numeric_limits<int64_t>::max(), kLowest = std::numeric_limits<int64_t>::min();
+  for (const auto& [key, end, step] : {std::tuple("high", kHighest, 1), std::tuple("low", kLowest, -1)}) {
+    CHECK(a.Add(key, end, Soon()).value() == end);
+    for (const int64_t delta : {int64_t{step}, end}) {
+      CheckStatus(b.Add(key, delta, Soon()).status(), absl::StatusCode::kOutOfRange,
+                  {"store", absl::StrCat("'", key, "' is ", end), absl::StrCat("plus ", delta)});
+      CHECK(a.Add(key, 0, Soon()).value() == end);
+    }
+    CHECK(b.Add(key, -step, Soon()).value() == end - step);
+  }
+}
+
 void CheckContract(const std::function<std::shared_ptr<Store>()>& open) {
   const std::shared_ptr<Store> a = open();
   const std::shared_ptr<Store> b = open();
@@ -55,10 +77,7 @@ void CheckContract(const std::function<std::shared_ptr<Store>()>& open) {
   CheckStatus(a->Get(key + "k", Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
   CheckStatus(a->Add(key + "k", 1, Soon()).status(), absl::StatusCode::kInvalidArgument, {"1025"});
 
-  // Counters start at 0, go down too, and are no values.
-  CHECK(a->Add("count", 5, Soon()).value() == 5);
-  CHECK(b->Add("count", -7, Soon()).value() == -2);
-  CHECK(a->Add("count", 0, Soon()).value() == -2);
+  CheckCounters(*a, *b);
 
   // What is there is given even when the deadline has passed; what is not costs no time then.
   CHECK(b->Get("key", absl::InfinitePast()).ok());

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -337,14 +336,6 @@ TEST_CASE("strangers get nothing, are shown out, and keep nobody waiting") {
   sending = false;
   sender.join();
   CHECK(rank->Add("count", 1, Soon()).value() == 1);
-}
-
-TEST_CASE("a sum that leaves the range of its numbers comes in again at the other end") {
-  const Place place;
-  const auto server = Open(place.Options(true));
-  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
-  CHECK(server->Add("n", kLargest, Soon()).value() == kLargest);
-  CHECK(server->Add("n", 1, Soon()).value() == std::numeric_limits<int64_t>::min());
 }
 
 // The server in a process of its own that a test can stop and kill.

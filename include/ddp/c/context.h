@@ -58,7 +58,8 @@ DDP_C_API ddp_status ddp_store_set(ddp_store* store, const char* key, const void
 DDP_C_API ddp_status ddp_store_get(ddp_store* store, const char* key, double timeout, void** value, size_t* bytes);
 
 // Adds `delta` to the integer at `key`, at first 0, as one step; stores the new value. `timeout` and errors as of
-// ddp_store_set. Do not set or get the same key.
+// ddp_store_set; also DDP_OUT_OF_RANGE if the sum is no int64_t: then the integer stays as it is. Do not set or get the
+// same key.
 DDP_C_API ddp_status ddp_store_add(ddp_store* store, const char* key, int64_t delta, double timeout, int64_t* sum);
 
 // Frees the handle. Contexts that use the store keep it alive.

@@ -35,7 +35,7 @@ enum {
   DDP_RESOURCE_EXHAUSTED = 8,   // not enough memory
   DDP_FAILED_PRECONDITION = 9,  // not possible in this state, or ranks disagree
   DDP_ABORTED = 10,             // a rank has given up; the text has its cause
-  DDP_OUT_OF_RANGE = 11,        // throw_on_early: a rank has no more inputs
+  DDP_OUT_OF_RANGE = 11,        // throw_on_early: a rank has no more inputs; or the sum of ddp_store_add is no int64_t
   DDP_UNIMPLEMENTED = 12,       // this build has no code for it
   DDP_INTERNAL = 13,            // a defect, or a device that has failed
   DDP_UNAVAILABLE = 14,         // a rank or the store has died

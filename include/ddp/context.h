@@ -30,7 +30,10 @@ struct ContextOptions {
   std::optional<int> world_size = {};        // the number of ranks
   std::optional<int> local_rank = {};        // its number among the ranks of this host
   std::optional<int> local_world_size = {};  // the number of ranks of this host
-  std::shared_ptr<Store> store = {};         // where the ranks meet
+
+  // Where the ranks meet, for one Context. Another one, also a later one, needs another store: with this one, Create
+  // returns FailedPrecondition on all ranks, and the first Context goes on.
+  std::shared_ptr<Store> store = {};
 
   // The MPI_Comm of a program that uses MPI itself (the address of the handle): the ranks of this communicator are the
   // world, and all of them call Create. Several communicators make several worlds in one job. Read in Create only,
@@ -120,8 +123,9 @@ struct BackendChoice {
 // ranks on several hosts need MPI.
 //
 // A process may have several Contexts, one after the other or at the same time, if all ranks create and destroy them in
-// the same order. If a Context initialised MPI, it ends with the last of those that exist, and no other can be created
-// afterwards, for MPI starts once in a process. To create more, initialise MPI before (MPI_Init_thread), or keep one.
+// the same order; each one that has a ContextOptions::store has its own. If a Context initialised MPI, it ends
+// with the last of those that exist, and no other can be created afterwards, for MPI starts once in a process. To
+// create more, initialise MPI before (MPI_Init_thread), or keep one.
 //
 // After fork, the child may destroy its copies of the library's objects, or simply exit: its peers do not notice. It
 // cannot use them.

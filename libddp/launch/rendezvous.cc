@@ -166,8 +166,9 @@ class StoreRendezvous final : public Rendezvous {
     if (*claims > 1) {
       return Fail(
           absl::StatusCode::kFailedPrecondition,
-          absl::StrCat("another process has come as rank ", Called(rank_), " of ", size_,
-                       " before; give each process a rank of its own, and each run a store or run_id of its own"));
+          absl::StrCat("another process, or an earlier Context, has come as rank ", Called(rank_), " of ", size_,
+                       " before; give each process a rank of its own, each run a store or run_id of its own, and each "
+                       "Context a store of its own"));
     }
     const absl::StatusOr<int64_t> place = store_->Add(Key("arrivals"), 1, deadline);
     if (!place.ok()) return place.status();

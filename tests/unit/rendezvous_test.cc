@@ -13,9 +13,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "ddp/collectives.h"
+#include "ddp/context.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/hierarchical_group.h"
 #include "tests/support/catch.h"
+#include "tests/unit/store_place.h"
 
 namespace ddp {
 namespace {
@@ -314,6 +317,48 @@ TEST_CASE("two processes of one rank are found at once and told to everybody") {
     CheckFailed(outcome, absl::StatusCode::kFailedPrecondition, {"as rank 1 of 3 before", "a rank of its own"});
   }
   CHECK(absl::Now() - start < absl::Seconds(20));
+}
+
+// What one rank gets when it makes a Context of two, and more over the same store, beside the first and after it.
+struct SecondContexts {
+  absl::Status beside = absl::UnknownError("did not run"), after = beside;
+  absl::StatusOr<int64_t> sum = beside;  // of the first Context, made when it has seen the second one fail
+};
+SecondContexts CreateAgain(std::shared_ptr<Store> store, int rank) {
+  ContextOptions options;
+  options.rank = rank;
+  options.world_size = 2;
+  options.store = std::move(store);
+  SecondContexts found;
+  absl::StatusOr<std::unique_ptr<Context>> first = Context::Create(options);
+  if (!first.ok()) return found;
+  found.beside = Context::Create(options).status();
+  found.sum = AllReduceScalar((*first)->world(), int64_t{rank} + 1, ReduceOp::kSum);
+  first->reset();
+  found.after = Context::Create(options).status();
+  return found;
+}
+
+TEST_CASE("over one store there is one Context, and another one is refused on all ranks") {
+  const Place place;
+  const std::shared_ptr<Store> memory = CreateMemoryStore();
+  std::function<std::shared_ptr<Store>(int rank)> open;
+  SECTION("in memory") {
+    open = [&](int) { return memory; };
+  }
+  SECTION("over TCP") {
+    open = [&](int rank) { return *CreateTcpStore(place.Options(rank == 0)); };
+  }
+  SecondContexts found[2];
+  std::thread other([&] { found[1] = CreateAgain(open(1), 1); });
+  found[0] = CreateAgain(open(0), 0);
+  other.join();
+  for (const SecondContexts& mine : found) {
+    CheckFailed(mine.beside, absl::StatusCode::kFailedPrecondition, {"an earlier Context", "a store of its own"});
+    CheckFailed(mine.after, absl::StatusCode::kFailedPrecondition, {"an earlier Context", "a store of its own"});
+    INFO(mine.sum.status().ToString());
+    CHECK(mine.sum.value_or(0) == 3);
+  }
 }
 
 TEST_CASE("over a file store too, each rank with a store of its own") {

@@ -112,6 +112,7 @@ typedef struct ddp_observer {
 } ddp_observer;
 
 // What ddp_context_create may be told (ddp::ContextOptions). Zero: the launcher and the environment say everything.
+// Another context, also a later one, needs another store.
 typedef struct ddp_context_options {
   size_t size;                   // sizeof(ddp_context_options)
   ddp_store* store;              // where ranks meet; with it, rank and world_size count, else the launcher's variables

@@ -304,7 +304,7 @@ class DDP_EXPORT ProcessGroup {
   //   - Neither call waits for collective operations. The Work of Send is done when its buffers may be used again. For
   //     a small message this is at once. A large message waits for its Recv; but if the receiver waits for another
   //     operation meanwhile, the library moves the message to its own memory.
-  //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for ddp/collectives.h.
+  //   - Tags are 0 to 2^30 - 1. Higher ones are reserved for the library's own messages.
   //
   // On a GPU: messages run in the order of the calls, on the same stream as collective operations, and tags
   // are not compared. If two ranks send to each other, one of them must receive first, or both call SendRecv.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <random>
 #include <thread>
 #include <utility>
@@ -295,6 +296,13 @@ TEST_CASE("mistakes in messages are InvalidArgument and do no harm") {
     RANK_CHECK_STATUS(rank.group().Recv(m.whole(), -1, 0), StatusCode::kInvalidArgument, me, "recv", "group");
     if (rank.size() > 1) {
       RANK_CHECK_STATUS(rank.group().Send(m.whole(), other, -1), StatusCode::kInvalidArgument, me, "send", "tag -1");
+      for (const int tag : {1 << 30, std::numeric_limits<int>::max()}) {  // those that gather and its like use, too
+        const std::string named = absl::StrCat("tag ", tag, " is above 1073741823");
+        RANK_CHECK_STATUS(rank.group().Send(m.whole(), other, tag), StatusCode::kInvalidArgument, me, "send", named);
+        RANK_CHECK_STATUS(rank.group().Recv(m.whole(), other, tag), StatusCode::kInvalidArgument, me, "recv", named);
+        RANK_CHECK_STATUS(rank.group().SendRecv(m.Range(0, 5), other, m.Range(5, 5), other, tag),
+                          StatusCode::kInvalidArgument, me, "send_recv", named);
+      }
     }
     RANK_CHECK_STATUS(rank.group().Send({}, other, 0), StatusCode::kInvalidArgument, me, "send");
     RANK_CHECK_STATUS(rank.group().Recv(Buffer{nullptr, 3, DType::kFloat32, {}}, other, 0),

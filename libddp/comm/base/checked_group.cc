@@ -68,7 +68,7 @@ Work CheckedGroup::StartComposed(const CheckedCall& call) {
       return ReduceByAllReduce(
           call, rank(), [this](const CheckedCall& all) { return StartChecked(all); }, orphans_);
     default:
-      return MoveByMessages(*this, call);
+      return MoveByMessages(*this, call, [this](const MessageCall& message) { return StartMessage(message); });
   }
 }
 

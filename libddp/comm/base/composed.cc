@@ -16,8 +16,8 @@ namespace {
 
 using Kind = Call::Kind;
 
-// Above those that programs may use.
-constexpr int kGatherTag = 1 << 30, kScatterTag = kGatherTag + 1, kAllToAllTag = kGatherTag + 2;
+// No program's message has these.
+constexpr int kGatherTag = kHighestTag + 1, kScatterTag = kGatherTag + 1, kAllToAllTag = kGatherTag + 2;
 
 // As Slice, with a buffer at least.
 std::vector<Buffer> Part(Buffers buffers, size_t first, size_t count) {
@@ -100,9 +100,12 @@ Work ReducePartByPart(const CheckedCall& call, StartStep start) {
 }
 
 // Receives first: a message finds its place when it comes. What a rank gives itself is copied.
-Work MoveByMessages(ProcessGroup& group, const CheckedCall& call) {
+Work MoveByMessages(const ProcessGroup& group, const CheckedCall& call, StartMessageStep start) {
   if (absl::Status s = group.status(); !s.ok()) return s;
   const int tag = TagOf(call), rank = group.rank();
+  const auto message = [&](bool send, Buffers part, int peer, size_t count) {
+    return start({send, part, peer, tag, {count, part[0].dtype}, {}, call.timeout});
+  };
   std::vector<Work> works, sends;
   RangeList own_in, own_out;
   size_t in_begin = 0, out_begin = 0;
@@ -111,13 +114,13 @@ Work MoveByMessages(ProcessGroup& group, const CheckedCall& call) {
     if (traffic.received.has_value()) {
       const std::vector<Buffer> part = Part(call.out, out_begin, *traffic.received);
       if (r == rank) own_out = Ranges(part);
-      if (r != rank) works.push_back(group.Recv(part, r, tag));
+      if (r != rank) works.push_back(message(false, part, r, *traffic.received));
       out_begin += *traffic.received;
     }
     if (traffic.sent.has_value()) {
       const std::vector<Buffer> part = Part(call.in, in_begin, *traffic.sent);
       if (r == rank) own_in = Ranges(part);
-      if (r != rank) sends.push_back(group.Send(part, r, tag));
+      if (r != rank) sends.push_back(message(true, part, r, *traffic.sent));
       in_begin += *traffic.sent;
     }
   }

@@ -14,13 +14,14 @@ namespace ddp {
 
 // Starts a step of a composed call.
 using StartStep = absl::FunctionRef<Work(const CheckedCall&)>;
+using StartMessageStep = absl::FunctionRef<Work(const MessageCall&)>;
 
 // `start` does an all-reduce. `orphans`: the group's.
 Work ReduceByAllReduce(const CheckedCall& call, int rank, StartStep start, std::shared_ptr<OrphanedMemory> orphans);
 // Reduce-scatter with counts. `start` reduces to one rank.
 Work ReducePartByPart(const CheckedCall& call, StartStep start);
 // Gather, scatter, all-to-all with counts and send_recv, in CPU memory.
-Work MoveByMessages(ProcessGroup& group, const CheckedCall& call);
+Work MoveByMessages(const ProcessGroup& group, const CheckedCall& call, StartMessageStep start);
 
 }  // namespace ddp
 

@@ -224,6 +224,9 @@ absl::Status CallCheck::PeerAndTag(int peer, int tag) const {
   if (peer < 0 || peer >= size_) return Error(absl::StrCat("rank ", peer, " is not in this group of ", size_));
   if (peer == rank_) return Error(absl::StrCat("rank ", peer, " is this rank itself: messages go to other ranks"));
   if (tag < 0) return Error(absl::StrCat("tag ", tag, " is negative"));
+  if (tag > kHighestTag) {
+    return Error(absl::StrCat("tag ", tag, " is above ", kHighestTag, ", the highest one that a program may use"));
+  }
   return absl::OkStatus();
 }
 

@@ -19,6 +19,9 @@ struct Extent {
   DType dtype = DType::kFloat32;
 };
 
+// Those above are for composed operations.
+inline constexpr int kHighestTag = (1 << 30) - 1;
+
 // One collective call of one rank; makes errors that name both: "rank 1: all_reduce: ...".
 class CallCheck {
  public:

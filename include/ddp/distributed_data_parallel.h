@@ -41,7 +41,7 @@ struct Parameter {
 };
 
 // State of the model that is no parameter, such as the running statistics of a batch norm. Any dtype; the caller owns
-// the memory.
+// the memory, of which no byte belongs to another buffer or to a parameter.
 struct ModelBuffer {
   std::string name = {};  // unique in the model
   Buffer data = {};       // its memory

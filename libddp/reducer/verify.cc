@@ -85,21 +85,23 @@ std::string CheckOptions(const ProcessGroup& group, const DdpOptions& options) {
 }
 
 // Memory that two tensors share would be reduced, or broadcast, twice.
-std::string CheckOverlaps(const std::vector<Parameter>& parameters) {
+std::string CheckOverlaps(const std::vector<Parameter>& parameters, const std::vector<ModelBuffer>& buffers) {
   struct Range {
     const char* begin;
     const char* end;
     std::string what;
   };
   std::vector<Range> ranges;
+  const auto add = [&](const Buffer& b, absl::string_view what, const std::string& name) {
+    if (b.data == nullptr || b.count == 0) return;
+    const char* const begin = static_cast<const char*>(b.data);
+    ranges.push_back({begin, begin + b.count * SizeOf(b.dtype), absl::StrCat(what, " '", name, "'")});
+  };
   for (const Parameter& p : parameters) {
-    for (const Buffer* b : {&p.value, &p.grad}) {
-      if (b->data == nullptr || b->count == 0) continue;
-      const char* const begin = static_cast<const char*>(b->data);
-      ranges.push_back({begin, begin + b->count * SizeOf(b->dtype),
-                        absl::StrCat("the ", b == &p.value ? "value" : "gradient", " of '", p.name, "'")});
-    }
+    add(p.value, "the value of", p.name);
+    add(p.grad, "the gradient of", p.name);
   }
+  for (const ModelBuffer& b : buffers) add(b.data, "buffer", b.name);
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < ranges.size(); ++i) {
     if (ranges[i].begin < ranges[i - 1].end) {
@@ -123,7 +125,7 @@ absl::Status CheckAlone(const ProcessGroup& group, const std::vector<Parameter>&
     if (wrong.empty() && !names.insert(p.name).second) wrong = "two parameters have this name";
     if (!wrong.empty()) return error("parameter '", p.name, "': ", wrong);
   }
-  if (const std::string wrong = CheckOverlaps(parameters); !wrong.empty()) return error(wrong);
+  if (const std::string wrong = CheckOverlaps(parameters, options.buffers); !wrong.empty()) return error(wrong);
   return absl::OkStatus();
 }
 

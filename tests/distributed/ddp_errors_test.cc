@@ -233,6 +233,33 @@ TEST_CASE("a rank's own mistake at Create is told on every rank") {
   check([](auto&, auto& options) { options.bucket_bytes = 0; }, {"bucket_bytes"});
 }
 
+TEST_CASE("buffers that share memory with each other, or with a parameter, are refused, on every rank") {
+  RunOnRanks([](Rank& rank) {
+    float memory[2000] = {};
+    const auto part = [&](size_t first, size_t count) { return Buffer{memory + first, count, DType::kFloat32, {}}; };
+    std::vector<Parameter> parameters = ThreeLayers();
+    parameters[1].value = part(0, 900);
+    parameters[1].shape = {};
+    parameters[1].grad = part(1000, 900);
+    const auto create = [&](std::vector<ModelBuffer> buffers) {
+      const DdpOptions options{
+          .broadcast_parameters = false, .buffers = std::move(buffers), .broadcast_buffers = false};
+      return DistributedDataParallel::Create(rank.group(), parameters, options).status();
+    };
+    const std::string last = absl::StrCat("rank ", rank.size() - 1);
+    const auto refused = [&](std::vector<ModelBuffer> buffers, const std::string& one, const std::string& other) {
+      if (rank.rank() != rank.size() - 1) buffers = {};
+      RANK_CHECK_STATUS(create(std::move(buffers)), StatusCode::kInvalidArgument, last, one + " and " + other,
+                        "share memory");
+    };
+    refused({{"mean", part(1900, 50)}, {"var", part(1949, 51)}}, "buffer 'mean'", "buffer 'var'");
+    refused({{"mean", part(1900, 50)}, {"again", part(1900, 50)}}, "buffer 'mean'", "buffer 'again'");
+    refused({{"mean", part(899, 2)}}, "the value of 'conv.bias'", "buffer 'mean'");
+    refused({{"mean", part(1899, 2)}}, "the gradient of 'conv.bias'", "buffer 'mean'");
+    RANK_CHECK_OK(create({{"none", part(900, 0)}, {"mean", part(900, 100)}, {"var", part(1900, 100)}}));
+  });
+}
+
 TEST_CASE("a rank that aborts ends the others' step") {
   if (RankCount() == 1) return;
   RunOnRanks([](Rank& rank) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the trainers and mpirun, starts one run, and reads what it printed."""
 
+import ctypes
 import json
 import os
 import re
@@ -203,7 +204,19 @@ def start(command, timeout, environment):
             raise
 
 
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
 def launch(command, environment):
+    """Starts a program, to which the kernel sends SIGTERM if this one is killed, which then cannot do so itself."""
+    parent = os.getpid()
+
+    def end_with_parent():
+        LIBC.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+        if os.getppid() != parent:  # killed before that
+            os._exit(1)
+
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -213,6 +226,7 @@ def launch(command, environment):
         errors="replace",
         env=environment,
         start_new_session=True,
+        preexec_fn=end_with_parent,
     )
 
 

@@ -55,23 +55,26 @@ class Streams(Scaling):
     def test_terminal_that_is_closed(self):
         scratch = os.path.join(self.folder, "scratch")
         os.mkdir(scratch)
-        trainer = os.path.join(self.folder, "train_mlp").encode()
         with self.begin(FAKE_BEHAVIOUR="hang:2", TMPDIR=scratch) as process:
-            for line in process.stderr:
-                if "run 2/" in line:
-                    break
-            until = time.monotonic() + 60
-            while not processes_of(trainer) and time.monotonic() < until:
-                time.sleep(0.01)
-            self.assertTrue(processes_of(trainer))
+            self.await_second_run(process)
             process.stderr.close()
             process.send_signal(signal.SIGHUP)
             process.stdout.read()
         self.assertEqual(process.returncode, 130)
-        self.assertEqual(processes_of(trainer), [])
+        self.assertEqual(self.running_trainers(), [])
         self.assertEqual(os.listdir(scratch), [])
         self.assertEqual(self.result()["ended"], "interrupted")
         self.assertIn("was interrupted", self.read("report.html"))
+
+    @needs_matplotlib
+    def test_when_it_is_killed_its_run_ends_too(self):
+        with self.begin(FAKE_BEHAVIOUR="hang:2") as process:
+            self.await_second_run(process)
+            process.kill()
+        until = time.monotonic() + 30  # half of what a trainer that nobody ends takes
+        while self.running_trainers() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertEqual(self.running_trainers(), [])
 
     @needs_matplotlib
     def test_reader_of_the_live_line_that_ends(self):
@@ -83,6 +86,19 @@ class Streams(Scaling):
         self.assertIn("2 ranks train 1.54 times as fast", out)
         self.assertEqual(self.result()["ended"], "complete")
         self.assertIn("At a glance", self.read("report.html"))
+
+    def running_trainers(self):
+        return processes_of(os.path.join(self.folder, "train_mlp").encode())
+
+    def await_second_run(self, process):
+        """Its trainer has started."""
+        for line in process.stderr:
+            if "run 2/" in line:
+                break
+        until = time.monotonic() + 60
+        while not self.running_trainers() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertTrue(self.running_trainers())
 
     def begin(self, **variables):
         flags = ("--models=mlp", "--scaling=weak", "--ranks=1,2", "--seconds=0.01", "--rounds=2")

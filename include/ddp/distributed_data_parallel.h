@@ -188,8 +188,8 @@ struct JoinOptions {
   // outlive the Join.
   GradScaler* scaler = nullptr;
   // Called on a rank that has no more inputs, after each step of the others. The gradients then hold the result of that
-  // step. Use it to keep state equal on all ranks, such as the optimizer's step count. An error ends the training on
-  // every rank.
+  // step; one that no rank used (kDetect) has not changed, so call ZeroGrad here if the loop does. Use it to keep state
+  // equal on all ranks, such as the optimizer's step count. An error ends the training on every rank.
   std::function<absl::Status()> on_shadowed_step = {};
 };
 

@@ -168,13 +168,12 @@ absl::Status Model::ShadowStep() {
   ForgetGivenGradients();
   for (size_t i = 0; i < all_.size(); ++i) {
     if (roles_[i] != Role::kTrained && roles_[i] != Role::kIdle) continue;
-    status.Update(Zero(all_[i].slot, stream));
-    if (Detecting()) {
-      left_out_.push_back(i);
-      kept_.emplace_back();
-    } else {
-      status.Update(UseStandIn(i));
+    if (Detecting()) {  // what no active rank uses stays as it is here, too
+      status.Update(LeaveOut(i, stream));
+      continue;
     }
+    status.Update(Zero(all_[i].slot, stream));
+    status.Update(UseStandIn(i));
     Arrive(i);
   }
   if (status.ok()) status = Communicate(stream);

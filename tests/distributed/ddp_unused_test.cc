@@ -306,6 +306,48 @@ TEST_CASE("a rank that is through with a Join gets the others' results in memory
   });
 }
 
+// Parameter 0 is used in even steps, 1 always, 2 never.
+TEST_CASE("a rank that is through with a Join leaves gradients as they are that no active rank uses") {
+  RunOnRanks([](Rank& rank) {
+    for (const bool copied : {false, true}) {
+      DdpOptions options;
+      options.unused = UnusedParameters::kDetect;
+      std::vector<Parameter> parameters = MakeParameters({500, 10, 200});
+      std::vector<std::vector<float>> own;
+      for (Parameter& p : parameters) {
+        if (!copied) break;
+        own.emplace_back(p.value.count);
+        p.grad = {own.back().data(), p.value.count, DType::kFloat32, {}};
+      }
+      const Model model = Make(rank, parameters, options);
+      const int steps = 1 + rank.rank();
+      int shadowed = 0;
+      const auto mark = [&](size_t p) { return -1000.0 * rank.rank() - static_cast<double>(p); };
+      const auto check = [&](int step) {
+        CheckGradients(rank, *model, [&](size_t p, size_t i) {
+          if (p == 2 || (p == 0 && step % 2 == 1)) return mark(p);
+          double sum = 0;
+          for (int r = step; r < rank.size(); ++r) sum += Gradient(r, p, i, step);  // those that still have inputs
+          return sum / rank.size();
+        });
+        for (size_t p = 0; p < model->size(); ++p) Fill(model->grad(p), mark(p));
+        return absl::OkStatus();
+      };
+      JoinOptions join_options;
+      join_options.on_shadowed_step = [&] { return check(steps + shadowed++); };
+      DistributedDataParallel::Join join(*model, join_options);
+      for (size_t p = 0; p < model->size(); ++p) Fill(model->grad(p), mark(p));
+      for (int step = 0; step < steps; ++step) {
+        Announce(rank, *model, step % 2 == 0 ? std::vector<size_t>{1, 0} : std::vector<size_t>{1}, step);
+        RANK_CHECK_OK(model->FinishBackward());
+        check(step).IgnoreError();
+      }
+      RANK_CHECK_OK(join.Finish());
+      RANK_CHECK_EQ(shadowed, rank.size() - steps);
+    }
+  });
+}
+
 // In the first Join only rank 0 takes steps. In the second the other ranks learn that they do not use layer0.
 TEST_CASE("a rank that learns late that it does not use a parameter of a static graph gets the others' result") {
   RunOnRanks([](Rank& rank) {

@@ -12,6 +12,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "libddp/c/arguments.h"
 #include "libddp/c/handles.h"
+#include "libddp/reducer/model.h"
 
 namespace ddp::c {
 namespace {
@@ -295,6 +296,8 @@ ddp_status ddp_model_begin_join(ddp_model* model, const ddp_join_options* option
       return absl::FailedPreconditionError(
           "ddp_model_begin_join twice; end the first loop by ddp_model_finish_join, or by ddp_model_leave_join");
     }
+    // The constructor would have no way to say so but to fail the step.
+    if (absl::Status s = static_cast<const ddp::Model&>(m).CanJoin(); !s.ok()) return s;
     ddp::JoinOptions o;
     o.divide_by_active = given.divide_by_active != 0;
     o.throw_on_early = given.throw_on_early != 0;

@@ -60,14 +60,26 @@ void Model::SetScale() {
   reducer_.SetScale(scale, statistics_.steps());
 }
 
+// Why no Join can begin now; empty if one can.
+absl::string_view Model::AgainstJoin() const {
+  if (join_.has_value() && !join_over_) {
+    return "a Join begun inside of another one; call Finish of the first one before";
+  }
+  // Without a meeting nobody would know its divisor.
+  return in_step_ && reducing_ ? "a Join begun in the middle of a step; begin it after FinishBackward" : "";
+}
+
+absl::Status Model::CanJoin() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::string_view why = AgainstJoin();
+  if (why.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("rank ", group_->rank(), ": ", why));
+}
+
 uint64_t Model::BeginJoin(JoinOptions options) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (join_.has_value() && !join_over_) {
-    Misused("a Join begun inside of another one; call Finish of the first one before");
-    return 0;
-  }
-  if (in_step_ && reducing_) {  // without a meeting: nobody would know its divisor
-    Misused("a Join begun in the middle of a step; begin it after FinishBackward");
+  if (const absl::string_view why = AgainstJoin(); !why.empty()) {
+    Misused(why);
     return 0;
   }
   join_ = std::move(options);

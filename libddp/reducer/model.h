@@ -62,6 +62,9 @@ class Model final : public DistributedDataParallel {
   absl::Status CanCapture() const override;
   absl::Status Rebind(ProcessGroup& group) override;
 
+  // For the C interface, which can tell at once what Join's constructor cannot: whether a Join would be refused now.
+  absl::Status CanJoin() const;
+
  private:
   // What becomes of a parameter in a reduced step.
   enum class Role : uint8_t {
@@ -163,6 +166,7 @@ class Model final : public DistributedDataParallel {
   absl::Status FinishNanCheck();
 
   // Unequal ranks.
+  absl::string_view AgainstJoin() const;
   absl::Status JoinLasts(absl::string_view call) const;
   bool Meets() const { return options_.weighted || join_.has_value(); }
   absl::Status StartMeeting(StepNote::Kind kind);

@@ -199,6 +199,12 @@ static ddp_status refuse_step(void* user) {
 // A mistake does not end the loop, and an error of all ranks leaves the group as it is.
 static void test_join_errors(ddp_model* m, ddp_group* g, float* value) {
   const int n = ddp_group_size(g), r = ddp_group_rank(g);
+  ddp_model_grad_ready(m, 1, NULL);
+  FAILS(ddp_model_begin_join(m, NULL), DDP_FAILED_PRECONDITION, "a Join begun in the middle of a step");
+  FAILS(ddp_model_finish_join(m), DDP_FAILED_PRECONDITION, "without ddp_model_begin_join");
+  ddp_model_grad_ready(m, 0, NULL);
+  OK(ddp_model_finish_backward(m, NULL));
+
   OK(ddp_model_begin_join(m, NULL));
   OK(ddp_model_begin_forward(m, NULL));
   ddp_model_grad_ready(m, 1, NULL);

@@ -215,7 +215,7 @@ typedef struct ddp_join_options {
 } ddp_join_options;
 
 // Begins a loop in which ranks run different numbers of steps. Collective, between steps. DDP_FAILED_PRECONDITION
-// within another one. In the middle of a reduced step ddp_model_finish_backward returns that error.
+// within another one, and in the middle of a reduced step; the step goes on.
 DDP_C_API ddp_status ddp_model_begin_join(ddp_model* model, const ddp_join_options* options);
 
 // Ends the loop: serves the other ranks until all have finished, then makes the models equal. Collective. Errors:

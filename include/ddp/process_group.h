@@ -38,7 +38,8 @@ class DDP_EXPORT WorkState {
 // the operation nor waits for it: the operation continues, and its buffers must stay valid until the group is idle. A
 // default-constructed Work is an operation that has succeeded. If the call itself failed, Wait returns its error.
 //
-// Thread-safety: any thread may call any method, but only one thread at a time may use one copy.
+// Thread-safety: any thread may call any method, but only one thread at a time may use one copy. The group must outlive
+// a Wait or a BlockStream that is under way. A Work may outlive the group.
 class DDP_EXPORT Work {
  public:
   Work() = default;
@@ -199,7 +200,8 @@ DDP_EXPORT std::vector<int> FailedRanks(const absl::Status& error);
 // one memory; there the error is returned only when no peer is in the middle of a write.)
 //
 // Thread-safety: any thread may call any method. Concurrent operations of one group are serialised; the caller must
-// ensure that their order is equal on all ranks.
+// ensure that their order is equal on all ranks. A group is destroyed (also by its Context) when no thread is in one of
+// its methods or waits for one of its Works. To end such a wait, call Abort, and join the thread first.
 //
 //   auto buffer = group.Allocate(bytes, Device{});
 //   ddp::Buffer x = buffer->View(DType::kFloat32, 0, n);

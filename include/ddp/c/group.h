@@ -16,7 +16,8 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------------- groups
 
-// Leaves a group of ddp_context_new_group or ddp_group_split. Does nothing to a world, which its context owns.
+// Leaves a group of ddp_context_new_group or ddp_group_split. Does nothing to a world, which its context owns. No thread
+// may be in ddp_work_wait of one of its operations, or in another call of it: ddp_group_abort ends such waits.
 DDP_C_API void ddp_group_destroy(ddp_group* group);
 
 // This rank, 0 to size - 1.

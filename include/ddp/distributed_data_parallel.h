@@ -251,6 +251,7 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Call it before the forward pass. Copies rank 0's buffers (DdpOptions::buffers) to all ranks, in one operation. Does
   // nothing if there are no buffers, or within an accumulation (if the last backward pass was not reduced).
+  // FailedPrecondition in the middle of a reduced step.
   virtual absl::Status BeginForward(Stream stream = {}) = 0;
 
   // Announces that gradient `index` has been written for this step. On a GPU: that the work which writes it has been

@@ -115,6 +115,7 @@ class Model final : public DistributedDataParallel {
   void TryAdvance(Stream stream);
   void Arrive(size_t index);
   void Misused(absl::string_view what, absl::StatusCode code = absl::StatusCode::kFailedPrecondition);
+  absl::Status CheckBetweenSteps(absl::string_view call) const;
   absl::Status CheckStreamOf(absl::string_view call, Stream stream) const;
   // The stream that a call works on; see GradStreams.
   absl::StatusOr<Stream> Follow(absl::string_view call, Stream stream);

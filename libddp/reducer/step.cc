@@ -19,6 +19,7 @@ absl::Status Model::BeginForward(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (absl::Status s = CheckStreamOf("BeginForward", stream); !s.ok()) return s;
   if (!options_.broadcast_buffers || options_.buffers.empty() || !last_was_reduced_) return absl::OkStatus();
+  if (absl::Status s = CheckBetweenSteps("BeginForward"); !s.ok()) return s;
   const absl::StatusOr<bool> capturing = Capturing(stream);
   if (!capturing.ok()) return Named("BeginForward", capturing.status());
   if (*capturing) {
@@ -171,6 +172,14 @@ void Model::Misused(absl::string_view what, absl::StatusCode code) {
 
 absl::Status Model::CheckStreamOf(absl::string_view call, Stream stream) const {
   return Named(call, CheckStream(device_, stream));
+}
+
+// The gradients of a reduced step are the library's, and so are the ranks' notes.
+absl::Status Model::CheckBetweenSteps(absl::string_view call) const {
+  if (!in_step_ || !reducing_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", group_->rank(), ": ", call,
+                   " in the middle of a step; call it before the first GradReady or after FinishBackward"));
 }
 
 absl::StatusOr<Stream> Model::Follow(absl::string_view call, Stream stream) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -346,6 +347,27 @@ TEST_CASE("a model destroyed in the middle of a step ends the job with a reason,
     }
     rank.Meet();
     RANK_CHECK_STATUS(rank.group().Barrier().Wait(), StatusCode::kAborted, "destroyed");
+  });
+}
+
+TEST_CASE("BeginForward in the middle of a step is refused, and the step goes on") {
+  RunOnRanks([](Rank& rank) {
+    float mean = 7;
+    DdpOptions options;
+    options.buffers = {{"mean", {&mean, 1, DType::kFloat32, {}}, false}};
+    for (const bool joins : {false, true}) {
+      const Model model = Make(rank, MakeParameters({100, 30}), options);
+      std::optional<DistributedDataParallel::Join> join;
+      if (joins) join.emplace(*model);
+      for (int step = 0; step < 3; ++step) {
+        RANK_CHECK_OK(model->BeginForward());
+        Announce(rank, *model, {1}, step);
+        RANK_CHECK_STATUS(model->BeginForward(), StatusCode::kFailedPrecondition, absl::StrCat("rank ", rank.rank()),
+                          "BeginForward in the middle of a step");
+        CheckStep(rank, *model, {0}, step);
+      }
+      if (joins) RANK_CHECK_OK(join->Finish());
+    }
   });
 }
 

@@ -135,6 +135,7 @@ DDP_C_API size_t ddp_model_value_spans(const ddp_model* model, ddp_buffer* spans
 // ----------------------------------------------------------------------------------------------------------- steps
 
 // Call it before the forward pass of a model with buffers: copies rank 0's to all ranks. Collective.
+// DDP_FAILED_PRECONDITION in the middle of a reduced step.
 DDP_C_API ddp_status ddp_model_begin_forward(ddp_model* model, void* stream);
 
 // Announces that gradient `index` has been written, on a GPU by work submitted to `stream`. Its errors come from

@@ -288,7 +288,7 @@ class DDP_EXPORT DistributedDataParallel {
   // the model, unless Rebind comes first: then it is not watched any more.
   virtual void Watch(ProcessGroup& group) = 0;
 
-  // Sets all gradients to zero.
+  // Sets all gradients to zero. Not in the middle of a reduced step: FinishBackward returns the error.
   virtual void ZeroGrad(Stream stream = {}) = 0;
 
   // Sets this rank's weight for all steps that begin later (DdpOptions::weighted), for example its number of samples.
@@ -297,7 +297,8 @@ class DDP_EXPORT DistributedDataParallel {
   virtual void SetWeight(double weight) = 0;
 
   // Returns the norm of all gradients together, of order 1, 2 or infinity, computed in float64 in one pass. After
-  // FinishBackward it has the same bits on every rank. InvalidArgument for any other order.
+  // FinishBackward it has the same bits on every rank. InvalidArgument for any other order, and, as from those below,
+  // FailedPrecondition in the middle of a reduced step, whose gradients may or may not be averages yet.
   // On a GPU the host waits for `stream`, and the norm is that of the gradients at this point of the stream.
   virtual absl::StatusOr<double> GradNorm(double order = 2, Stream stream = {}) = 0;
 

@@ -37,6 +37,7 @@ absl::Status Model::CheckMaxNorm(absl::string_view call, double max_norm) const 
 }
 
 absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
+  if (absl::Status s = CheckBetweenSteps("GradNorm"); !s.ok()) return s;
   const absl::StatusOr<Stream> followed = Follow("GradNorm", stream);
   if (!followed.ok()) return followed.status();
   const absl::StatusOr<NormKind> kind = KindOf("GradNorm", order);
@@ -47,6 +48,7 @@ absl::StatusOr<double> Model::GradNorm(double order, Stream stream) {
 }
 
 absl::StatusOr<double> Model::ClipGradNorm(double max_norm, double order, Stream stream) {
+  if (absl::Status s = CheckBetweenSteps("ClipGradNorm"); !s.ok()) return s;
   if (absl::Status s = CheckMaxNorm("ClipGradNorm", max_norm); !s.ok()) return s;
   const absl::StatusOr<double> norm = GradNorm(order, stream);
   if (!norm.ok()) return norm;
@@ -70,6 +72,7 @@ absl::StatusOr<const double*> Model::ClipGradNormAsync(double max_norm, double o
     return &clip_->norm;
   }
   constexpr char kCall[] = "ClipGradNormAsync";
+  if (absl::Status s = CheckBetweenSteps(kCall); !s.ok()) return s;
   if (absl::Status s = CheckMaxNorm(kCall, max_norm); !s.ok()) return s;
   const absl::StatusOr<NormKind> kind = KindOf(kCall, order);
   if (!kind.ok()) return kind.status();

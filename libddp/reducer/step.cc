@@ -174,9 +174,10 @@ absl::Status Model::CheckStreamOf(absl::string_view call, Stream stream) const {
   return Named(call, CheckStream(device_, stream));
 }
 
-// The gradients of a reduced step are the library's, and so are the ranks' notes.
+// The gradients of a reduced step are the library's, and so are the ranks' notes. Those of a step whose group has
+// failed are nobody's any more.
 absl::Status Model::CheckBetweenSteps(absl::string_view call) const {
-  if (!in_step_ || !reducing_) return absl::OkStatus();
+  if (!in_step_ || !reducing_ || !group_->status().ok()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("rank ", group_->rank(), ": ", call,
                    " in the middle of a step; call it before the first GradReady or after FinishBackward"));
@@ -337,6 +338,12 @@ void Model::EndStep() {
 }
 
 void Model::ZeroGrad(Stream stream) {
+  if (const absl::Status s = CheckBetweenSteps("ZeroGrad"); !s.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    LogError(s.message());
+    misuse_.Update(s);
+    return;
+  }
   // What the library owns lies together, and what is reduced in place may.
   std::vector<Buffer> all = memory_->grad_spans(), in_place;
   for (const Trained& t : all_) {

@@ -350,6 +350,38 @@ TEST_CASE("a model destroyed in the middle of a step ends the job with a reason,
   });
 }
 
+TEST_CASE("a norm of gradients in the middle of a step is refused, and the step goes on") {
+  RunOnRanks([](Rank& rank) {
+    const Model model = Make(rank, MakeParameters({100, 30}));
+    for (int step = 0; step < 3; ++step) {
+      Announce(rank, *model, {1, 0}, step);
+      for (const absl::Status& refused :
+           {model->GradNorm().status(), model->ClipGradNorm(1).status(), model->ClipGradNormAsync(1).status()}) {
+        RANK_CHECK_STATUS(refused, StatusCode::kFailedPrecondition, absl::StrCat("rank ", rank.rank()), "GradNorm",
+                          "in the middle of a step");
+      }
+      RANK_CHECK_OK(model->FinishBackward());
+      CheckGradients(rank, *model, [&](size_t p, size_t i) { return Average(rank.size(), p, i, step); });
+    }
+    const DistributedDataParallel::NoSync local(*model);  // its gradients are the program's own
+    WriteGradient(rank, *model, 0, 0);
+    model->GradReady(0);
+    RANK_CHECK_OK(model->ClipGradNorm(1).status());
+    RANK_CHECK_OK(model->FinishBackward());
+    model->ZeroGrad();
+  });
+}
+
+TEST_CASE("ZeroGrad in the middle of a step is told on every rank") {
+  CheckMisuse(
+      [](DistributedDataParallel& model) {
+        model.GradReady(2);
+        model.ZeroGrad();
+        for (const size_t p : {size_t{1}, size_t{0}}) model.GradReady(p);
+      },
+      {"ZeroGrad in the middle of a step"});
+}
+
 TEST_CASE("BeginForward in the middle of a step is refused, and the step goes on") {
   RunOnRanks([](Rank& rank) {
     float mean = 7;

@@ -162,7 +162,7 @@ DDP_C_API const uint32_t* ddp_model_skip_step(const ddp_model* model);
 // ddp_model_rebind comes first: then it is not watched any more.
 DDP_C_API ddp_status ddp_model_watch(ddp_model* model, ddp_group* group);
 
-// Sets all gradients to zero. Its errors come from ddp_model_finish_backward.
+// Sets all gradients to zero, not in the middle of a reduced step. Its errors come from ddp_model_finish_backward.
 DDP_C_API void ddp_model_zero_grad(ddp_model* model, void* stream);
 
 // Sets this rank's weight for the steps that begin later: finite, not negative, at first 1. For models that are
@@ -170,7 +170,7 @@ DDP_C_API void ddp_model_zero_grad(ddp_model* model, void* stream);
 DDP_C_API void ddp_model_set_weight(ddp_model* model, double weight);
 
 // Stores the norm of all gradients, computed in float64. `order`: 1, 2 or INFINITY, else DDP_INVALID_ARGUMENT. On a GPU
-// the host waits for the stream.
+// the host waits for the stream. DDP_FAILED_PRECONDITION in the middle of a reduced step, as from those below.
 DDP_C_API ddp_status ddp_model_grad_norm(ddp_model* model, double order, void* stream, double* norm);
 
 // Scales all gradients by max_norm / (norm + 1e-6) if that is below 1, and stores the norm before. If it is not finite,

@@ -26,8 +26,9 @@ namespace ddp {
 //
 // State on a GPU: the host must have waited for all work that writes it. It is equal when the call returns.
 //
-// Collective. Returns the errors of the group's operations. DataLoss, on every rank, if none has the state of a step
-// any more: start from a checkpoint.
+// Collective. Returns the errors of the group's operations. InvalidArgument, on every rank, if `state` of one has no
+// memory, or memory that the group cannot use: nothing has changed then. DataLoss, on every rank, if none has the state
+// of a step any more: start from a checkpoint.
 DDP_EXPORT absl::StatusOr<int64_t> SyncState(ProcessGroup& group, int64_t& step, Buffers state);
 
 }  // namespace ddp

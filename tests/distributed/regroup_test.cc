@@ -229,6 +229,24 @@ TEST_CASE("state is taken from a rank at the lowest step") {
   });
 }
 
+TEST_CASE("state that one rank cannot give or take is told on every rank, and changes nothing") {
+  RunOnRanks([](Rank& rank) {
+    const int wrong = rank.size() - 1;
+    int64_t step = 7 + rank.rank();
+    std::vector<float> floats(1000, static_cast<float>(rank.rank()));
+    std::vector<Buffer> state = {{floats.data(), floats.size(), DType::kFloat32, {}}, {&step, 0, DType::kInt64, {}}};
+    const Buffer right = state[0];
+    if (rank.rank() == wrong) state[0].data = nullptr;
+    RANK_CHECK_STATUS(SyncState(rank.group(), step, state).status(), StatusCode::kInvalidArgument,
+                      absl::StrCat("rank ", wrong, ": sync_state: "));
+    RANK_CHECK_EQ(step, 7 + rank.rank());
+    RANK_CHECK_OK(rank.group().status());
+    state[0] = right;
+    RANK_CHECK_EQ(RANK_VALUE(SyncState(rank.group(), step, state)), 7);
+    RANK_CHECK(floats == std::vector<float>(1000, 0.0f));
+  });
+}
+
 // The first of its two parts has arrived everywhere then.
 TEST_CASE("half a state is not taken for one, when a second failure comes while it is copied") {
   for (const bool ahead : {false, true}) {  // the others than rank 0, which gives

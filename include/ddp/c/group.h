@@ -16,8 +16,8 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------------- groups
 
-// Leaves a group of ddp_context_new_group or ddp_group_split. Does nothing to a world, which its context owns. No thread
-// may be in ddp_work_wait of one of its operations, or in another call of it: ddp_group_abort ends such waits.
+// Leaves a group of ddp_context_new_group or ddp_group_split. Does nothing to a world, which its context owns. No
+// thread may be in ddp_work_wait of one of its operations, or in another call of it: ddp_group_abort ends such waits.
 DDP_C_API void ddp_group_destroy(ddp_group* group);
 
 // This rank, 0 to size - 1.
@@ -198,8 +198,9 @@ DDP_C_API ddp_status ddp_gather_bytes(ddp_group* group, const void* bytes, size_
 
 // Makes `state` equal on all ranks after a failure (ddp::SyncState): all get that of the lowest rank with the lowest
 // *step, which is then the last step that all have done. INT64_MAX after an error: the state of this rank may be half
-// overwritten; pass it like that when you call again. Collective; waits. Errors: those of an operation; DDP_DATA_LOSS,
-// on every rank, if none has the state of a step any more.
+// overwritten; pass it like that when you call again. Collective; waits. Errors: those of an operation;
+// DDP_INVALID_ARGUMENT, on every rank, if `state` of one cannot be used; DDP_DATA_LOSS, on every rank, if none has the
+// state of a step any more.
 DDP_C_API ddp_status ddp_sync_state(ddp_group* group, const ddp_buffer* state, size_t ranges, int64_t* step);
 
 // ---------------------------------------------------------------------------------------------------------- scopes

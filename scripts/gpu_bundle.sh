@@ -102,7 +102,7 @@ main() {
   # The programs contain the same library: in one archive with a window as large as all of them it is stored once.
   tar -C "$folder" --remove-files -c bin lib | xz --lzma2=preset=1,dict=256MiB >"$folder/files.tar.xz"
   cp -- "$repo"/scripts/gpu_verify{,_training}.sh "$repo/bench/torch_large_mlp.py" "$repo/tests/distributed/torch_parity_test.py" \
-    "$repo/tests/fault/auto_fault.sh" "$folder/"
+    "$repo/tests/fault/auto_fault.sh" "$repo/tests/support/free_port.sh" "$folder/"
   local mib
   mib=$(du -sm -- "$folder" | cut -f1)
   ((mib < 50)) || die "$folder has $mib MiB; it must stay below 50"

@@ -6,6 +6,7 @@ Usage: python3 collectives_test.py [PART...], where a part is one of those that 
 
 import datetime
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -338,15 +339,27 @@ def main(rank, n, store):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A TCP port that nobody has, below those that the system gives to clients; and a socket that keeps it.
+
+    The socket has the UDP port of the same number, which another test would try to get, too.
+    """
+    while True:
+        port = random.randrange(15000, 20000)
+        kept = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            kept.bind(("127.0.0.1", port))
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", port))
+            return port, kept
+        except OSError:
+            kept.close()
 
 
 def start(n, over_tcp):
     pids = []
     with tempfile.TemporaryDirectory() as folder:
-        store = f"tcp://127.0.0.1:{free_port()}" if over_tcp else f"file://{folder}/store"
+        port, _kept = free_port()
+        store = f"tcp://127.0.0.1:{port}" if over_tcp else f"file://{folder}/store"
         for rank in range(n):
             pid = os.fork()
             if pid == 0:

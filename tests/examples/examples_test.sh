@@ -4,7 +4,9 @@
 # which are separated by " | ". PROGRAM may have arguments, PORT among them; "A & B" runs two of them at a time. NEEDS_GPUS
 # in the environment: skipped where there are fewer GPUs.
 set -euo pipefail
-program=${1//PORT/$((30000 + RANDOM % 2000))} expected=$2
+# shellcheck source=tests/support/free_port.sh
+. "$(dirname "$0")/../support/free_port.sh"
+program=${1//PORT/$port} expected=$2
 shift 2
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 if ((gpus < ${NEEDS_GPUS:-0})); then

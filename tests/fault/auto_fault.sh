@@ -19,6 +19,8 @@ if [[ ${1-} == list ]]; then
   exit
 fi
 fault=$1 ranks=$2 programs=$3 reference=$4
+support=$(cd "$(dirname "$0")" && pwd) || exit 1
+[[ -e $support/free_port.sh ]] || support=$(cd "$support/../support" && pwd) || exit 1  # else beside this, in a bundle
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder" "${nccl-}"' EXIT
 cd "$folder" && mkdir run && chmod 700 run || exit 1
@@ -163,12 +165,8 @@ fail() {
   exit 1
 }
 
-# A port below those that the system gives to clients, which nobody listens on, nor on the next one. Tests that start at once
-# have other process ids, and so other ports.
-port=$((10000 + 2 * ($$ % 2500)))
-while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || (exec 3<>"/dev/tcp/127.0.0.1/$((port + 1))") 2>/dev/null; do
-  port=$((10000 + 2 * (RANDOM % 2500)))
-done
+# shellcheck source=tests/support/free_port.sh
+. "$support/free_port.sh"
 
 # The ranks, as torchrun starts them: none ends another.
 pids=()

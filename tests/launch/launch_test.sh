@@ -12,6 +12,7 @@ launch_rank=$2
 train_mlp=$3
 shift 3
 mpirun=("$@")
+support=$(cd "$(dirname "$0")/../support" && pwd) || exit 1
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/run" "$folder/out" && chmod 700 "$folder/run" && cd "$folder/out" || exit 1
@@ -29,19 +30,8 @@ skip() {
   exit 77
 }
 
-# A port below those that the system gives to clients, which nobody listens on, nor on the next one. Tests that start at once
-# have other process ids, and so other ports.
-free_port() {
-  local port=$$
-  while :; do
-    port=$((10000 + 2 * (port % 2500)))
-    if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && ! (exec 3<>"/dev/tcp/127.0.0.1/$((port + 1))") 2>/dev/null; then
-      echo $port
-      return
-    fi
-    port=$RANDOM
-  done
-}
+# shellcheck source=tests/support/free_port.sh
+. "$support/free_port.sh"
 
 # as_torchrun RANK SIZE [VARIABLE=VALUE...]: one rank as torchrun starts it, in the background; its words go to the file RANK, or to JOB.RANK.
 pids=()
@@ -56,7 +46,7 @@ as_torchrun() {
 as_srun() {
   local rank=$1 size=$2
   shift 2
-  env SLURM_PROCID="$rank" SLURM_NTASKS="$size" SLURM_LOCALID="$rank" SLURM_STEP_TASKS_PER_NODE="$size" SLURM_NODEID=0 SLURM_JOB_ID=$$ \
+  env SLURM_PROCID="$rank" SLURM_NTASKS="$size" SLURM_LOCALID="$rank" SLURM_STEP_TASKS_PER_NODE="$size" SLURM_NODEID=0 SLURM_JOB_ID="$slot" \
     SLURM_STEP_ID=0 "$@" "$launch_rank" ${worlds:+"$worlds"} >"$rank" 2>&1 &
   pids+=($!)
 }
@@ -99,7 +89,6 @@ all_say() {
 # shellcheck disable=SC2016 # the inner shell's
 linger='"$0" "$@"; code=$?; sleep 4; exit $code'
 
-port=$(free_port)
 case $case_name in
   torchrun_variables)
     for size in 1 2 4; do
@@ -134,7 +123,7 @@ case $case_name in
 
   batch_script)
     # As a batch script of Slurm has it, whose program no srun has started.
-    env SLURM_JOB_ID=$$ SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NPROCS=2 SLURM_NNODES=1 \
+    env SLURM_JOB_ID="$slot" SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NPROCS=2 SLURM_NNODES=1 \
       SLURM_TASKS_PER_NODE=2 DDP_LOG_LEVEL=warn "$launch_rank" >out 2>&1 || fail "exit code $?"
     says out "rank 0 of 1, local 0 of 1, by none: sum 1" "srun has not started it"
     ;;
@@ -241,6 +230,7 @@ case $case_name in
     else
       skip "PyTorch is not installed; set DDP_TEST_TORCHRUN to the path of its torchrun"
     fi
+    torchrun+=("--master_port=$port")
     export PYTHONWARNINGS=ignore
     "${torchrun[@]}" --nproc_per_node=2 --no-python "$launch_rank" >out 2>&1 || fail "exit code $?"
     for rank in 0 1; do says out "rank $rank of 2, local $rank of 2, by torchrun: sum 3"; done

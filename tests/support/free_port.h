@@ -22,16 +22,21 @@ inline sockaddr_in LoopbackAddress(int port) {
 }
 
 // That nobody has now. Below the range from which the system gives ports to those who ask for any: theirs come at any
-// time.
+// time. No other process gets it from here while this one lives, which keeps the UDP port of the same number.
 inline int FreePort() {
   static std::mt19937 random(std::random_device{}());
-  while (true) {
-    const int port = 15000 + static_cast<int>(random() % 15000);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const sockaddr_in address = LoopbackAddress(port);
-    const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const auto take = [](int type, const sockaddr_in& address) {
+    const int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+    if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return fd;
     close(fd);
-    if (free) return port;
+    return -1;
+  };
+  while (true) {
+    const int port = 15000 + static_cast<int>(random() % 5000);
+    const int kept = take(SOCK_DGRAM, LoopbackAddress(port));
+    const int tried = kept < 0 ? -1 : take(SOCK_STREAM, LoopbackAddress(port));
+    close(tried < 0 ? kept : tried);
+    if (tried >= 0) return port;
   }
 }
 

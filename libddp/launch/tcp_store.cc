@@ -164,13 +164,15 @@ absl::Status TcpStore::Connect(absl::Time deadline) {
   }
 }
 
-// Starts an operation and waits for its end; timed_out closes the socket.
+// Starts an operation and waits for its end; timed_out closes the socket. What has happened by the deadline counts,
+// also where this rank was too busy to look before.
 template <typename Start>
 std::error_code TcpStore::Await(absl::Time deadline, const Start& start) {
   std::optional<std::error_code> result;
   io_.restart();
   start([&](std::error_code error, const auto&... /*rest*/) { result = error; });
   io_.run_until(absl::ToChronoTime(deadline));
+  if (!result.has_value()) io_.poll();
   if (result.has_value()) return *result;
   HangUp(&socket_);
   // Returns at once, except that a look-up of a name cannot be interrupted: it has time-outs of its own.

@@ -69,10 +69,10 @@ TEST_CASE("a missing root of a broadcast is to blame, whoever else has not come"
   }
 }
 
-// Rank 0 takes longer than the time-out for all of them, but not for one.
+// Rank 0 takes longer than the time-out for all of them, but not for one, even if a busy machine stops it for a while.
 TEST_CASE("time in which earlier operations made progress does not count", "[timeout]") {
   constexpr int kCount = 10;
-  RunWithTimeout(absl::Milliseconds(2500), [](Rank& rank) {
+  RunWithTimeout(absl::Seconds(4), [](Rank& rank) {
     const bool slow = rank.rank() == 0;
     const int peer = slow ? 1 : 0;
     const bool messages = rank.rank() < 2 && rank.size() > 1;
@@ -82,7 +82,7 @@ TEST_CASE("time in which earlier operations made progress does not count", "[tim
     sums.Fill(1);
     std::vector<Work> works;
     for (size_t i = 0; i < kCount; ++i) {
-      if (slow) absl::SleepFor(absl::Milliseconds(300));
+      if (slow) absl::SleepFor(absl::Milliseconds(450));
       works.push_back(rank.group().AllReduce(sums.Range(i, 1), sums.Range(i, 1)));
       if (!messages) continue;
       works.push_back(rank.group().Send(sent.whole(), peer, 1));
@@ -94,13 +94,13 @@ TEST_CASE("time in which earlier operations made progress does not count", "[tim
 }
 
 TEST_CASE("time in which nothing is pending does not count", "[timeout]") {
-  RunWithTimeout(absl::Seconds(3), [](Rank& rank) {
-    for (int i = 0; i < 2; ++i) {
-      RANK_CHECK_OK(rank.group().Barrier().Wait());
-      rank.Meet();
-      std::this_thread::sleep_for(std::chrono::milliseconds(3500));
-      rank.Meet();
-    }
+  RunWithTimeout(absl::Seconds(4), [](Rank& rank) {
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
+    rank.Meet();
+    std::this_thread::sleep_for(std::chrono::milliseconds(4500));
+    rank.Meet();
+    RANK_CHECK_OK(rank.group().Barrier().Wait());
+    rank.Meet();
   });
 }
 

@@ -27,7 +27,7 @@ namespace {
 // Nothing that works takes so long, and deaths are noticed as such: their time-out is longer.
 constexpr absl::Duration kPatience = absl::Seconds(100);
 constexpr int kLongTimeout = 300;
-constexpr int kShortTimeout = 3;
+constexpr int kShortTimeout = 4;  // of a rank that is stopped; the machine does not stop another one for so long
 
 // What survivor_rank is told.
 struct Fault {
@@ -132,14 +132,15 @@ std::string Run(const Fault& fault) {
   Job job(DDP_SURVIVOR_RANK);
   const int port = fault.tcp ? FreePort() : 0;
   for (int rank = 0; rank < fault.size; ++rank) {
-    job.Start(rank, fault.size,
-              {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
-               absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")),
-               absl::StrCat("--delay_us=", fault.delay_us), absl::StrCat("--seed=", fault.seed),
-               absl::StrCat("--patience=", fault.patience), absl::StrCat("--port=", port),
-               absl::StrCat("--recover=", fault.recover ? 1 : 0), "--together=" + fault.together},
-              {absl::StrCat("DDP_TIMEOUT=", fault.stops() ? kShortTimeout : kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
-               "DDP_STORE_SECRET=known to the test"});
+    job.Start(
+        rank, fault.size,
+        {"--how=" + fault.how, "--work=" + fault.work, "--wake=" + fault.wake,
+         absl::StrCat("--victims=", absl::StrJoin(fault.victims, ",")), absl::StrCat("--delay_us=", fault.delay_us),
+         absl::StrCat("--seed=", fault.seed), absl::StrCat("--patience=", fault.patience),
+         absl::StrCat("--port=", port), absl::StrCat("--recover=", fault.recover ? 1 : 0),
+         "--together=" + fault.together, absl::StrCat("--timeout=", fault.stops() ? kShortTimeout : 0)},
+        {absl::StrCat("DDP_TIMEOUT=", kLongTimeout), "ASAN_OPTIONS=handle_segv=0",
+         "DDP_STORE_SECRET=known to the test"});
   }
   const int victim = fault.victims[0], other = victim == 0 ? 1 : 0;
   for (int rank = 0; fault.stops() && rank < fault.size; ++rank) {

@@ -3,6 +3,7 @@
 // simulated GPUs with a simulated NCCL.
 #include "libddp/comm/auto_group.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -142,13 +144,18 @@ TEST_CASE("helpers that are missing or killed: NCCL is tried in the process, and
   };
   for (const Case& c : cases) {
     CAPTURE(c.helpers, c.function, c.words);
-    Scenario scenario(2);
-    FakeHelpers::Tell(c.helpers, "pass");
-    scenario.rank_without_helper = c.without_helper;
-    scenario.limit = TimeFor(absl::Seconds(c.seconds));
     const bool healthy = std::string(c.function).empty();
-    if (!healthy) scenario.job.nccl.Plan(c.function, 1, c.mishap);
-    const BackendChoice choice = scenario.Start();
+    const auto start = [&](absl::Duration limit) {
+      Scenario scenario(2);
+      FakeHelpers::Tell(c.helpers, "pass");
+      scenario.rank_without_helper = c.without_helper;
+      scenario.limit = limit;
+      if (!healthy) scenario.job.nccl.Plan(c.function, 1, c.mishap);
+      return scenario.Start();
+    };
+    const BackendChoice choice = GivenTime(TimeFor(absl::Seconds(c.seconds)), start, [&](const BackendChoice& made) {
+      return absl::StrContains(made.text, c.words);
+    });
     INFO(choice.text);
     CHECK(choice.backend == (healthy ? "nccl" : "hierarchical"));
     CHECK(choice.without_p2p == false);  // it is too late for that
@@ -205,38 +212,57 @@ TEST_CASE("what the check had found against P2P is still said when NCCL without 
   CHECK(absl::StrContains(choice.remedy, "set NCCL_P2P_DISABLE=1"));
 }
 
-TEST_CASE("a short time-out: a slow start is no hang, and what hangs is not taken for proven") {
-  Scenario slow(2);
-  slow.job.timeout = absl::Seconds(2);  // half of it is less than a late helper takes
-  FakeHelpers::Tell("late", "pass");
-  CHECK(slow.Start().backend == "nccl");
+using Results = Scenario::Results;
 
-  const auto in_little_time = [](Scenario& scenario) {
-    scenario.job.timeout = TimeFor(absl::Seconds(3));
-    scenario.cache = scenario.folder.path();
-    scenario.change = [](AutoGroupOptions& options, int) { options.probe.least = TimeFor(absl::Milliseconds(500)); };
+// Two ranks start in `timeout`; or in more, where not all start and say all `words`. `helpers`: what they are told.
+Results StartWithin(absl::Duration timeout, std::unique_ptr<Scenario>* scenario,
+                    const std::pair<const char*, const char*>& helpers, const std::vector<const char*>& words) {
+  const auto start = [&](absl::Duration time) {
+    unsetenv("NCCL_P2P_DISABLE");
+    scenario->reset();
+    *scenario = std::make_unique<Scenario>(2);
+    FakeHelpers::Tell(helpers.first, helpers.second);
+    (*scenario)->job.timeout = time;
+    (*scenario)->cache = (*scenario)->folder.path();
+    (*scenario)->change = [](AutoGroupOptions& options, int) {
+      options.probe.least = TimeFor(absl::Milliseconds(500));
+    };
+    return (*scenario)->StartAll();
   };
-  Scenario first(2);
-  in_little_time(first);
-  FakeHelpers::Tell("hang", "pass");
-  const BackendChoice choice = first.Start();
+  const Results results = GivenTime(timeout, start, [&](const Results& all) {
+    return std::all_of(all.begin(), all.end(), [&](const absl::StatusOr<BackendChoice>& one) {
+      return one.ok() && std::all_of(words.begin(), words.end(),
+                                     [&](const char* word) { return absl::StrContains(one->text, word); });
+    });
+  });
+  for (const absl::StatusOr<BackendChoice>& one : results) REQUIRE(one.status() == absl::OkStatus());
+  CHECK(results[0]->text == results[1]->text);
+  return results;
+}
+
+TEST_CASE("a short time-out: a slow start is no hang, and what hangs is not taken for proven") {
+  std::unique_ptr<Scenario> scenario;
+  // Later than half of the time-out.
+  CHECK(StartWithin(absl::Seconds(2), &scenario, {"late", "pass"}, {"nccl"})[0]->backend == "nccl");
+
+  const char* const p2p = "the time was too short, or the GPUs cannot use each other's memory";
+  const BackendChoice choice = *StartWithin(TimeFor(absl::Seconds(3)), &scenario, {"hang", "pass"}, {p2p})[0];
   INFO(choice.text);
   CHECK(absl::StrContains(choice.failure, "hung (it had "));
-  CHECK(absl::StrContains(choice.cause, "the time was too short, or the GPUs cannot use each other's memory"));
+  CHECK(absl::StrContains(choice.cause, p2p));
   CHECK(absl::StrContains(choice.remedy, "raise DDP_TIMEOUT; set NCCL_P2P_DISABLE=1"));
   FakeHelpers::Tell("pass", "pass");
   unsetenv("NCCL_P2P_DISABLE");
-  const BackendChoice next = first.Start();
+  scenario->job.timeout = absl::Seconds(60);
+  const BackendChoice next = scenario->Start();
   CHECK_FALSE(next.from_cache);
   CHECK_FALSE(next.without_p2p);
 
   // Both attempts use the time up: the hierarchical backend still gets enough.
-  Scenario both(2);
-  in_little_time(both);
-  FakeHelpers::Tell("hang", "hang");
-  const BackendChoice last = both.Start();
+  const char* const tcp = "the time was too short, or ranks cannot reach each other by TCP";
+  const BackendChoice last = *StartWithin(TimeFor(absl::Seconds(3)), &scenario, {"hang", "hang"}, {tcp})[0];
   CHECK(last.backend == "hierarchical");
-  CHECK(absl::StrContains(last.text, "the time was too short, or ranks cannot reach each other by TCP"));
+  CHECK(absl::StrContains(last.text, tcp));
 }
 
 TEST_CASE("an attempt gets half of what is left, and never less than it needs") {

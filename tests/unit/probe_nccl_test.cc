@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -83,36 +84,43 @@ TEST_CASE("helpers that pass, fail, hang, crash: all ranks agree on what follows
   }
 }
 
+// What ranks find with helpers that are told `configured` and `without_p2p`, in `limit` or in more, until it is
+// `verdict`.
+ProbeReport ProbeWithin(absl::Duration limit, std::unique_ptr<Scenario>* scenario, int size, const char* configured,
+                        const char* without_p2p, ProbeVerdict verdict) {
+  const auto probe = [&](absl::Duration time) {
+    scenario->reset();
+    *scenario = std::make_unique<Scenario>(size);
+    (*scenario)->limit = time;
+    Scenario::Tell(configured, without_p2p);
+    return (*scenario)->Probe();
+  };
+  const ProbeReport report = GivenTime(limit, probe, [&](const ProbeReport& one) { return one.verdict == verdict; });
+  INFO(Describe(report));
+  CHECK(report.verdict == verdict);
+  return report;
+}
+
 TEST_CASE("helpers that hang without a word end with the limit") {
-  Scenario scenario(2);
-  scenario.limit = absl::Milliseconds(200);
-  Scenario::Tell("hang", "pass");
-  const ProbeReport report = scenario.Probe();
-  CHECK(report.verdict == ProbeVerdict::kWorksWithoutP2p);
+  std::unique_ptr<Scenario> scenario;
+  const ProbeReport report =
+      ProbeWithin(absl::Milliseconds(200), &scenario, 2, "hang", "pass", ProbeVerdict::kWorksWithoutP2p);
   CHECK(report.failed_step == "all-reduce of 4 B");
   CHECK(report.how == "hung");
 }
 
 TEST_CASE("while a collective seems to hang the helper without P2P starts, and is used if its GPU takes both") {
+  std::unique_ptr<Scenario> scenario;
   for (const int size : {2, 4}) {
     CAPTURE(size);
-    Scenario scenario(size);
-    scenario.limit = absl::Milliseconds(500);
-    Scenario::Tell("hang", "pass");
-    CHECK(scenario.Probe().verdict == ProbeVerdict::kWorksWithoutP2p);
-    CHECK(scenario.Helpers() == 2 * size);
-    CHECK(scenario.helpers.CountBesideTheFirst() == size);
+    ProbeWithin(absl::Milliseconds(500), &scenario, size, "hang", "pass", ProbeVerdict::kWorksWithoutP2p);
+    CHECK(scenario->Helpers() == 2 * size);
+    CHECK(scenario->helpers.CountBesideTheFirst() == size);
   }
-  Scenario refused(2);
-  refused.limit = absl::Milliseconds(500);
-  Scenario::Tell("hang", "1=alone,pass");
-  {
-    const ProbeReport r = refused.Probe();
-    INFO(Describe(r));
-    CHECK(r.verdict == ProbeVerdict::kWorksWithoutP2p);
-  }
-  CHECK(refused.Helpers() == 5);
-  CHECK(refused.helpers.CountBesideTheFirst() == 2);
+  ProbeWithin(absl::Milliseconds(500), &scenario, 2, "hang", "1=alone,pass", ProbeVerdict::kWorksWithoutP2p);
+  CHECK(scenario->Helpers() == 5);
+  CHECK(scenario->helpers.CountBesideTheFirst() == 2);
+  scenario.reset();
 
   // What was only slow passes, and the second helpers end unused.
   Scenario slow(2);

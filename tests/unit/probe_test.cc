@@ -2,6 +2,7 @@
 // What RunProbe finds out about an NCCL that goes wrong in a planned way, and what is made of it.
 #include "libddp/comm/probe/probe.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -173,9 +174,17 @@ TEST_CASE("what hangs ends with the limit, on all ranks, wherever it hangs") {
   };
   for (const Case& c : cases) {
     CAPTURE(c.function, static_cast<int>(c.mishap));
-    Job job(2);
-    job.nccl.Plan(c.function, 1, c.mishap);
-    const Run run = ProbeAll(job, [](ProbeOptions& options) { options.limit = TimeFor(absl::Milliseconds(300)); });
+    const Run run = GivenTime(
+        TimeFor(absl::Milliseconds(300)),
+        [&](absl::Duration limit) {
+          Job job(2);
+          job.nccl.Plan(c.function, 1, c.mishap);
+          return ProbeAll(job, [limit](ProbeOptions& options) { options.limit = limit; });
+        },
+        [&](const Run& one) {
+          return std::all_of(one.results.begin(), one.results.end(),
+                             [&](const ProbeResult& result) { return StepName(result.step) == StepName(c.step); });
+        });
     for (const ProbeResult& result : run.results) {
       CHECK(result.state == ProbeState::kHang);
       CHECK(StepName(result.step) == StepName(c.step));

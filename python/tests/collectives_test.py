@@ -212,7 +212,7 @@ def waits_with_limits(rank, n):
             assert not work.is_completed()
             raises(dist.DistBackendError, "Timed out", lambda: work.wait(datetime.timedelta(milliseconds=200)))
             took = time.monotonic() - begin
-            assert 0.15 < took < 3, f"wait(0.2 s) took {took} s"
+            assert 0.15 < took < 30, f"wait(0.2 s) took {took} s"
             dist.send(torch.ones(1), 0)
             equal(future.wait()[0], torch.full((3,), 5.0), "future of a message")
             assert work.wait() and work.is_completed()
@@ -221,7 +221,7 @@ def waits_with_limits(rank, n):
         for tag in (7, 8):
             # Late at the latest: a receiver that does not give up fails by its clock, and does not hang.
             go = dist.irecv(torch.empty(1), 1)
-            for _ in range(50):
+            for _ in range(400):
                 if go.is_completed():
                     break
                 time.sleep(0.1)
@@ -232,7 +232,7 @@ def waits_with_limits(rank, n):
 
 def first_of_two(rank, n):
     """wait() on an operation does not wait for a later one, which the peers may not have begun."""
-    group = dist.new_group(range(n), timeout=datetime.timedelta(seconds=5))
+    group = dist.new_group(range(n), timeout=datetime.timedelta(seconds=20))
     for _ in range(20):
         first, second = torch.ones(3), torch.ones(5)
         if rank == 0:

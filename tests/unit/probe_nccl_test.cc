@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -84,49 +84,46 @@ TEST_CASE("helpers that pass, fail, hang, crash: all ranks agree on what follows
   }
 }
 
-// What ranks find with helpers that are told `configured` and `without_p2p`, in `limit` or in more, until it is
-// `verdict`.
-ProbeReport ProbeWithin(absl::Duration limit, std::unique_ptr<Scenario>* scenario, int size, const char* configured,
-                        const char* without_p2p, ProbeVerdict verdict) {
+struct Found {
+  ProbeReport report;
+  int helpers, beside_the_first;
+};
+
+// What ranks find in `limit` with helpers that are told `configured` and `without_p2p`; or in more, until it is
+// `verdict`, by so many helpers.
+Found ProbeWithin(absl::Duration limit, int size, const char* configured, const char* without_p2p, ProbeVerdict verdict,
+                  int helpers, int beside_the_first) {
   const auto probe = [&](absl::Duration time) {
-    scenario->reset();
-    *scenario = std::make_unique<Scenario>(size);
-    (*scenario)->limit = time;
+    Scenario scenario(size);
+    scenario.limit = time;
     Scenario::Tell(configured, without_p2p);
-    return (*scenario)->Probe();
+    ProbeReport report = scenario.Probe();
+    return Found{std::move(report), scenario.Helpers(), scenario.helpers.CountBesideTheFirst()};
   };
-  const ProbeReport report = GivenTime(limit, probe, [&](const ProbeReport& one) { return one.verdict == verdict; });
-  INFO(Describe(report));
-  CHECK(report.verdict == verdict);
-  return report;
+  const Found found = GivenTime(limit, probe, [&](const Found& one) {
+    return one.report.verdict == verdict && one.helpers == helpers && one.beside_the_first == beside_the_first;
+  });
+  CAPTURE(size, configured, without_p2p, Describe(found.report));
+  CHECK(found.report.verdict == verdict);
+  CHECK(found.helpers == helpers);
+  CHECK(found.beside_the_first == beside_the_first);
+  return found;
 }
 
 TEST_CASE("helpers that hang without a word end with the limit") {
-  std::unique_ptr<Scenario> scenario;
   const ProbeReport report =
-      ProbeWithin(absl::Milliseconds(200), &scenario, 2, "hang", "pass", ProbeVerdict::kWorksWithoutP2p);
+      ProbeWithin(absl::Milliseconds(200), 2, "hang", "pass", ProbeVerdict::kWorksWithoutP2p, 4, 2).report;
   CHECK(report.failed_step == "all-reduce of 4 B");
   CHECK(report.how == "hung");
 }
 
 TEST_CASE("while a collective seems to hang the helper without P2P starts, and is used if its GPU takes both") {
-  std::unique_ptr<Scenario> scenario;
   for (const int size : {2, 4}) {
-    CAPTURE(size);
-    ProbeWithin(absl::Milliseconds(500), &scenario, size, "hang", "pass", ProbeVerdict::kWorksWithoutP2p);
-    CHECK(scenario->Helpers() == 2 * size);
-    CHECK(scenario->helpers.CountBesideTheFirst() == size);
+    ProbeWithin(absl::Milliseconds(500), size, "hang", "pass", ProbeVerdict::kWorksWithoutP2p, 2 * size, size);
   }
-  ProbeWithin(absl::Milliseconds(500), &scenario, 2, "hang", "1=alone,pass", ProbeVerdict::kWorksWithoutP2p);
-  CHECK(scenario->Helpers() == 5);
-  CHECK(scenario->helpers.CountBesideTheFirst() == 2);
-  scenario.reset();
-
+  ProbeWithin(absl::Milliseconds(500), 2, "hang", "1=alone,pass", ProbeVerdict::kWorksWithoutP2p, 5, 2);
   // What was only slow passes, and the second helpers end unused.
-  Scenario slow(2);
-  Scenario::Tell("late", "error");
-  CHECK(slow.Probe().verdict == ProbeVerdict::kWorks);
-  CHECK(slow.helpers.CountBesideTheFirst() == 2);
+  ProbeWithin(absl::Seconds(4), 2, "late", "error", ProbeVerdict::kWorks, 4, 2);
 }
 
 TEST_CASE("where P2P is off already there is nothing to compare with") {

@@ -283,7 +283,10 @@ case $case_name in
     flags=(--hidden=64 --deterministic)
     DDP_TIMEOUT=6 start 2 "${flags[@]}" --recover --steps=1000000 --save=checkpoint
     kill -STOP "${rank_pids[1]}"
-    sleep 8.5
+    for ((i = 0; i < 600; ++i)); do
+      grep -q "timed out after" err && break
+      sleep 0.05
+    done
     kill -CONT "${rank_pids[1]}"
     for ((i = 0; i < 400; ++i)); do
       [[ $(sed '1,/^recovered: /d' out | grep -c '^epoch') -gt 1 ]] && break

@@ -216,11 +216,17 @@ class Measurement(Scaling):
         self.assertIn("Nothing was measured", self.read("report.html"))
 
     def test_hanging_program_is_ended(self):
-        began = time.monotonic()
-        code, _, _ = self.measure("--ranks=1,2", "--scaling=weak", "--timeout=0.5", behaviour="hang:2")
-        self.assertLess(time.monotonic() - began, 20)
+        # The longer one where a busy machine needs more than half a second for the run that does not hang.
+        for limit in ("0.5", "10"):
+            self.out = os.path.join(self.folder, limit)
+            began = time.monotonic()
+            code, _, _ = self.measure("--ranks=1,2", "--scaling=weak", f"--timeout={limit}", behaviour="hang:2")
+            took = time.monotonic() - began
+            if ("weak", 1) in self.points():
+                break
+        self.assertLess(took, 50)
         self.assertEqual(code, 1)
-        self.assertIn("took more than 0.5 s and was ended", self.read("report.html"))
+        self.assertIn(f"took more than {limit} s and was ended", self.read("report.html"))
         self.assertIn(("weak", 1), self.points())
 
     def test_bad_summaries_are_failures(self):

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -80,6 +81,21 @@ TEST_CASE("an operation is compared with itself, also when its rank is a whole r
   CHECK(absl::StrContains(*text, "operation 1: rank 0 calls "));
   CHECK(absl::StrContains(*text, " 2 elements"));
   CHECK(absl::StrContains(*text, " 1000 elements"));
+}
+
+// The next thing would be an abort, whose leavings a rank takes for a sum if it has not heard of the failure.
+TEST_CASE("a rank that a busy machine keeps from hearing of a failure is waited for") {
+  Boards two;
+  std::atomic<bool> heard{false};
+  std::thread slow([&] {
+    absl::SleepFor(absl::Milliseconds(600));
+    heard = true;
+    two.boards[1]->PostFailed();
+  });
+  two.boards[0]->PostFailed();
+  two.boards[0]->LetThemKnow();
+  CHECK(heard);
+  slow.join();
 }
 
 // A child that does nothing until it is killed. `id`: as it would introduce itself.

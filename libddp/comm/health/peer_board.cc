@@ -17,9 +17,10 @@
 namespace ddp {
 namespace {
 
-// How long ranks are given to hear of a failure. Those of other hosts do not say that they have. A progress thread that
-// has had nothing to do looks ten times a second.
-constexpr int64_t kKnownNs = 300'000'000, kKnownElsewhereNs = 150'000'000;
+// How long ranks are given to hear of a failure: those of this host until a busy machine must have let them look, those
+// of other hosts, which do not say that they have heard, until they usually have. A progress thread that has had
+// nothing to do looks ten times a second.
+constexpr int64_t kKnownNs = 4'000'000'000, kKnownElsewhereNs = 150'000'000;
 
 bool Among(const std::vector<int>& places, size_t place) {
   return std::find(places.begin(), places.end(), static_cast<int>(place)) != places.end();

@@ -115,9 +115,11 @@ std::vector<float> Train(int size, const std::function<void(FakeNccl&, int rank)
   World world(size);
   Logged log;
   std::vector<std::vector<float>> states(static_cast<size_t>(size));
+  std::barrier all_are_made(size);
   const auto body = [&](Context& context) {
     RANK_CHECK_EQ(context.world().backend(), "nccl");
     Training training(context, world.gpus());
+    all_are_made.arrive_and_wait();  // what is planted would reach who is still at it
     RANK_CHECK_OK(context.world().SetTimeout(TimeFor(absl::Seconds(timeout_s))));
     if (plant && context.rank() == size - 1) plant(world.nccl(), size - 1);
     training.Run();

@@ -22,7 +22,6 @@ namespace {
 
 constexpr size_t kMostEvents = size_t{1} << 19;
 constexpr int kClockRounds = 64;
-constexpr int kTag = 0x74726163;  // of messages with events: none that a program would choose
 
 template <typename T>
 Buffer Bytes(T* data, size_t count) {
@@ -214,31 +213,38 @@ absl::Status Timeline::Gather(ProcessGroup& world, absl::Time deadline) {
   const auto n = static_cast<size_t>(world.size());
   std::vector<ClockReading> end;
   if (absl::Status s = CompareClocks(world, deadline, &end); !s.ok()) return s;
-  std::vector<RankEvents> gathered(n);
-  std::vector<Peer> peers(n);
-  std::vector<TimelineEvent>& own = (gathered[static_cast<size_t>(options_.rank)] = Own()).events;
-  std::string labels = absl::StrJoin(gathered[static_cast<size_t>(options_.rank)].labels, "\n");
+  RankEvents own = Own();
+  std::string labels = absl::StrJoin(own.labels, "\n");
   const Peer mine{.host = host_,
-                  .count = static_cast<int64_t>(own.size()),
+                  .count = static_cast<int64_t>(own.events.size()),
                   .label_bytes = static_cast<int64_t>(labels.size()),
                   .error = 0};
+  std::vector<Peer> peers(n);
   absl::Status s = Finish(world, world.AllGather(Bytes(&mine, 1), Bytes(peers.data(), n)), deadline);
-  if (s.ok() && options_.rank != 0) {
-    const Buffer message[] = {Bytes(own.data(), own.size()), Bytes(labels.data(), labels.size())};
-    s = Finish(world, world.Send(message, 0, kTag), deadline);
+  if (!s.ok()) return s;
+  // All to rank 0, which keeps its own.
+  std::vector<RankEvents> gathered(n);
+  std::vector<std::string> gathered_labels(n);
+  std::vector<Buffer> sent = {Bytes(own.events.data(), 0)}, received = sent;
+  std::vector<size_t> sent_bytes(n), received_bytes(n);
+  if (options_.rank != 0) {
+    sent = {Bytes(own.events.data(), own.events.size()), Bytes(labels.data(), labels.size())};
+    sent_bytes[0] = sent[0].count + sent[1].count;
   }
-  for (size_t r = 1; s.ok() && options_.rank == 0 && r < n; ++r) {
+  for (size_t r = 1; options_.rank == 0 && r < n; ++r) {
     gathered[r].events.resize(static_cast<size_t>(peers[r].count));
-    labels.resize(static_cast<size_t>(peers[r].label_bytes));
-    const Buffer message[] = {Bytes(gathered[r].events.data(), gathered[r].events.size()),
-                              Bytes(labels.data(), labels.size())};
-    s = Finish(world, world.Recv(message, static_cast<int>(r), kTag), deadline);
-    gathered[r].labels = absl::StrSplit(labels, '\n');
+    gathered_labels[r].resize(static_cast<size_t>(peers[r].label_bytes));
+    received.push_back(Bytes(gathered[r].events.data(), gathered[r].events.size()));
+    received.push_back(Bytes(gathered_labels[r].data(), gathered_labels[r].size()));
+    received_bytes[r] = received[received.size() - 2].count + received.back().count;
   }
+  s = Finish(world, world.AllToAll(sent, sent_bytes, received, received_bytes), deadline);
   if (!s.ok() || options_.rank != 0) return s;
+  gathered[0] = std::move(own);
   std::vector<int> ranks;
   std::vector<RankClock> clocks;
   for (size_t r = 0; r < n; ++r) {
+    if (r > 0) gathered[r].labels = absl::StrSplit(gathered_labels[r], '\n');
     ranks.push_back(static_cast<int>(r));
     clocks.push_back({begin_[r], end[r]});
   }

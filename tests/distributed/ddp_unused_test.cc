@@ -35,6 +35,37 @@ bool Uses(int rank, int size, size_t p, int step) {
   }
 }
 
+// Lets the program own the memory of all gradients: what is returned.
+std::vector<std::vector<float>> GiveGradients(std::vector<Parameter>& parameters) {
+  std::vector<std::vector<float>> own;
+  for (Parameter& p : parameters) {
+    own.emplace_back(p.value.count);
+    p.grad = {own.back().data(), p.value.count, DType::kFloat32, {}};
+  }
+  return own;
+}
+
+// A Join in which rank r takes 1 + r steps. `backward` announces a step's gradients; `check` sees those of all steps,
+// also of the ones that this rank shadows.
+void RunUnevenJoin(Rank& rank, DistributedDataParallel& model, const std::function<void(int step)>& backward,
+                   const std::function<void(int step)>& check) {
+  const int steps = 1 + rank.rank();
+  int shadowed = 0;
+  JoinOptions options;
+  options.on_shadowed_step = [&] {
+    check(steps + shadowed++);
+    return absl::OkStatus();
+  };
+  DistributedDataParallel::Join join(model, options);
+  for (int step = 0; step < steps; ++step) {
+    backward(step);
+    RANK_CHECK_OK(model.FinishBackward());
+    check(step);
+  }
+  RANK_CHECK_OK(join.Finish());
+  RANK_CHECK_EQ(shadowed, rank.size() - steps);
+}
+
 void CheckUnusedStep(Rank& rank, DistributedDataParallel& model, int step,
                      const std::function<bool(int, size_t)>& uses) {
   const auto mark = [&](size_t p, size_t i) { return -1000.0 * rank.rank() - static_cast<double>(p + i); };
@@ -69,11 +100,7 @@ TEST_CASE("unused parameters count as zeros, and stay as they are where nobody u
         options.bucket_bytes = bucket_bytes;
         std::vector<Parameter> parameters = MakeParameters({500, 1, 200, 1000, 30, 64});
         std::vector<std::vector<float>> own;
-        for (Parameter& p : parameters) {
-          if (!copied) break;
-          own.emplace_back(p.value.count);
-          p.grad = {own.back().data(), p.value.count, DType::kFloat32, {}};
-        }
+        if (copied) own = GiveGradients(parameters);
         const Model model = Make(rank, parameters, options);
         for (int step = 0; step < 4; ++step) {
           CheckUnusedStep(rank, *model, step, [&](int r, size_t p) { return Uses(r, rank.size(), p, step); });
@@ -285,23 +312,12 @@ TEST_CASE("a rank that is through with a Join gets the others' results in memory
       options.unused = unused;
       const Model model = Make(rank, MakeParameters({500, 10}), options);
       Framework framework(*model);
-      const int steps = 1 + rank.rank();
-      int shadowed = 0;
       const auto check = [&](int step) {
         CheckFrameworkStep(rank, *model, framework, step, [&](int r, size_t) { return step < 1 + r; });
         framework.ZeroGrad();
-        return absl::OkStatus();
       };
-      JoinOptions join_options;
-      join_options.on_shadowed_step = [&] { return check(steps + shadowed++); };
-      DistributedDataParallel::Join join(*model, join_options);
-      for (int step = 0; step < steps; ++step) {
-        framework.Backward(rank, step, [](size_t) { return true; });
-        RANK_CHECK_OK(model->FinishBackward());
-        check(step).IgnoreError();
-      }
-      RANK_CHECK_OK(join.Finish());
-      RANK_CHECK_EQ(shadowed, rank.size() - steps);
+      RunUnevenJoin(
+          rank, *model, [&](int step) { framework.Backward(rank, step, [](size_t) { return true; }); }, check);
     }
   });
 }
@@ -314,36 +330,25 @@ TEST_CASE("a rank that is through with a Join leaves gradients as they are that 
       options.unused = UnusedParameters::kDetect;
       std::vector<Parameter> parameters = MakeParameters({500, 10, 200});
       std::vector<std::vector<float>> own;
-      for (Parameter& p : parameters) {
-        if (!copied) break;
-        own.emplace_back(p.value.count);
-        p.grad = {own.back().data(), p.value.count, DType::kFloat32, {}};
-      }
+      if (copied) own = GiveGradients(parameters);
       const Model model = Make(rank, parameters, options);
-      const int steps = 1 + rank.rank();
-      int shadowed = 0;
       const auto mark = [&](size_t p) { return -1000.0 * rank.rank() - static_cast<double>(p); };
-      const auto check = [&](int step) {
+      const auto mark_all = [&] {
+        for (size_t p = 0; p < model->size(); ++p) Fill(model->grad(p), mark(p));
+      };
+      mark_all();
+      const auto backward = [&](int step) {
+        Announce(rank, *model, step % 2 == 0 ? std::vector<size_t>{1, 0} : std::vector<size_t>{1}, step);
+      };
+      RunUnevenJoin(rank, *model, backward, [&](int step) {
         CheckGradients(rank, *model, [&](size_t p, size_t i) {
           if (p == 2 || (p == 0 && step % 2 == 1)) return mark(p);
           double sum = 0;
           for (int r = step; r < rank.size(); ++r) sum += Gradient(r, p, i, step);  // those that still have inputs
           return sum / rank.size();
         });
-        for (size_t p = 0; p < model->size(); ++p) Fill(model->grad(p), mark(p));
-        return absl::OkStatus();
-      };
-      JoinOptions join_options;
-      join_options.on_shadowed_step = [&] { return check(steps + shadowed++); };
-      DistributedDataParallel::Join join(*model, join_options);
-      for (size_t p = 0; p < model->size(); ++p) Fill(model->grad(p), mark(p));
-      for (int step = 0; step < steps; ++step) {
-        Announce(rank, *model, step % 2 == 0 ? std::vector<size_t>{1, 0} : std::vector<size_t>{1}, step);
-        RANK_CHECK_OK(model->FinishBackward());
-        check(step).IgnoreError();
-      }
-      RANK_CHECK_OK(join.Finish());
-      RANK_CHECK_EQ(shadowed, rank.size() - steps);
+        mark_all();
+      });
     }
   });
 }

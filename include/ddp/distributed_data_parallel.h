@@ -262,12 +262,13 @@ class DDP_EXPORT DistributedDataParallel {
 
   // Gives the memory of gradient `index`, before its GradReady, for frameworks that allocate gradients and free them
   // again (PyTorch: grad = None). Count, dtype and device as before (InvalidArgument names the parameter and the rank).
-  // FailedPrecondition for a gradient that the library owns, or that it reduces in place in an allocation.
-  // The memory counts for one reduced step: it stays valid until FinishBackward has reduced the gradient, and until the
-  // next step if ZeroGrad, GradNorm, ClipGradNorm or ClipGradNormAsync is called. Call SetGrad again in the next step
-  // (for memory that never changes use Parameter::grad). A gradient that this rank has not given in a step has no
-  // memory here. If other ranks used it (kDetect, static_graph, Join), grad(index) is memory of the library's with the
-  // result, until the next step begins; otherwise grad(index).data is null.
+  // FailedPrecondition for a gradient that the library owns, or that it reduces in place in an allocation, and for
+  // other memory of one that has been announced in this step. The memory counts for one reduced step: it stays valid
+  // until FinishBackward has reduced the gradient, and until the next step if ZeroGrad, GradNorm, ClipGradNorm or
+  // ClipGradNormAsync is called. Call SetGrad again in the next step (for memory that never changes use
+  // Parameter::grad). A gradient that this rank has not given in a step has no memory here. If other ranks used it
+  // (kDetect, static_graph, Join), grad(index) is memory of the library's with the result, until the next step begins;
+  // otherwise grad(index).data is null.
   virtual absl::Status SetGrad(size_t index, Buffer grad) = 0;
 
   // Ends the step: waits for all reductions. On a GPU only the stream waits, and the host continues; a failure after

@@ -45,6 +45,11 @@ absl::Status Model::SetGrad(size_t index, Buffer grad) {
     return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
                   "' lies in an allocation and is reduced there, so it cannot move; set DdpOptions::copy_gradients");
   }
+  // On a GPU what was announced may not have been copied yet.
+  if ((announced_[index].load(std::memory_order_relaxed) & kNow) != 0 && grad.data != before.data) {
+    return refuse(absl::StatusCode::kFailedPrecondition, "the gradient of '", trained.parameter.name,
+                  "' was announced already, with other memory; give its memory before GradReady");
+  }
   trained.parameter.grad = grad;
   trained.given_by_step = trained.given = true;
   grads_given_.store(true, std::memory_order_relaxed);

@@ -111,6 +111,29 @@ TEST_CASE("a buffer swapped for another is refused by name") {
   });
 }
 
+TEST_CASE("the memory of a gradient that was announced stays") {
+  RunOnRanks([](Rank& rank) {
+    DdpOptions options;
+    options.copy_gradients = true;
+    const Model model = Make(rank, MakeParameters({100, 200}), options);
+    std::vector<float> memory(400, 1);
+    const Buffer first{memory.data(), 100, DType::kFloat32, {}}, other{memory.data() + 300, 100, DType::kFloat32, {}};
+    for (int step = 0; step < 2; ++step) {
+      RANK_CHECK_OK(model->SetGrad(0, other));  // not announced yet: it may change its place
+      RANK_CHECK_OK(model->SetGrad(0, first));
+      RANK_CHECK_OK(model->SetGrad(1, {memory.data() + 100, 200, DType::kFloat32, {}}));
+      model->GradReady(0);
+      RANK_CHECK_OK(model->SetGrad(0, first));
+      RANK_CHECK_STATUS(model->SetGrad(0, other), StatusCode::kFailedPrecondition, absl::StrCat("rank ", rank.rank()),
+                        "layer0.weight", "before GradReady");
+      model->GradReady(1);
+      RANK_CHECK_OK(model->FinishBackward());
+      RANK_CHECK_EQ(memory[0], 1.0f);
+      RANK_CHECK_EQ(memory[300], 1.0f);
+    }
+  });
+}
+
 TEST_CASE("a gradient announced without memory is named") {
   RunOnRanks([](Rank& rank) {
     DdpOptions options;

@@ -7,29 +7,50 @@
 
 namespace ddp {
 
+namespace {
+
+// Whether a bucket of so many bytes is closed before the next item of its dtype; `rest` are the bytes of this item and
+// of all behind it. Of bucket and rest together, (all - first_cap) / 2 are to come later, so that the bucket has
+// first_cap more than they have, and at least first_cap. The item is left to them if half of it or more lies within
+// that. An open bucket has less than its cap, so that none tapers if first_cap is not below that.
+bool Tapers(size_t bucket, size_t rest, size_t item, size_t first_cap) {
+  if (bucket < first_cap || rest == 0) return false;
+  const size_t all = bucket + rest;
+  return all > 2 * first_cap && 2 * rest - item <= std::max(2 * first_cap, all - first_cap);
+}
+
+}  // namespace
+
 std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
                                 size_t cap) {
   struct Open {
     Bucket bucket;
     size_t cap;
     size_t last = 0;  // position in `order` of its last item
+    size_t rest = 0;  // bytes of this dtype that are in no bucket yet
   };
   std::map<DType, Open> open;
   std::map<size_t, Bucket> closed;  // by the position at which they are complete
+  const auto close = [&](Open& full) {
+    closed.emplace(full.last, std::exchange(full.bucket, {}));
+    full.cap = cap;
+  };
+  for (const size_t i : order) {
+    open.try_emplace(items[i].dtype, Open{{}, first_cap}).first->second.rest += items[i].bytes;
+  }
   for (size_t position = 0; position < order.size(); ++position) {
     const BucketItem& item = items[order[position]];
-    Open& current = open.try_emplace(item.dtype, Open{{}, first_cap}).first->second;
+    Open& current = open.at(item.dtype);
+    if (Tapers(current.bucket.bytes, current.rest, item.bytes, first_cap)) close(current);
     current.bucket.dtype = item.dtype;
     current.bucket.items.push_back(order[position]);
     current.bucket.bytes += item.bytes;
+    current.rest -= item.bytes;
     current.last = position;
-    if (current.bucket.bytes >= current.cap) {
-      closed.emplace(position, std::exchange(current.bucket, {}));
-      current.cap = cap;
-    }
+    if (current.bucket.bytes >= current.cap) close(current);
   }
-  for (auto& [dtype, rest] : open) {
-    if (!rest.bucket.items.empty()) closed.emplace(rest.last, std::move(rest.bucket));
+  for (auto& [dtype, last] : open) {
+    if (!last.bucket.items.empty()) close(last);
   }
   std::vector<Bucket> buckets;
   buckets.reserve(closed.size());

@@ -168,7 +168,7 @@ TEST_CASE("buckets are planned again when the order has drifted, and only then")
   });
 }
 
-TEST_CASE("buckets are of 25 MiB, the first of 1 MiB; a cap of the user's goes for the first too") {
+TEST_CASE("buckets are of 25 MiB, the first and the last ones smaller; a cap of the user's goes for the first too") {
   RunOnRanks([](Rank& rank) {
     const std::vector<size_t> megabytes(28, size_t{1} << 18);
     const auto sizes = [&](const DdpOptions& options) {
@@ -179,12 +179,12 @@ TEST_CASE("buckets are of 25 MiB, the first of 1 MiB; a cap of the user's goes f
       for (const BucketTimes& b : model->statistics().buckets) absl::StrAppend(&text, b.bytes >> 20, " ");
       return text;
     };
-    RANK_CHECK_EQ(sizes({}), "1 25 2 ");
+    RANK_CHECK_EQ(sizes({}), "1 14 7 3 2 1 ");
     DdpOptions options;
     options.bucket_bytes = size_t{10} << 20;
     RANK_CHECK_EQ(sizes(options), "10 10 8 ");
     options.first_bucket_bytes = size_t{3} << 20;
-    RANK_CHECK_EQ(sizes(options), "3 10 10 5 ");
+    RANK_CHECK_EQ(sizes(options), "3 10 9 6 ");
   });
 }
 

@@ -2,6 +2,7 @@
 #include "libddp/reducer/bucket_plan.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -70,8 +71,113 @@ TEST_CASE("empty items take part; nothing gives no buckets") {
   CHECK(PlanBuckets({}, {}, 5, 100).empty());
 }
 
-// For any input: each item once; within a bucket in the order given, one dtype, full but for the last of its dtype, and
-// not fuller than needed; launch order is the order of completion.
+std::vector<size_t> SizesOf(const std::vector<Bucket>& plan) {
+  std::vector<size_t> sizes;
+  for (const Bucket& bucket : plan) sizes.push_back(bucket.bytes);
+  return sizes;
+}
+
+// Without tapering, for items of one dtype.
+std::vector<size_t> PlainSizes(const std::vector<BucketItem>& items, size_t first_cap, size_t cap) {
+  std::vector<size_t> sizes;
+  bool full = true;
+  for (const BucketItem& item : items) {
+    if (full) sizes.push_back(0);
+    sizes.back() += item.bytes;
+    full = sizes.back() >= (sizes.size() == 1 ? first_cap : cap);
+  }
+  return sizes;
+}
+
+TEST_CASE("buckets taper towards the end") {
+  const auto sizes = [](size_t n, size_t bytes, size_t first_cap, size_t cap) {
+    return SizesOf(PlanBuckets(Floats(std::vector<size_t>(n, bytes)), Order(n), first_cap, cap));
+  };
+  using Sizes = std::vector<size_t>;
+  CHECK(sizes(320, 1, 10, 1000) == Sizes{10, 160, 80, 40, 20, 10});
+  CHECK(sizes(330, 1, 10, 1000) == Sizes{10, 165, 82, 41, 21, 11});
+  CHECK(sizes(410, 1, 10, 100) == Sizes{10, 100, 100, 100, 55, 27, 18});
+  CHECK(sizes(24, 1, 1, 25) == Sizes{1, 12, 6, 3, 2});
+  CHECK(sizes(96, 1, 1, 25) == Sizes{1, 25, 25, 23, 11, 6, 3, 2});
+  CHECK(sizes(5, 40, 20, 1000) == Sizes{40, 80, 40, 40});  // items of twice the first cap
+}
+
+TEST_CASE("up to twice the first cap stays one bucket") {
+  const auto plan = [](const std::vector<size_t>& bytes) {
+    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), 50, 1000));
+  };
+  CHECK(plan({20, 20}) == std::vector<Indices>{{0, 1}});
+  CHECK(plan({50, 25, 25, 25, 25}) == std::vector<Indices>{{0}, {1, 2, 3, 4}});
+  CHECK(plan({50, 25, 25, 25, 25, 1}) == std::vector<Indices>{{0}, {1, 2}, {3, 4, 5}});
+  CHECK(plan({50, 0, 0, 120, 0, 0}) == std::vector<Indices>{{0}, {1, 2, 3, 4, 5}});
+}
+
+TEST_CASE("items of uneven sizes are divided where it fits best") {
+  const auto plan = [](const std::vector<size_t>& bytes) {
+    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), 50, 1000));
+  };
+  CHECK(plan({50, 30, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}, {3}});     // a large one comes last
+  CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});              // not for less than the first cap
+  CHECK(plan({50, 60, 500, 20}) == std::vector<Indices>{{0}, {1, 2}, {3}});      // little behind a large one
+  CHECK(plan({50, 60, 60, 20}) == std::vector<Indices>{{0}, {1}, {2, 3}});       // 50 are wanted: as near, 80 or 20
+  CHECK(plan({50, 300, 400, 300}) == std::vector<Indices>{{0}, {1, 2}, {3}});    // 475: 300 rather than 700
+  CHECK(plan({50, 350, 400, 300}) == std::vector<Indices>{{0}, {1}, {2}, {3}});  // 500: as near, then the latter
+  CHECK(plan({50, 500, 60, 40, 300}) == std::vector<Indices>{{0}, {1}, {2, 3}, {4}});  // 425: 400; 175: 300
+}
+
+TEST_CASE("each dtype tapers") {
+  std::vector<BucketItem> items = Floats(std::vector<size_t>(32, 10));
+  for (size_t i = 0; i < 32; i += 2) items[i].dtype = DType::kFloat16;
+  const auto plan = PlanBuckets(items, Order(32), 10, 1000);
+  CHECK(SizesOf(plan) == std::vector<size_t>{10, 10, 80, 80, 40, 40, 20, 20, 10, 10});
+  for (size_t b = 0; b < plan.size(); ++b) {
+    CHECK(plan[b].dtype == (b % 2 == 0 ? DType::kFloat16 : DType::kFloat32));
+  }
+}
+
+TEST_CASE("nothing tapers if the first cap is not below the other") {
+  std::mt19937 random(2);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<BucketItem> items;
+    for (size_t i = random() % 60; i-- > 0;) items.push_back({DType::kFloat32, random() % 100});
+    const size_t cap = 1 + random() % 400, first_cap = cap + (round % 2 == 0 ? 0 : random() % 400);
+    REQUIRE(SizesOf(PlanBuckets(items, Order(items.size()), first_cap, cap)) == PlainSizes(items, first_cap, cap));
+  }
+  const auto all = Floats(std::vector<size_t>(100, 1000));
+  CHECK(PlanBuckets(all, Order(100), SIZE_MAX / 2, SIZE_MAX / 2).size() == 1);
+  CHECK(PlanBuckets(all, Order(100), 1, 1).size() == 100);
+}
+
+// A bucket hides behind what comes after it, but for the first cap; the last one is small, as far as items are. All
+// this costs few more buckets.
+TEST_CASE("what holds for the end of every plan") {
+  std::mt19937 random(3);
+  for (int round = 0; round < 500; ++round) {
+    const size_t largest = std::vector<size_t>{1, 5, 30, 200, 1000}[random() % 5];
+    std::vector<BucketItem> items;
+    for (size_t i = 1 + random() % 300; i-- > 0;) items.push_back({DType::kFloat32, 1 + random() % largest});
+    const size_t first_cap = 1 + random() % 100, cap = first_cap + 1 + random() % 3000;
+    const auto plan = PlanBuckets(items, Order(items.size()), first_cap, cap);
+    size_t after = 0;
+    for (size_t b = plan.size(); b-- > 1;) {
+      const size_t bytes = plan[b].bytes, last = items[plan[b].items.back()].bytes;
+      if (b + 1 == plan.size()) {
+        REQUIRE(bytes <= std::max(2 * first_cap, first_cap + last));
+      } else {
+        REQUIRE(bytes >= first_cap);
+        REQUIRE(bytes <= std::max(2 * first_cap, after + first_cap + last));
+      }
+      after += bytes;
+    }
+    size_t doublings = 0;
+    while (first_cap << doublings < cap) ++doublings;
+    REQUIRE(plan.size() <= PlainSizes(items, first_cap, cap).size() + doublings);
+    REQUIRE(Lateness(plan, items, Order(items.size())) == 0);
+  }
+}
+
+// For any input: each item once; within a bucket in the order given, one dtype, not below the first cap but for the
+// last of its dtype, and not fuller than needed; launch order is the order of completion.
 TEST_CASE("what holds for every plan") {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
@@ -93,7 +199,7 @@ TEST_CASE("what holds for every plan") {
     for (size_t b = 0; b < plan.size(); ++b) {
       REQUIRE_FALSE(plan[b].items.empty());
       const size_t type = static_cast<size_t>(plan[b].dtype);
-      REQUIRE_FALSE(closed_last[type]);  // only the last of a dtype may be below its cap
+      REQUIRE_FALSE(closed_last[type]);  // only the last of a dtype may be so small
       size_t bytes = 0;
       for (size_t k = 0; k < plan[b].items.size(); ++k) {
         const size_t item = plan[b].items[k];
@@ -106,7 +212,7 @@ TEST_CASE("what holds for every plan") {
       const size_t limit = any[type] ? cap : first_cap;
       any[type] = true;
       REQUIRE(bytes - items[plan[b].items.back()].bytes < limit);
-      closed_last[type] = bytes < limit;
+      closed_last[type] = bytes < first_cap;
       const size_t last = position[plan[b].items.back()];
       if (b > 0) REQUIRE(last > complete);
       complete = last;

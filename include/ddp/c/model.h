@@ -85,7 +85,7 @@ enum {
 typedef struct ddp_model_options {
   size_t size;                       // sizeof(ddp_model_options)
   size_t bucket_bytes;               // bytes of a bucket; 0: 25 MiB; DDP_AUTO_BUCKET_BYTES: measured
-  size_t first_bucket_bytes;         // bytes of the first bucket; 0: up to 1 MiB
+  size_t first_bucket_bytes;         // bytes of the first bucket, and about of the last; 0: up to 1 MiB
   size_t piece_bytes;                // reduces a bucket in operations of at most so many bytes; 0: in one
   int32_t no_replan;                 // not 0: buckets never change
   int32_t sum;                       // not 0: the sum instead of the mean

@@ -65,9 +65,10 @@ struct DdpOptions {
 
   // The approximate size of a bucket in bytes. The first bucket is smaller, so that reduction starts early. The last
   // ones are smaller too, because little of the backward pass is left to hide them: each is about half of the one
-  // before, and the last one has once or twice first_bucket_bytes. If both sizes are equal, all buckets have this size.
-  // A gradient is never split. first_bucket_bytes = 0: 1 MiB if bucket_bytes is the default, the smaller of 1 MiB and
-  // the measured size with kAutoBucketBytes, otherwise bucket_bytes.
+  // before, and the last one has once or twice first_bucket_bytes. Over NCCL, where an operation takes the host longer,
+  // they are not. If both sizes are equal, all buckets have this size. A gradient is never split.
+  // first_bucket_bytes = 0: 1 MiB if bucket_bytes is the default, the smaller of 1 MiB and the measured size with
+  // kAutoBucketBytes, otherwise bucket_bytes.
   size_t bucket_bytes = kDefaultBucketBytes;
   size_t first_bucket_bytes = 0;  // 0: see above
 

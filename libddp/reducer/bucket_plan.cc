@@ -10,19 +10,18 @@ namespace ddp {
 namespace {
 
 // Whether a bucket of so many bytes is closed before the next item of its dtype; `rest` are the bytes of this item and
-// of all behind it. Of bucket and rest together, (all - first_cap) / 2 are to come later, so that the bucket has
-// first_cap more than they have, and at least first_cap. The item is left to them if half of it or more lies within
-// that. An open bucket has less than its cap, so that none tapers if first_cap is not below that.
-bool Tapers(size_t bucket, size_t rest, size_t item, size_t first_cap) {
-  if (bucket < first_cap || rest == 0) return false;
+// of all behind it. Of bucket and rest together, (all - last_cap) / 2 are to come later, so that the bucket has
+// last_cap more than they have, and at least last_cap. The item is left to them if half of it or more lies within that.
+bool Tapers(size_t bucket, size_t rest, size_t item, size_t last_cap) {
+  if (bucket < last_cap || rest == 0) return false;
   const size_t all = bucket + rest;
-  return all > 2 * first_cap && 2 * rest - item <= std::max(2 * first_cap, all - first_cap);
+  return all > 2 * last_cap && 2 * rest - item <= std::max(2 * last_cap, all - last_cap);
 }
 
 }  // namespace
 
-std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
-                                size_t cap) {
+std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order,
+                                const BucketCaps& caps) {
   struct Open {
     Bucket bucket;
     size_t cap;
@@ -33,15 +32,15 @@ std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<c
   std::map<size_t, Bucket> closed;  // by the position at which they are complete
   const auto close = [&](Open& full) {
     closed.emplace(full.last, std::exchange(full.bucket, {}));
-    full.cap = cap;
+    full.cap = caps.others;
   };
   for (const size_t i : order) {
-    open.try_emplace(items[i].dtype, Open{{}, first_cap}).first->second.rest += items[i].bytes;
+    open.try_emplace(items[i].dtype, Open{{}, caps.first}).first->second.rest += items[i].bytes;
   }
   for (size_t position = 0; position < order.size(); ++position) {
     const BucketItem& item = items[order[position]];
     Open& current = open.at(item.dtype);
-    if (Tapers(current.bucket.bytes, current.rest, item.bytes, first_cap)) close(current);
+    if (Tapers(current.bucket.bytes, current.rest, item.bytes, caps.last)) close(current);
     current.bucket.dtype = item.dtype;
     current.bucket.items.push_back(order[position]);
     current.bucket.bytes += item.bytes;

@@ -22,17 +22,23 @@ struct Bucket {
   size_t bytes = 0;
 };
 
+// Bytes of a bucket: of the first, of the others, and of the last, to which they taper. Nothing tapers if `last` is not
+// below `others`.
+struct BucketCaps {
+  size_t first = 0, others = 0, last = 0;
+};
+
 // Goes through the items in `order` (the order in which they are expected to become ready) and fills one bucket per
-// dtype at a time; a bucket is closed when it has reached its cap: `first_cap` for the first of a dtype, `cap` for the
-// others. An item is never split. The result is ordered by when a bucket is complete, which is the order of launch. A
-// pure function, after PyTorch's rule (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
+// dtype at a time; a bucket is closed when it has reached its cap: the first of a dtype, or one of the others. An item
+// is never split. The result is ordered by when a bucket is complete, which is the order of launch. A pure function,
+// after PyTorch's rule (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
 //
-// Unlike there, the buckets of a dtype taper towards its end if first_cap < cap, because nothing hides the last one. A
-// bucket is also closed when it has first_cap bytes more than what comes after it, as nearly as the items allow. So it
-// passes while the rest becomes ready, if a link passes bytes twice as fast as they become ready; from the end, buckets
-// have about 1, 2, 4, ... times first_cap. The last one has at most 2 first_cap, or its last item and up to first_cap.
-std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order, size_t first_cap,
-                                size_t cap);
+// Unlike there, the buckets of a dtype taper towards its end, because nothing hides the last one. A bucket is also
+// closed when it has `last` bytes more than what comes after it, as nearly as the items allow. So it passes while the
+// rest becomes ready, if a link passes bytes twice as fast as they become ready; from the end, buckets have about 1, 2,
+// 4, ... times `last`. The last one has at most twice that, or its last item and up to `last`.
+std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order,
+                                const BucketCaps& caps);
 
 bool SamePlan(absl::Span<const Bucket> a, absl::Span<const Bucket> b);
 

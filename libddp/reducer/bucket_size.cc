@@ -42,6 +42,11 @@ size_t BestBucketBytes(const LinkModel& link, size_t total_bytes) {
   return static_cast<size_t>(std::clamp(best, kLeast, kMost));
 }
 
+size_t LatencyInBytes(const LinkModel& link) {
+  const double bytes = link.latency_ns / std::max(link.ns_per_byte, 1e-9);
+  return bytes < 1e18 ? static_cast<size_t>(bytes) : SIZE_MAX;
+}
+
 absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group, Device device) {
   absl::StatusOr<Allocation> memory = group.Allocate(*std::max_element(std::begin(kSizes), std::end(kSizes)), device);
   if (!memory.ok()) return memory.status();

@@ -28,8 +28,11 @@ LinkModel FitLink(absl::Span<const LinkSample> samples);
 
 // The bucket size that leaves the least communication after a backward pass over `total_bytes` of gradients: what the
 // last bucket takes, bucket * ns_per_byte, and what dividing costs, total / bucket * latency, are balanced at
-// sqrt(total * latency / ns_per_byte). Between 64 KiB and 25 MiB. That a plan tapers (PlanBuckets) does not count.
+// sqrt(total * latency / ns_per_byte). Between 64 KiB and 25 MiB.
 size_t BestBucketBytes(const LinkModel& link, size_t total_bytes);
+
+// What takes as long to pass as an operation's latency; SIZE_MAX if bytes cost nothing.
+size_t LatencyInBytes(const LinkModel& link);
 
 // Collective; takes some milliseconds. Times float32 all-reduces of several sizes. All ranks get rank 0's result.
 absl::StatusOr<LinkModel> MeasureLink(ProcessGroup& group, Device device);

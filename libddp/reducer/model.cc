@@ -146,19 +146,23 @@ absl::Status Model::PlanAfresh() {
 
 absl::Status Model::ChooseCaps() {
   size_t bucket = options_.bucket_bytes, first = options_.first_bucket_bytes;
+  std::optional<size_t> last;
   if (bucket == DdpOptions::kAutoBucketBytes) {
-    if (caps_.others != 0) return absl::OkStatus();  // the group is as it was
+    if (caps_.bucket.others != 0) return absl::OkStatus();  // the group is as it was
     size_t bytes = 0;
     for (const Trained& t : all_) bytes += t.slot.count * SizeOf(t.slot.dtype);
     absl::StatusOr<LinkModel> link = MeasureLink(*group_, device_);
     if (!link.ok()) return link.status();
     bucket = BestBucketBytes(*link, bytes);
     if (first == 0) first = std::min(bucket, kDefaultFirstBucketBytes);
+    last = std::clamp(LatencyInBytes(*link), first, std::max(first, bucket));
     LogInfo("rank ", group_->rank(), ": an all-reduce takes ", absl::StrFormat("%.1f", link->latency_ns / 1000),
             " us + ", absl::StrFormat("%.3f", link->ns_per_byte), " ns a byte: buckets of ", bucket, " bytes");
   }
   if (first == 0) first = bucket == DdpOptions::kDefaultBucketBytes ? kDefaultFirstBucketBytes : bucket;
-  caps_ = {first, bucket, options_.piece_bytes};
+  // An operation of NCCL's takes the host tens of microseconds, which small models' steps do not have.
+  if (!last.has_value()) last = group_->backend() == "nccl" ? bucket : first;
+  caps_ = {{first, bucket, *last}, options_.piece_bytes};
   return absl::OkStatus();
 }
 

@@ -52,7 +52,7 @@ absl::Status Reducer::Plan(const std::vector<Trained>& all, absl::Span<const siz
   std::vector<BucketItem> items;
   items.reserve(all.size());
   for (const Trained& t : all) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
-  plan_ = PlanBuckets(items, order, caps.first, caps.others);
+  plan_ = PlanBuckets(items, order, caps.bucket);
   buckets_.clear();
   bucket_of_.assign(all.size(), 0);
   auto names = std::make_shared<BucketNames>(plan_.size());

@@ -39,8 +39,8 @@ struct StepScale {
 class Reducer {
  public:
   struct Caps {
-    size_t first = 0, others = 0;  // bytes of a bucket
-    size_t piece = 0;              // bytes of an operation; 0: a whole bucket
+    BucketCaps bucket;
+    size_t piece = 0;  // bytes of an operation; 0: a whole bucket
   };
 
   // What comes before a bucket's reduction; on a GPU it is submitted to the stream.

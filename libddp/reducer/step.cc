@@ -402,8 +402,8 @@ absl::Status Model::Replan(bool must) {
   if (group_->rank() == root) {
     std::vector<BucketItem> items;
     for (const Trained& t : all_) items.push_back({t.slot.dtype, t.slot.count * SizeOf(t.slot.dtype)});
-    must |= steps_of_list_ == 1 ? !SamePlan(reducer_.plan(), PlanBuckets(items, observed, caps_.first, caps_.others))
-                                : Lateness(reducer_.plan(), items, observed) > caps_.others;
+    must |= steps_of_list_ == 1 ? !SamePlan(reducer_.plan(), PlanBuckets(items, observed, caps_.bucket))
+                                : Lateness(reducer_.plan(), items, observed) > caps_.bucket.others;
   }
   message.push_back(must);
   if (absl::Status s = ddp::BroadcastValues(*group_, absl::MakeSpan(message), root); !s.ok()) return s;

@@ -168,11 +168,19 @@ TEST_CASE("buckets are planned again when the order has drifted, and only then")
   });
 }
 
+class NamedNccl final : public ForwardingGroup {
+ public:
+  using ForwardingGroup::ForwardingGroup;
+  absl::string_view backend() const override { return "nccl"; }
+};
+
 TEST_CASE("buckets are of 25 MiB, the first and the last ones smaller; a cap of the user's goes for the first too") {
   RunOnRanks([](Rank& rank) {
     const std::vector<size_t> megabytes(28, size_t{1} << 18);
-    const auto sizes = [&](const DdpOptions& options) {
-      const Model model = Make(rank, MakeParameters(megabytes), options);
+    NamedNccl nccl(rank.group());
+    const auto sizes = [&](const DdpOptions& options, bool over_nccl = false) {
+      ProcessGroup& group = over_nccl ? static_cast<ProcessGroup&>(nccl) : rank.group();
+      const Model model = RANK_VALUE(DistributedDataParallel::Create(group, MakeParameters(megabytes), options));
       for (const size_t p : Backwards(megabytes.size())) model->GradReady(p);
       RANK_CHECK_OK(model->FinishBackward());
       std::string text;
@@ -180,6 +188,7 @@ TEST_CASE("buckets are of 25 MiB, the first and the last ones smaller; a cap of 
       return text;
     };
     RANK_CHECK_EQ(sizes({}), "1 14 7 3 2 1 ");
+    RANK_CHECK_EQ(sizes({}, /*over_nccl=*/true), "1 25 2 ");
     DdpOptions options;
     options.bucket_bytes = size_t{10} << 20;
     RANK_CHECK_EQ(sizes(options), "10 10 8 ");

@@ -34,7 +34,7 @@ std::vector<Indices> ItemsOf(const std::vector<Bucket>& plan) {
 }
 
 TEST_CASE("a bucket is closed when it has reached its cap, the first one earlier") {
-  const auto plan = PlanBuckets(Floats({40, 40, 40, 40, 40, 40, 40}), Order(7), 50, 100);
+  const auto plan = PlanBuckets(Floats({40, 40, 40, 40, 40, 40, 40}), Order(7), {50, 100, 50});
   CHECK(ItemsOf(plan) == std::vector<Indices>{{0, 1}, {2, 3, 4}, {5, 6}});
   CHECK(plan[0].bytes == 80);
   CHECK(plan[1].bytes == 120);
@@ -42,23 +42,24 @@ TEST_CASE("a bucket is closed when it has reached its cap, the first one earlier
 }
 
 TEST_CASE("exactly the cap closes a bucket") {
-  CHECK(ItemsOf(PlanBuckets(Floats({50, 50, 50, 50}), Order(4), 50, 100)) == std::vector<Indices>{{0}, {1, 2}, {3}});
+  CHECK(ItemsOf(PlanBuckets(Floats({50, 50, 50, 50}), Order(4), {50, 100, 50})) ==
+        std::vector<Indices>{{0}, {1, 2}, {3}});
 }
 
 TEST_CASE("an item above the cap is not split") {
-  CHECK(ItemsOf(PlanBuckets(Floats({1000, 10, 10}), Order(3), 50, 100)) == std::vector<Indices>{{0}, {1, 2}});
-  CHECK(ItemsOf(PlanBuckets(Floats({10, 1000, 10}), Order(3), 50, 100)) == std::vector<Indices>{{0, 1}, {2}});
+  CHECK(ItemsOf(PlanBuckets(Floats({1000, 10, 10}), Order(3), {50, 100, 50})) == std::vector<Indices>{{0}, {1, 2}});
+  CHECK(ItemsOf(PlanBuckets(Floats({10, 1000, 10}), Order(3), {50, 100, 50})) == std::vector<Indices>{{0, 1}, {2}});
 }
 
 TEST_CASE("items are taken in the order given") {
-  const auto plan = PlanBuckets(Floats({10, 20, 30, 40}), Indices{3, 1, 0, 2}, 60, 60);
+  const auto plan = PlanBuckets(Floats({10, 20, 30, 40}), Indices{3, 1, 0, 2}, {60, 60, 60});
   CHECK(ItemsOf(plan) == std::vector<Indices>{{3, 1}, {0, 2}});
 }
 
 TEST_CASE("a bucket has one dtype; buckets come in the order in which they are complete") {
   std::vector<BucketItem> items = Floats({60, 60, 60, 60, 60});
   items[1].dtype = items[2].dtype = DType::kBFloat16;
-  const auto plan = PlanBuckets(items, Order(5), 100, 100);
+  const auto plan = PlanBuckets(items, Order(5), {100, 100, 100});
   // float32: {0, 3} complete at 3, {4} at 4; bfloat16: {1, 2} complete at 2.
   CHECK(ItemsOf(plan) == std::vector<Indices>{{1, 2}, {0, 3}, {4}});
   CHECK(plan[0].dtype == DType::kBFloat16);
@@ -66,9 +67,9 @@ TEST_CASE("a bucket has one dtype; buckets come in the order in which they are c
 }
 
 TEST_CASE("empty items take part; nothing gives no buckets") {
-  CHECK(ItemsOf(PlanBuckets(Floats({0, 0, 10}), Order(3), 5, 100)) == std::vector<Indices>{{0, 1, 2}});
-  CHECK(ItemsOf(PlanBuckets(Floats({0}), Order(1), 5, 100)) == std::vector<Indices>{{0}});
-  CHECK(PlanBuckets({}, {}, 5, 100).empty());
+  CHECK(ItemsOf(PlanBuckets(Floats({0, 0, 10}), Order(3), {5, 100, 5})) == std::vector<Indices>{{0, 1, 2}});
+  CHECK(ItemsOf(PlanBuckets(Floats({0}), Order(1), {5, 100, 5})) == std::vector<Indices>{{0}});
+  CHECK(PlanBuckets({}, {}, {5, 100, 5}).empty());
 }
 
 std::vector<size_t> SizesOf(const std::vector<Bucket>& plan) {
@@ -91,7 +92,7 @@ std::vector<size_t> PlainSizes(const std::vector<BucketItem>& items, size_t firs
 
 TEST_CASE("buckets taper towards the end") {
   const auto sizes = [](size_t n, size_t bytes, size_t first_cap, size_t cap) {
-    return SizesOf(PlanBuckets(Floats(std::vector<size_t>(n, bytes)), Order(n), first_cap, cap));
+    return SizesOf(PlanBuckets(Floats(std::vector<size_t>(n, bytes)), Order(n), {first_cap, cap, first_cap}));
   };
   using Sizes = std::vector<size_t>;
   CHECK(sizes(320, 1, 10, 1000) == Sizes{10, 160, 80, 40, 20, 10});
@@ -100,11 +101,14 @@ TEST_CASE("buckets taper towards the end") {
   CHECK(sizes(24, 1, 1, 25) == Sizes{1, 12, 6, 3, 2});
   CHECK(sizes(96, 1, 1, 25) == Sizes{1, 25, 25, 23, 11, 6, 3, 2});
   CHECK(sizes(5, 40, 20, 1000) == Sizes{40, 80, 40, 40});  // items of twice the first cap
+  const std::vector<BucketItem> ones = Floats(std::vector<size_t>(320, 1));
+  CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 50})) == Sizes{10, 180, 80, 50});  // to another size
+  CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 1000})) == Sizes{10, 310});
 }
 
 TEST_CASE("up to twice the first cap stays one bucket") {
   const auto plan = [](const std::vector<size_t>& bytes) {
-    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), 50, 1000));
+    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), {50, 1000, 50}));
   };
   CHECK(plan({20, 20}) == std::vector<Indices>{{0, 1}});
   CHECK(plan({50, 25, 25, 25, 25}) == std::vector<Indices>{{0}, {1, 2, 3, 4}});
@@ -114,7 +118,7 @@ TEST_CASE("up to twice the first cap stays one bucket") {
 
 TEST_CASE("items of uneven sizes are divided where it fits best") {
   const auto plan = [](const std::vector<size_t>& bytes) {
-    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), 50, 1000));
+    return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), {50, 1000, 50}));
   };
   CHECK(plan({50, 30, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}, {3}});     // a large one comes last
   CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});              // not for less than the first cap
@@ -128,7 +132,7 @@ TEST_CASE("items of uneven sizes are divided where it fits best") {
 TEST_CASE("each dtype tapers") {
   std::vector<BucketItem> items = Floats(std::vector<size_t>(32, 10));
   for (size_t i = 0; i < 32; i += 2) items[i].dtype = DType::kFloat16;
-  const auto plan = PlanBuckets(items, Order(32), 10, 1000);
+  const auto plan = PlanBuckets(items, Order(32), {10, 1000, 10});
   CHECK(SizesOf(plan) == std::vector<size_t>{10, 10, 80, 80, 40, 40, 20, 20, 10, 10});
   for (size_t b = 0; b < plan.size(); ++b) {
     CHECK(plan[b].dtype == (b % 2 == 0 ? DType::kFloat16 : DType::kFloat32));
@@ -141,11 +145,12 @@ TEST_CASE("nothing tapers if the first cap is not below the other") {
     std::vector<BucketItem> items;
     for (size_t i = random() % 60; i-- > 0;) items.push_back({DType::kFloat32, random() % 100});
     const size_t cap = 1 + random() % 400, first_cap = cap + (round % 2 == 0 ? 0 : random() % 400);
-    REQUIRE(SizesOf(PlanBuckets(items, Order(items.size()), first_cap, cap)) == PlainSizes(items, first_cap, cap));
+    REQUIRE(SizesOf(PlanBuckets(items, Order(items.size()), {first_cap, cap, first_cap})) ==
+            PlainSizes(items, first_cap, cap));
   }
   const auto all = Floats(std::vector<size_t>(100, 1000));
-  CHECK(PlanBuckets(all, Order(100), SIZE_MAX / 2, SIZE_MAX / 2).size() == 1);
-  CHECK(PlanBuckets(all, Order(100), 1, 1).size() == 100);
+  CHECK(PlanBuckets(all, Order(100), {SIZE_MAX / 2, SIZE_MAX / 2, SIZE_MAX / 2}).size() == 1);
+  CHECK(PlanBuckets(all, Order(100), {1, 1, 1}).size() == 100);
 }
 
 // A bucket hides behind what comes after it, but for the first cap; the last one is small, as far as items are. All
@@ -157,7 +162,7 @@ TEST_CASE("what holds for the end of every plan") {
     std::vector<BucketItem> items;
     for (size_t i = 1 + random() % 300; i-- > 0;) items.push_back({DType::kFloat32, 1 + random() % largest});
     const size_t first_cap = 1 + random() % 100, cap = first_cap + 1 + random() % 3000;
-    const auto plan = PlanBuckets(items, Order(items.size()), first_cap, cap);
+    const auto plan = PlanBuckets(items, Order(items.size()), {first_cap, cap, first_cap});
     size_t after = 0;
     for (size_t b = plan.size(); b-- > 1;) {
       const size_t bytes = plan[b].bytes, last = items[plan[b].items.back()].bytes;
@@ -191,7 +196,7 @@ TEST_CASE("what holds for every plan") {
     std::vector<size_t> position(n);
     for (size_t i = 0; i < n; ++i) position[order[i]] = i;
     const size_t first_cap = 1 + random() % 100, cap = first_cap + random() % 300;
-    const auto plan = PlanBuckets(items, order, first_cap, cap);
+    const auto plan = PlanBuckets(items, order, {first_cap, cap, first_cap});
 
     std::vector<int> seen(n);
     size_t complete = 0;
@@ -223,15 +228,15 @@ TEST_CASE("what holds for every plan") {
 
 TEST_CASE("lateness is what had become ready beyond the buckets when one was launched") {
   const auto items = Floats({10, 20, 30, 40});
-  const auto plan = PlanBuckets(items, Order(4), 30, 30);  // {0, 1}, {2}, {3}
+  const auto plan = PlanBuckets(items, Order(4), {30, 30, 30});  // {0, 1}, {2}, {3}
   CHECK(Lateness(plan, items, Order(4)) == 0);
   CHECK(Lateness(plan, items, Indices{1, 0, 2, 3}) == 0);   // within a bucket
   CHECK(Lateness(plan, items, Indices{0, 2, 1, 3}) == 30);  // the first one waits for what belongs to the second
   CHECK(Lateness(plan, items, Indices{3, 2, 1, 0}) == 70);
   CHECK(Lateness(plan, items, Indices{0, 1, 3, 2}) == 40);
-  CHECK(SamePlan(plan, PlanBuckets(items, Order(4), 25, 30)));
-  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Indices{1, 0, 2, 3}, 30, 30)));
-  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Order(4), 1000, 30)));
+  CHECK(SamePlan(plan, PlanBuckets(items, Order(4), {25, 30, 25})));
+  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Indices{1, 0, 2, 3}, {30, 30, 30})));
+  CHECK_FALSE(SamePlan(plan, PlanBuckets(items, Order(4), {1000, 30, 1000})));
 }
 
 TEST_CASE("ranges are cut in pieces that cover them in order") {

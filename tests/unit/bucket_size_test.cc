@@ -43,5 +43,12 @@ TEST_CASE("buckets grow with latency and total, shrink with the cost of a byte, 
   CHECK(BestBucketBytes({1000, 0}, 100'000'000) == size_t{25} << 20);
 }
 
+TEST_CASE("a latency is worth the bytes that pass in it") {
+  CHECK(LatencyInBytes({10'000, 0.1}) == Approx(1e5));
+  CHECK(LatencyInBytes({0, 0.1}) == 0);
+  CHECK(LatencyInBytes({1e9, 0}) >= size_t{25} << 20);
+  CHECK(LatencyInBytes({1e18, 1e-9}) == SIZE_MAX);
+}
+
 }  // namespace
 }  // namespace ddp

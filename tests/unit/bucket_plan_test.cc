@@ -100,13 +100,13 @@ TEST_CASE("buckets taper towards the end") {
   CHECK(sizes(410, 1, 10, 100) == Sizes{10, 100, 100, 100, 55, 27, 18});
   CHECK(sizes(24, 1, 1, 25) == Sizes{1, 12, 6, 3, 2});
   CHECK(sizes(96, 1, 1, 25) == Sizes{1, 25, 25, 23, 11, 6, 3, 2});
-  CHECK(sizes(5, 40, 20, 1000) == Sizes{40, 80, 40, 40});  // items of twice the first cap
+  CHECK(sizes(5, 40, 20, 1000) == Sizes{40, 80, 40, 40});  // items of twice the last cap
   const std::vector<BucketItem> ones = Floats(std::vector<size_t>(320, 1));
   CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 50})) == Sizes{10, 180, 80, 50});  // to another size
   CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 1000})) == Sizes{10, 310});
 }
 
-TEST_CASE("up to twice the first cap stays one bucket") {
+TEST_CASE("up to twice the last cap stays one bucket") {
   const auto plan = [](const std::vector<size_t>& bytes) {
     return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), {50, 1000, 50}));
   };
@@ -121,7 +121,7 @@ TEST_CASE("items of uneven sizes are divided where it fits best") {
     return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), {50, 1000, 50}));
   };
   CHECK(plan({50, 30, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}, {3}});     // a large one comes last
-  CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});              // not for less than the first cap
+  CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});              // not for less than the last cap
   CHECK(plan({50, 60, 500, 20}) == std::vector<Indices>{{0}, {1, 2}, {3}});      // little behind a large one
   CHECK(plan({50, 60, 60, 20}) == std::vector<Indices>{{0}, {1}, {2, 3}});       // 50 are wanted: as near, 80 or 20
   CHECK(plan({50, 300, 400, 300}) == std::vector<Indices>{{0}, {1, 2}, {3}});    // 475: 300 rather than 700
@@ -139,7 +139,7 @@ TEST_CASE("each dtype tapers") {
   }
 }
 
-TEST_CASE("nothing tapers if the first cap is not below the other") {
+TEST_CASE("nothing tapers if the last cap is not below the others") {
   std::mt19937 random(2);
   for (int round = 0; round < 200; ++round) {
     std::vector<BucketItem> items;
@@ -153,7 +153,7 @@ TEST_CASE("nothing tapers if the first cap is not below the other") {
   CHECK(PlanBuckets(all, Order(100), {1, 1, 1}).size() == 100);
 }
 
-// A bucket hides behind what comes after it, but for the first cap; the last one is small, as far as items are. All
+// A bucket hides behind what comes after it, but for the last cap; the last one is small, as far as items are. All
 // this costs few more buckets.
 TEST_CASE("what holds for the end of every plan") {
   std::mt19937 random(3);

@@ -353,15 +353,16 @@ TEST_CASE("groups that are made and destroyed leave nothing behind") {
     // threads that have been simulated GPUs' streams.
     const size_t grown = (32 << 10) + static_cast<size_t>(kGroups * rank.size() * 512);
     Holdings after = looks ? Holdings::Now() : Holdings();
-    // A simulated GPU gives memory back when a stream has come to the end of its work.
-    for (int i = 0; i < 500 && after.bytes >= before.bytes + grown; ++i) {
+    // A simulated GPU gives memory back when a stream has come to the end of its work, and the kernel lists a thread for
+    // a moment after it was joined.
+    for (int i = 0; i < 500 && (after.bytes >= before.bytes + grown || after.threads > before.threads); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       after = Holdings::Now();
     }
     rank.Meet();
     if (!looks) return;
     RANK_CHECK_EQ(after.files, before.files);
-    RANK_CHECK_EQ(after.threads, before.threads);
+    RANK_CHECK(after.threads <= before.threads, before.threads, " threads, then ", after.threads);
     RANK_CHECK_EQ(after.mappings, before.mappings);
     RANK_CHECK(after.bytes < before.bytes + grown, before.bytes, " bytes, then ", after.bytes);
   });

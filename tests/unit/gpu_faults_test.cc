@@ -220,6 +220,8 @@ NcclGroupOptions OptionsOf(Rank& rank, const Config& config) {
   NcclGroupOptions options = rank.Options();
   options.always_abortable = !config.registered;
   options.warm_up_limit = 4 * kCount;
+  // A group whose operations a graph has is kept for ever: hundreds of them without the copy engines' memory.
+  if (config.captured) options.staged_limits = "copies=never";
   return options;
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/ranks.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -94,6 +97,19 @@ std::shared_ptr<const Allocation> Rank::Lend(size_t bytes) {
   }
   lent_.push_back(std::make_shared<const Allocation>(RANK_VALUE(group_.Allocate(bytes, Device{}))));
   return lent_.back();
+}
+
+size_t EntriesOf(const char* folder) {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+size_t ThreadsLeft(size_t most) {
+  size_t threads = EntriesOf("/proc/self/task");
+  for (int i = 0; i < 500 && threads > most; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    threads = EntriesOf("/proc/self/task");
+  }
+  return threads;
 }
 
 bool RanksAreThreads() { return !UnderMpi(); }

@@ -53,6 +53,13 @@ extern absl::StatusOr<std::unique_ptr<ProcessGroup>> (*ranks_group)(Context& con
 // The world's size here: mpirun's, or DDP_TEST_RANKS (2 if unset).
 int RankCount();
 
+// Entries of a folder, such as /proc/self/fd.
+size_t EntriesOf(const char* folder);
+
+// How many threads this process has, once there are no more than `most`, but after 5 s in any case: the kernel lists a
+// thread for a moment after it was joined.
+size_t ThreadsLeft(size_t most);
+
 // Whether the ranks of this run are threads of one process.
 bool RanksAreThreads();
 

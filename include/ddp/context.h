@@ -114,7 +114,9 @@ struct BackendChoice {
 //   ddp::ProcessGroup& world = (*context)->world();
 //
 // Create is collective. It returns when all ranks have arrived, or fails on each of them within the time-out; the error
-// names the missing ranks or the contradiction. Destroy everything that was made from a Context before the Context.
+// names the missing ranks or the contradiction. A rank whose options or variables are wrong waits for the others for up
+// to 10 s, so that they hear of it; but it does not initialise MPI for that, where mpirun ends the job with the rank.
+// Destroy everything that was made from a Context before the Context.
 //
 // Under mpirun, and under srun with PMI (--mpi=pmix, --mpi=pmi2), ranks meet through MPI. If MPI is not initialised
 // before Create, the Context initialises it, and the last Context finalizes it. Under torchrun and plain srun, ranks

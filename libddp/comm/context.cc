@@ -15,12 +15,22 @@
 #include "libddp/comm/auto_group.h"
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/context_settings.h"
+#include "libddp/comm/context_terms.h"
 #include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/introduction.h"
 #include "libddp/comm/local_group.h"
 #include "libddp/comm/staged/staged_group.h"
 #include "libddp/launch/launch_store.h"
+#include "libddp/launch/topology.h"
 
 namespace ddp {
+
+namespace {
+
+// How long a rank that cannot take part waits for the others to hear of it.
+constexpr absl::Duration kRefusalTime = absl::Seconds(10);
+
+}  // namespace
 
 ContextImpl::~ContextImpl() {
   if (!process_.IsHere()) {  // a child by fork has none of the threads, and nothing to say to the peers
@@ -41,21 +51,21 @@ ContextImpl::~ContextImpl() {
 
 absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (absl::Status s = Identify(options); !s.ok()) return s;
-  if (absl::Status s = CheckEnvChoices(); !s.ok()) {
-    return absl::Status(s.code(), absl::StrCat("rank ", info_.rank, ": ", s.message()));
+  const absl::Status settings = ReadSettings(options);
+  if (info_.world_size > 1 || (settings.ok() && backend_ == "hierarchical")) {
+    if (absl::Status s = Meet(options, settings); !s.ok()) return s;
+  } else if (!settings.ok()) {
+    return settings;
   }
-  const absl::StatusOr<ContextTimes> times = ReadTimes(options);
-  if (!times.ok()) return Invalid(times.status().message());
-  std::tie(timeout_, stall_warning_) = std::tie(times->timeout, times->stall_warning);
-  if (mpi_ != nullptr) {
-    if (absl::Status s = CountRanksOfHost(); !s.ok()) return s;
+  // Some launchers let each rank see its own GPU only.
+  if (device_.kind == Device::Kind::kCuda && device_.index == -1) {
+    device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
   }
-  if (absl::Status s = ChooseBackend(options); !s.ok()) return s;
   observer_ = CreateContextObserver({.rank = info_.rank,
                                      .user = options.observer,
                                      .trace = options.trace.value_or(ReadEnv(Env::kTrace).value_or("")),
                                      .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = OverCpu(options);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = OverCpu();
   if (world.ok()) world = OnDevice(*std::move(world));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
@@ -93,15 +103,16 @@ absl::Status ContextImpl::Identify(const ContextOptions& options) {
   return absl::OkStatus();
 }
 
-// No launcher says so of a communicator's ranks.
-absl::Status ContextImpl::CountRanksOfHost() {
-  const absl::StatusOr<std::vector<std::string>> hosts =
-      mpi_->rendezvous().AllGather(HostId(), "search for the ranks of this host", absl::Now() + timeout_);
-  if (!hosts.ok()) return hosts.status();
-  const auto self = hosts->begin() + info_.rank;
-  info_.local_rank = static_cast<int>(std::count(hosts->begin(), self, *self));
-  info_.local_world_size = static_cast<int>(std::count(hosts->begin(), hosts->end(), *self));
-  return absl::OkStatus();
+// What this rank decides alone.
+absl::Status ContextImpl::ReadSettings(const ContextOptions& options) {
+  device_ = options.device;
+  const absl::StatusOr<ContextTimes> times = ReadTimes(options);
+  if (!times.ok()) return Invalid(times.status().message());
+  std::tie(timeout_, stall_warning_) = std::tie(times->timeout, times->stall_warning);
+  if (absl::Status s = CheckEnvChoices(); !s.ok()) return Invalid(s.message());
+  if (absl::Status s = Introduction::OfSelf(info_.rank).status(); !s.ok()) return s;
+  fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
+  return ChooseBackend(options);
 }
 
 NcclGroupOptions ContextImpl::OnGpuBy() const {
@@ -149,33 +160,15 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
 }
 
 // All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu(const ContextOptions& options) {
-  if (info_.world_size == 1 && backend_ != "hierarchical") return CreateLocalGroup(observer_->listener(), timeout_);
-  absl::StatusOr<Rendezvous*> rendezvous = Meet(options);
-  if (!rendezvous.ok()) return rendezvous.status();
-  if (device_.kind == Device::Kind::kCuda) {
-    if (absl::Status s = AgreeOnBackend(**rendezvous); !s.ok()) return s;
-  }
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu() {
+  if (rendezvous_ == nullptr) return CreateLocalGroup(observer_->listener(), timeout_);
   GroupOptions group = GroupBy(absl::Now() + timeout_);
-  if (info_.world_size == 1) return CreateHierarchicalGroup(**rendezvous, group);
+  if (info_.world_size == 1) return CreateHierarchicalGroup(*rendezvous_, group);
   group.observer = nullptr;  // nothing happens in the spare that a user should hear of
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = CreateHierarchicalGroup(**rendezvous, group);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = CreateHierarchicalGroup(*rendezvous_, group);
   if (!spare.ok()) return spare.status();
   spare_ = *std::move(spare);
   return CreateGroupOfSameRanks(*spare_, observer_.get());
-}
-
-absl::Status ContextImpl::AgreeOnBackend(Rendezvous& rendezvous) const {
-  absl::StatusOr<std::vector<std::string>> all = rendezvous.AllGather(absl::StrCat("backend ", backend_, " on GPUs"),
-                                                                      "choice of a backend", absl::Now() + timeout_);
-  if (!all.ok()) return all.status();
-  for (size_t r = 1; r < all->size(); ++r) {
-    if ((*all)[r] == (*all)[0]) continue;
-    return absl::FailedPreconditionError(absl::StrCat("rank ", info_.rank, " chose backend ", backend_,
-                                                      " on GPUs, but rank 0 and rank ", r,
-                                                      " differ about that; all ranks need the same"));
-  }
-  return absl::OkStatus();
 }
 
 // Decides between the backends that this build has.
@@ -183,12 +176,7 @@ absl::Status ContextImpl::ChooseBackend(const ContextOptions& options) {
   absl::StatusOr<std::string> backend = ReadBackend(options);
   if (!backend.ok()) return Invalid(backend.status().message());
   backend_ = *std::move(backend);
-  device_ = options.device;
   const bool gpu = device_.kind == Device::Kind::kCuda;
-  // Some launchers let each rank see its own GPU only.
-  if (gpu && device_.index == -1) {
-    device_.index = static_cast<int16_t>(Devices().Count() == 1 ? 0 : info_.local_rank);
-  }
   nccl_comm_ = static_cast<nccl::Comm*>(options.nccl_comm);
   if (nccl_comm_ != nullptr) {
     if (*nccl_comm_ == nullptr) return Invalid("ContextOptions::nccl_comm is the address of a null communicator");
@@ -199,7 +187,6 @@ absl::Status ContextImpl::ChooseBackend(const ContextOptions& options) {
     }
     backend_ = "nccl";
   }
-  fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
   if (backend_ == "auto" && info_.world_size == 1) backend_ = "local";
   if (backend_ == "auto" && !gpu) backend_ = "hierarchical";
   if (backend_ == "hierarchical" || backend_ == "auto") return absl::OkStatus();
@@ -213,17 +200,39 @@ absl::Status ContextImpl::ChooseBackend(const ContextOptions& options) {
   return Invalid("the local backend is for a world of 1, not of ", info_.world_size, "; use auto or hierarchical");
 }
 
-absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
-  if (mpi_ != nullptr) return &mpi_->rendezvous();
-  if (info_.rendezvous == RendezvousMethod::kMpi) {
+// Meets the other ranks, and learns from them whether all can begin. A rank that cannot comes as well, so that nobody
+// waits for it; but it does not begin MPI, which it would have to end, too, and a process has MPI but once.
+absl::Status ContextImpl::Meet(const ContextOptions& options, const absl::Status& settings) {
+  if (!settings.ok() && mpi_ == nullptr && info_.rendezvous == RendezvousMethod::kMpi) return settings;
+  const absl::Duration patience = settings.ok() ? timeout_ : std::min(timeout_, kRefusalTime);
+  if (absl::Status s = OpenRendezvous(options, patience); !s.ok()) return settings.ok() ? s : settings;
+  const absl::StatusOr<std::vector<ContextTerms>> all =
+      AgreeOnTerms(*rendezvous_, {.backend = backend_, .device = device_.kind, .host = HostId(), .settings = settings},
+                   absl::Now() + patience);
+  if (!all.ok()) return all.status();
+  if (options.mpi_comm == nullptr) return absl::OkStatus();
+  // No launcher says so of a communicator's ranks.
+  const auto here = [&](const ContextTerms& other) {
+    return other.host == (*all)[static_cast<size_t>(info_.rank)].host;
+  };
+  info_.local_rank = static_cast<int>(std::count_if(all->begin(), all->begin() + info_.rank, here));
+  info_.local_world_size = static_cast<int>(std::count_if(all->begin(), all->end(), here));
+  return absl::OkStatus();
+}
+
+absl::Status ContextImpl::OpenRendezvous(const ContextOptions& options, absl::Duration patience) {
+  if (mpi_ == nullptr && info_.rendezvous == RendezvousMethod::kMpi) {
     absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
     if (!session.ok()) return session.status();
     mpi_ = *std::move(session);
-    return &mpi_->rendezvous();
+  }
+  if (mpi_ != nullptr) {
+    rendezvous_ = &mpi_->rendezvous();
+    return absl::OkStatus();
   }
   store_ = options.store;
   if (info_.rendezvous == RendezvousMethod::kTcpStore) {
-    absl::StatusOr<LaunchStore> opened = OpenLaunchStore(info_, timeout_);
+    absl::StatusOr<LaunchStore> opened = OpenLaunchStore(info_, patience);
     if (!opened.ok()) return opened.status();
     store_ = std::move(opened->store);
     key_prefix_ = std::move(opened->prefix);
@@ -231,7 +240,8 @@ absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options) {
     store_ = CreateMemoryStore();
   }
   over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, absl::StrCat(key_prefix_, "world"));
-  return over_store_.get();
+  rendezvous_ = over_store_.get();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Context>> Context::Create(const ContextOptions& options) {

@@ -49,9 +49,11 @@ class ContextImpl final : public Context {
 
  private:
   absl::Status Identify(const ContextOptions& options);
-  absl::Status CountRanksOfHost();
+  absl::Status ReadSettings(const ContextOptions& options);
   absl::Status ChooseBackend(const ContextOptions& options);
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(const ContextOptions& options);
+  absl::Status Meet(const ContextOptions& options, const absl::Status& settings);
+  absl::Status OpenRendezvous(const ContextOptions& options, absl::Duration patience);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu();
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
   NcclGroupOptions OnGpuBy() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
@@ -64,8 +66,6 @@ class ContextImpl final : public Context {
   absl::StatusOr<std::unique_ptr<ProcessGroup>> GoOnWithout(absl::Status lost, absl::Duration patience);
   absl::Status NoStoreToGoOn(const std::vector<int>& gone, const absl::Status& lost) const;
   void TellRecovery(const absl::Status& cause);
-  absl::Status AgreeOnBackend(Rendezvous& rendezvous) const;
-  absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options);
   absl::Status CheckMembers(absl::Span<const int> ranks) const;
   template <typename... Parts>
   absl::Status Invalid(const Parts&... what) const {
@@ -82,7 +82,7 @@ class ContextImpl final : public Context {
   const OwnerProcess process_;
   // Destroyed in reverse order: the group first, MPI last.
   LaunchInfo info_;
-  absl::Duration timeout_, stall_warning_;
+  absl::Duration timeout_ = absl::InfiniteDuration(), stall_warning_;
   std::string backend_;  // "auto" until it is known what works on the GPUs
   BackendChoice choice_;
   bool chosen_ = false;  // by the library
@@ -94,6 +94,7 @@ class ContextImpl final : public Context {
   std::string key_prefix_;               // of this world's keys in it
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
+  Rendezvous* rendezvous_ = nullptr;  // of the MPI session or over the store; null for a world of one alone
   std::unique_ptr<ContextObserver> observer_;
   std::unique_ptr<ProgressThread> progress_ = std::make_unique<ProgressThread>([this] {
     if (mpi_ != nullptr) mpi_->Progress();

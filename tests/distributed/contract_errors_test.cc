@@ -461,6 +461,7 @@ TEST_CASE("a wrong backend or time-out is told at Create") {
     options.world_size = 2;
     options.store = CreateMemoryStore();
     options.backend = backend;
+    options.timeout = absl::Milliseconds(100);  // for another rank, which does not come
     const absl::Status status = Context::Create(options).status();
     CHECK(status.code() == StatusCode::kInvalidArgument);
     CHECK(absl::StrContains(status.message(), "rank 0"));

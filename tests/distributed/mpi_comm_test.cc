@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "ddp/context.h"
 #include "tests/support/catch.h"
@@ -155,6 +156,21 @@ TEST_CASE("a rank of the communicator that does not come is told in time") {
     CHECK(absl::StrContains(status.message(), "ranks came within 300ms"));
   }
   testing::MpiBarrier();
+}
+
+TEST_CASE("a rank of the communicator whose options are wrong is named by the others") {
+  const int size = testing::MpiSize(), rank = testing::MpiRank();
+  if (size == 1) return;
+  const Part all(0, rank);
+  ContextOptions options = all.Options();
+  if (rank == size - 1) options.backend = "none";
+  const absl::Status status = Context::Create(options).status();
+  INFO(status.ToString());
+  CHECK(status.code() ==
+        (rank == size - 1 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kFailedPrecondition));
+  CHECK(absl::StrContains(status.message(), absl::StrCat("rank ", size - 1, ": the backend (DDP_BACKEND)")));
+  const std::unique_ptr<Context> context = Create(all.Options());  // MPI is as good as before
+  CheckSum(context->world(), 1, size);
 }
 
 TEST_CASE("a communicator before MPI is initialised is refused", "[.][early]") {

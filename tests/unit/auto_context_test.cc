@@ -98,15 +98,24 @@ TEST_CASE("smaller groups use the backend that was chosen for the world") {
   }
 }
 
-TEST_CASE("ranks that do not agree on the backend learn of it") {
-  World world(2);
-  for (const absl::Status& status : world.Create([](Context&) {},
-                                                 [](ContextOptions& options) {
-                                                   if (options.rank == 1) options.backend = "nccl";
-                                                 })) {
-    CheckStatus(__FILE__, __LINE__, "Create", status, absl::StatusCode::kFailedPrecondition,
-                {"chose backend", "rank 0 and rank 1 differ"});
-  }
+TEST_CASE("ranks that do not agree on the backend or the kind of device learn of it") {
+  const auto check = [](const std::function<void(ContextOptions&)>& change, const char* part) {
+    World world(2);
+    for (const absl::Status& status : world.Create([](Context&) {}, change)) {
+      CheckStatus(__FILE__, __LINE__, "Create", status, absl::StatusCode::kFailedPrecondition, {part});
+      CHECK(FailedRanks(status) == std::vector<int>{0, 1});
+    }
+  };
+  check(
+      [](ContextOptions& options) {
+        if (options.rank == 1) options.backend = "nccl";
+      },
+      "rank 0 has chosen the backend auto and rank 1 nccl; all ranks need the same");
+  check(
+      [](ContextOptions& options) {
+        if (options.rank == 1) options.device = Device{};
+      },
+      "rank 0 has chosen a GPU and rank 1 the CPU; give all ranks a ContextOptions::device of the same kind");
 }
 
 TEST_CASE("where there is nothing to choose the choice is the backend alone") {

@@ -31,8 +31,9 @@ std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<c
   std::map<DType, Open> open;
   std::map<size_t, Bucket> closed;  // by the position at which they are complete
   const auto close = [&](Open& full) {
+    const size_t next = caps.last < caps.others ? std::max(full.cap, 2 * full.bucket.bytes) : caps.others;
+    full.cap = std::min(next, caps.others);
     closed.emplace(full.last, std::exchange(full.bucket, {}));
-    full.cap = caps.others;
   };
   for (const size_t i : order) {
     open.try_emplace(items[i].dtype, Open{{}, caps.first}).first->second.rest += items[i].bytes;

@@ -22,8 +22,8 @@ struct Bucket {
   size_t bytes = 0;
 };
 
-// Bytes of a bucket: of the first, of the others, and of the last, to which they taper. Nothing tapers if `last` is not
-// below `others`.
+// Bytes of a bucket: of the first, from which they grow, of the others, and of the last, to which they taper. They
+// neither grow nor taper if `last` is not below `others`.
 struct BucketCaps {
   size_t first = 0, others = 0, last = 0;
 };
@@ -33,10 +33,12 @@ struct BucketCaps {
 // is never split. The result is ordered by when a bucket is complete, which is the order of launch. A pure function,
 // after PyTorch's rule (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
 //
-// Unlike there, the buckets of a dtype taper towards its end, because nothing hides the last one. A bucket is also
-// closed when it has `last` bytes more than what comes after it, as nearly as the items allow. So it passes while the
-// rest becomes ready, if a link passes bytes twice as fast as they become ready; from the end, buckets have about 1, 2,
-// 4, ... times `last`. The last one has at most twice that, or its last item and up to `last`.
+// Unlike there, the buckets of a dtype grow from the first one and taper towards the end. A cap is twice the bytes of
+// the bucket before, so that a slow link does not wait for long: while it passes one bucket, the next becomes ready.
+// They taper because nothing hides the last one: a bucket is also closed when it has `last` bytes more than what comes
+// after it, as nearly as the items allow. So it passes while the rest becomes ready, if a link passes bytes twice as
+// fast as they become ready; from the end, buckets have about 1, 2, 4, ... times `last`. The last one has at most twice
+// that, or its last item and up to `last`.
 std::vector<Bucket> PlanBuckets(absl::Span<const BucketItem> items, absl::Span<const size_t> order,
                                 const BucketCaps& caps);
 

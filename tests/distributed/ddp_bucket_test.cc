@@ -187,13 +187,13 @@ TEST_CASE("buckets are of 25 MiB, the first and the last ones smaller; a cap of 
       for (const BucketTimes& b : model->statistics().buckets) absl::StrAppend(&text, b.bytes >> 20, " ");
       return text;
     };
-    RANK_CHECK_EQ(sizes({}), "1 14 7 3 2 1 ");
+    RANK_CHECK_EQ(sizes({}), "1 2 4 8 7 3 2 1 ");
     RANK_CHECK_EQ(sizes({}, /*over_nccl=*/true), "1 25 2 ");
     DdpOptions options;
     options.bucket_bytes = size_t{10} << 20;
     RANK_CHECK_EQ(sizes(options), "10 10 8 ");
     options.first_bucket_bytes = size_t{3} << 20;
-    RANK_CHECK_EQ(sizes(options), "3 10 9 6 ");
+    RANK_CHECK_EQ(sizes(options), "3 6 10 6 3 ");
   });
 }
 

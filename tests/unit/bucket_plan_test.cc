@@ -90,19 +90,19 @@ std::vector<size_t> PlainSizes(const std::vector<BucketItem>& items, size_t firs
   return sizes;
 }
 
-TEST_CASE("buckets taper towards the end") {
+TEST_CASE("buckets grow from the first one and taper towards the end") {
   const auto sizes = [](size_t n, size_t bytes, size_t first_cap, size_t cap) {
     return SizesOf(PlanBuckets(Floats(std::vector<size_t>(n, bytes)), Order(n), {first_cap, cap, first_cap}));
   };
   using Sizes = std::vector<size_t>;
-  CHECK(sizes(320, 1, 10, 1000) == Sizes{10, 160, 80, 40, 20, 10});
-  CHECK(sizes(330, 1, 10, 1000) == Sizes{10, 165, 82, 41, 21, 11});
-  CHECK(sizes(410, 1, 10, 100) == Sizes{10, 100, 100, 100, 55, 27, 18});
-  CHECK(sizes(24, 1, 1, 25) == Sizes{1, 12, 6, 3, 2});
-  CHECK(sizes(96, 1, 1, 25) == Sizes{1, 25, 25, 23, 11, 6, 3, 2});
+  CHECK(sizes(320, 1, 10, 1000) == Sizes{10, 20, 40, 80, 90, 45, 22, 13});
+  CHECK(sizes(330, 1, 10, 1000) == Sizes{10, 20, 40, 80, 95, 47, 24, 14});
+  CHECK(sizes(410, 1, 10, 100) == Sizes{10, 20, 40, 80, 100, 85, 42, 21, 12});
+  CHECK(sizes(24, 1, 1, 25) == Sizes{1, 2, 4, 8, 5, 2, 2});
+  CHECK(sizes(96, 1, 1, 25) == Sizes{1, 2, 4, 8, 16, 25, 20, 10, 5, 3, 2});
   CHECK(sizes(5, 40, 20, 1000) == Sizes{40, 80, 40, 40});  // items of twice the last cap
   const std::vector<BucketItem> ones = Floats(std::vector<size_t>(320, 1));
-  CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 50})) == Sizes{10, 180, 80, 50});  // to another size
+  CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 50})) == Sizes{10, 20, 40, 80, 110, 60});  // to another size
   CHECK(SizesOf(PlanBuckets(ones, Order(320), {10, 1000, 1000})) == Sizes{10, 310});
 }
 
@@ -113,33 +113,33 @@ TEST_CASE("up to twice the last cap stays one bucket") {
   CHECK(plan({20, 20}) == std::vector<Indices>{{0, 1}});
   CHECK(plan({50, 25, 25, 25, 25}) == std::vector<Indices>{{0}, {1, 2, 3, 4}});
   CHECK(plan({50, 25, 25, 25, 25, 1}) == std::vector<Indices>{{0}, {1, 2}, {3, 4, 5}});
-  CHECK(plan({50, 0, 0, 120, 0, 0}) == std::vector<Indices>{{0}, {1, 2, 3, 4, 5}});
+  CHECK(plan({50, 0, 0, 90, 0, 0}) == std::vector<Indices>{{0}, {1, 2, 3, 4, 5}});
 }
 
 TEST_CASE("items of uneven sizes are divided where it fits best") {
   const auto plan = [](const std::vector<size_t>& bytes) {
     return ItemsOf(PlanBuckets(Floats(bytes), Order(bytes.size()), {50, 1000, 50}));
   };
-  CHECK(plan({50, 30, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}, {3}});     // a large one comes last
-  CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});              // not for less than the last cap
-  CHECK(plan({50, 60, 500, 20}) == std::vector<Indices>{{0}, {1, 2}, {3}});      // little behind a large one
-  CHECK(plan({50, 60, 60, 20}) == std::vector<Indices>{{0}, {1}, {2, 3}});       // 50 are wanted: as near, 80 or 20
-  CHECK(plan({50, 300, 400, 300}) == std::vector<Indices>{{0}, {1, 2}, {3}});    // 475: 300 rather than 700
-  CHECK(plan({50, 350, 400, 300}) == std::vector<Indices>{{0}, {1}, {2}, {3}});  // 500: as near, then the latter
+  CHECK(plan({50, 30, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}, {3}});      // a large one comes last
+  CHECK(plan({50, 30, 2000}) == std::vector<Indices>{{0}, {1, 2}});               // not for less than the last cap
+  CHECK(plan({50, 60, 500, 20}) == std::vector<Indices>{{0}, {1, 2}, {3}});       // little behind a large one
+  CHECK(plan({50, 60, 60, 20}) == std::vector<Indices>{{0}, {1}, {2, 3}});        // 50 are wanted: as near, 80 or 20
+  CHECK(plan({200, 300, 400, 300}) == std::vector<Indices>{{0}, {1, 2}, {3}});    // 475: 300 rather than 700
+  CHECK(plan({200, 350, 400, 300}) == std::vector<Indices>{{0}, {1}, {2}, {3}});  // 500: as near, then the latter
   CHECK(plan({50, 500, 60, 40, 300}) == std::vector<Indices>{{0}, {1}, {2, 3}, {4}});  // 425: 400; 175: 300
 }
 
-TEST_CASE("each dtype tapers") {
+TEST_CASE("each dtype grows and tapers") {
   std::vector<BucketItem> items = Floats(std::vector<size_t>(32, 10));
   for (size_t i = 0; i < 32; i += 2) items[i].dtype = DType::kFloat16;
   const auto plan = PlanBuckets(items, Order(32), {10, 1000, 10});
-  CHECK(SizesOf(plan) == std::vector<size_t>{10, 10, 80, 80, 40, 40, 20, 20, 10, 10});
+  CHECK(SizesOf(plan) == std::vector<size_t>{10, 10, 20, 20, 40, 40, 50, 50, 20, 20, 20, 20});
   for (size_t b = 0; b < plan.size(); ++b) {
     CHECK(plan[b].dtype == (b % 2 == 0 ? DType::kFloat16 : DType::kFloat32));
   }
 }
 
-TEST_CASE("nothing tapers if the last cap is not below the others") {
+TEST_CASE("nothing grows or tapers if the last cap is not below the others") {
   std::mt19937 random(2);
   for (int round = 0; round < 200; ++round) {
     std::vector<BucketItem> items;
@@ -153,9 +153,9 @@ TEST_CASE("nothing tapers if the last cap is not below the others") {
   CHECK(PlanBuckets(all, Order(100), {1, 1, 1}).size() == 100);
 }
 
-// A bucket hides behind what comes after it, but for the last cap; the last one is small, as far as items are. All
-// this costs few more buckets.
-TEST_CASE("what holds for the end of every plan") {
+// A bucket hides behind what comes after it, but for the last cap; the last one is small, as far as items are. None is
+// as large, without its last item, as twice the largest before it. All this costs few more buckets.
+TEST_CASE("what holds for both ends of every plan") {
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
     const size_t largest = std::vector<size_t>{1, 5, 30, 200, 1000}[random() % 5];
@@ -174,9 +174,13 @@ TEST_CASE("what holds for the end of every plan") {
       }
       after += bytes;
     }
-    size_t doublings = 0;
+    size_t limit = first_cap, doublings = 0;
+    for (const Bucket& bucket : plan) {
+      REQUIRE(bucket.bytes - items[bucket.items.back()].bytes < limit);
+      limit = std::max(limit, 2 * bucket.bytes);
+    }
     while (first_cap << doublings < cap) ++doublings;
-    REQUIRE(plan.size() <= PlainSizes(items, first_cap, cap).size() + doublings);
+    REQUIRE(plan.size() <= PlainSizes(items, first_cap, cap).size() + 2 * doublings);
     REQUIRE(Lateness(plan, items, Order(items.size())) == 0);
   }
 }

@@ -9,10 +9,10 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -35,9 +35,9 @@ using Json = nlohmann::ordered_json;
 
 // Empty if there is no such file.
 std::string ReadText(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  return std::string(absl::StripAsciiWhitespace(text));
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();  // nothing, where that is a folder
+  return std::string(absl::StripAsciiWhitespace(text.str()));
 }
 
 // The value of the first line "name : value" or "name: value unit".

@@ -11,9 +11,9 @@
 namespace ddp {
 namespace {
 
-constexpr absl::string_view kGpu = "a GPU", kCpu = "the CPU";
+constexpr absl::string_view kOnGpu = "a GPU", kOnCpu = "the CPU";
 
-absl::string_view NameOf(Device::Kind kind) { return kind == Device::Kind::kCuda ? kGpu : kCpu; }
+absl::string_view NameOf(Device::Kind kind) { return kind == Device::Kind::kCuda ? kOnGpu : kOnCpu; }
 
 // The message comes last: it may have any characters.
 std::string Pack(const ContextTerms& terms) {
@@ -25,13 +25,13 @@ std::string Pack(const ContextTerms& terms) {
 
 absl::StatusOr<ContextTerms> Unpack(absl::string_view packed) {
   const std::vector<absl::string_view> fields = absl::StrSplit(packed, absl::MaxSplits('\n', 4));
-  if (fields.size() != 5 || (fields[1] != kGpu && fields[1] != kCpu)) {
+  if (fields.size() != 5 || (fields[1] != kOnGpu && fields[1] != kOnCpu)) {
     return absl::InternalError(
         "a peer names its terms in a way this version does not understand; do all ranks run the same program?");
   }
   ContextTerms terms;
   terms.backend = std::string(fields[0]);
-  terms.device = fields[1] == kGpu ? Device::Kind::kCuda : Device::Kind::kCpu;
+  terms.device = fields[1] == kOnGpu ? Device::Kind::kCuda : Device::Kind::kCpu;
   terms.host = std::string(fields[2]);
   if (fields[3] != "ok") terms.settings = absl::FailedPreconditionError(fields[4]);
   return terms;

@@ -398,6 +398,9 @@ TEST_CASE("the key has what a verdict depends on") {
   CHECK(key() != without_file);
   const std::vector<std::string> named = {"NCCL_CONF_FILE=" + folder.path() + "/mine", "NCCL_ALGO=ring"};
   const std::string empty = key(22809, named);
+  std::filesystem::create_directory(folder.path() + "/mine");  // has no text
+  CHECK(key(22809, named) == empty);
+  std::filesystem::remove(folder.path() + "/mine");
   folder.Write("mine", "NCCL_ALGO=tree\n");
   CHECK(key(22809, named) != empty);
 }

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -36,9 +36,9 @@ namespace fs = std::filesystem;
 using examples::FindFunction;
 
 std::string ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  return text;
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();  // nothing, where that is a folder
+  return text.str();
 }
 std::string ReadLine(const std::string& path) { return std::string(absl::StripAsciiWhitespace(ReadText(path))); }
 

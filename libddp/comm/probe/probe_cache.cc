@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -47,9 +47,11 @@ std::string GpuUuid(const std::string& root, const std::string& bus_id) {
   return "";
 }
 
+// Empty for what is no file: an iterator over it would throw where the path names a folder.
 std::string TextOf(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
 }
 
 // Where NCCL finds variables that are not set.

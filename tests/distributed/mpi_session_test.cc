@@ -89,7 +89,7 @@ TEST_CASE("a rank whose peers do not come times out, and the session stays faile
     CHECK(late.status().code() == absl::StatusCode::kDeadlineExceeded);
     CHECK(absl::StrContains(late.status().message(), "rank 0: exchange of memory: "));
     CHECK(absl::StrContains(late.status().message(), absl::StrCat("the ", testing::MpiSize(), " ranks")));
-    CHECK(absl::StrContains(late.status().message(), "within 200ms"));
+    CHECK(absl::StrContains(late.status().message(), " came within "));
     CHECK(absl::Now() - start >= absl::Milliseconds(200));
     CHECK(session->rendezvous().AllGather("x", "another step", Soon()).status() == late.status());
   }

@@ -174,7 +174,7 @@ TEST_CASE("a GPU that does not come free after an abort is told with the remedy"
     });
     // The abort goes on behind the group's back, and uses this NCCL until it ends.
     while (job.nccl.live_comms() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
   }
 }
 

@@ -112,7 +112,11 @@ TEST_CASE("groups of other names do not meet") {
 TEST_CASE("a time-out names exactly the ranks that did not come, on every rank that did") {
   const auto outcomes = MeetInMemory({{0, 5}, {2, 5}, {4, 5}}, absl::Seconds(2));  // they all come in it
   CheckFailed(outcomes[0], absl::StatusCode::kDeadlineExceeded,
-              {"rank 0: start of the world: ", "ranks 1, 3 of 5 did not come within 2s; is every rank started"});
+              {"rank 0: start of the world: ", "ranks 1, 3 of 5 did not come within ", "s; is every rank started"});
+  // A busy machine may let a moment pass between the choice of the deadline and the call.
+  const bool told = absl::StrContains(outcomes[0].status().message(), "within 2s") ||
+                    absl::StrContains(outcomes[0].status().message(), "within 1.");
+  CHECK(told);
   CheckFailed(outcomes[1], absl::StatusCode::kDeadlineExceeded, {"rank 2: start of the world: ", "ranks 1, 3 of 5"});
   CheckFailed(outcomes[2], absl::StatusCode::kDeadlineExceeded, {"rank 4: start of the world: ", "ranks 1, 3 of 5"});
 }
@@ -147,7 +151,7 @@ TEST_CASE("one who comes after the others gave up fails at once") {
   const auto get = [store] { return store; };
   CheckFailed(Meet(get, {{0, 2}}, absl::Milliseconds(50))[0], absl::StatusCode::kDeadlineExceeded, {"rank 1 of 2"});
   CheckFailed(Meet(get, {{1, 2}}, absl::Minutes(1))[0], absl::StatusCode::kDeadlineExceeded,
-              {"rank 1: start of the world: rank 0 reports: rank 1 of 2 did not come within 50ms"});
+              {"rank 1: start of the world: rank 0 reports: rank 1 of 2 did not come within "});
   CHECK(absl::Now() - start < absl::Seconds(20));
 }
 
@@ -228,7 +232,7 @@ TEST_CASE("a rank 0 that has come and then says nothing is to blame") {
   const Gathered outcome =
       CreateStoreRendezvous(store, 1, 2, "world")->AllGather("", "start", absl::Now() + absl::Milliseconds(50));
   CheckFailed(outcome, absl::StatusCode::kDeadlineExceeded,
-              {"rank 1: start: all 2 ranks came within 50ms, but rank 0, which was to tell them, is silent"});
+              {"rank 1: start: all 2 ranks came within ", "s, but rank 0, which was to tell them, is silent"});
   CHECK(FailedRanks(outcome.status()) == std::vector<int>{0});
 }
 
@@ -376,7 +380,7 @@ TEST_CASE("over a file store too, each rank with a store of its own") {
   SECTION("one does not") {
     const auto outcomes = Meet(open, {{0, 3}, {1, 3}}, absl::Seconds(2));
     for (const Gathered& outcome : outcomes) {
-      CheckFailed(outcome, absl::StatusCode::kDeadlineExceeded, {"rank 2 of 3 did not come within 2s"});
+      CheckFailed(outcome, absl::StatusCode::kDeadlineExceeded, {"rank 2 of 3 did not come within "});
     }
     std::filesystem::remove(path);
   }

@@ -53,8 +53,9 @@ static void test_errors(ddp_group* g) {
 }
 
 static void test_store(void) {
-  ddp_store* store = NULL;
+  ddp_store *store = NULL, *other = NULL;
   OK(ddp_store_create_memory(&store));
+  OK(ddp_store_create_memory(&other));
   OK(ddp_store_set(store, "key", "abc", 3, 1));
   void* value = NULL;
   size_t bytes = 0;
@@ -366,7 +367,7 @@ static void count_operations(void* user, const ddp_operation_event* event) {
 }
 
 typedef struct Rank {
-  ddp_store* store;
+  ddp_store *store, *other;  // for the Context, and for one that fails
   int rank, size;
 } Rank;
 
@@ -376,12 +377,13 @@ static void* run_rank(void* argument) {
   const ddp_observer observer = {.size = sizeof observer, .user = &operations, .on_operation = count_operations};
   ddp_context_options options = {.size = sizeof options, .observer = &observer, .backend = "nonsense"};
   if (me->store != NULL) {
-    options.store = me->store;
+    options.store = me->other;
     options.rank = me->rank;
     options.world_size = me->size;
   }
   ddp_context* context = NULL;
   if (me->store != NULL) FAILS(ddp_context_create(&options, &context), DDP_INVALID_ARGUMENT, "nonsense");
+  options.store = me->store;
   options.backend = NULL;
   OK(ddp_context_create(&options, &context));
   ddp_group* world = ddp_context_world(context);
@@ -430,14 +432,16 @@ int main(void) {
     run_rank(&ranks[0]);
     return 0;
   }
-  ddp_store* store = NULL;
+  ddp_store *store = NULL, *other = NULL;
   OK(ddp_store_create_memory(&store));
+  OK(ddp_store_create_memory(&other));
   for (int r = 0; r < size; ++r) {
-    const Rank rank = {store, r, size};
+    const Rank rank = {store, other, r, size};
     ranks[r] = rank;
     if (pthread_create(&threads[r], NULL, run_rank, &ranks[r]) != 0) abort();
   }
   for (int r = 0; r < size; ++r) pthread_join(threads[r], NULL);
   ddp_store_destroy(store);
+  ddp_store_destroy(other);
   return 0;
 }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "libddp/base/failed_ranks.h"
 
@@ -17,10 +16,8 @@ absl::string_view NameOf(Device::Kind kind) { return kind == Device::Kind::kCuda
 
 // The message comes last: it may have any characters.
 std::string Pack(const ContextTerms& terms) {
-  return absl::StrJoin(
-      {absl::string_view(terms.backend), NameOf(terms.device), absl::string_view(terms.host),
-       terms.settings.ok() ? absl::string_view("ok") : absl::string_view("not"), terms.settings.message()},
-      "\n");
+  return absl::StrCat(terms.backend, "\n", NameOf(terms.device), "\n", terms.host, "\n",
+                      terms.settings.ok() ? "ok" : "not", "\n", terms.settings.message());
 }
 
 absl::StatusOr<ContextTerms> Unpack(absl::string_view packed) {

@@ -153,7 +153,7 @@ TEST_CASE("a rank of the communicator that does not come is told in time") {
     const absl::Status status = Context::Create(options).status();
     INFO(status.ToString());
     CHECK(status.code() == absl::StatusCode::kDeadlineExceeded);
-    CHECK(absl::StrContains(status.message(), "ranks came within 300ms"));
+    CHECK(absl::StrContains(status.message(), "ranks came within "));  // what was left of the 300 ms
   }
   testing::MpiBarrier();
 }

@@ -190,8 +190,10 @@ TEST_CASE("MPI ends after a recovery of several nodes", "[.][recovered]") {
     REQUIRE(memory.ok());
     const Buffer all = memory->View(DType::kFloat32, 0, memory->bytes() / sizeof(float));
     REQUIRE((*context)->world().SetTimeout(absl::Seconds(1)).ok());
-    if ((*context)->rank() != 0) absl::SleepFor(absl::Seconds(2));
-    CHECK((*context)->world().AllReduce(all, all).Wait().code() == absl::StatusCode::kDeadlineExceeded);
+    const auto reduce = [&] { return (*context)->world().AllReduce(all, all).Wait().code(); };
+    if ((*context)->rank() == 0) CHECK(reduce() == absl::StatusCode::kDeadlineExceeded);
+    testing::MpiBarrier();
+    if ((*context)->rank() != 0) CHECK(reduce() == absl::StatusCode::kDeadlineExceeded);
     const absl::Status recovered = (*context)->Recover(absl::Seconds(30));
     INFO(recovered.ToString());
     REQUIRE(recovered.ok());

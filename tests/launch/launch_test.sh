@@ -85,9 +85,9 @@ all_say() {
   done
 }
 
-# For a program that fails: mpirun ends the other rank as soon as one has, and both are to speak.
+# For a program that fails: mpirun ends the other rank as soon as one has, and both are to speak. They do to the file `said`.
 # shellcheck disable=SC2016 # the inner shell's
-linger='"$0" "$@"; code=$?; sleep 4; exit $code'
+linger='"$0" "$@" >>said 2>&1; code=$?; echo >>ended; for ((i = 0; i < 1000 && $(wc -l <ended) < 2; ++i)); do sleep 0.1; done; exit $code'
 
 case $case_name in
   torchrun_variables)
@@ -205,18 +205,18 @@ case $case_name in
     # Two Contexts at a time; MPI, which the first one started, ends with the last one, and does not start again. Over nodes,
     # so that there are messages of MPI.
     DDP_NODE_SIZE=1 "${mpirun[@]}" 2 bash -c "$linger" "$launch_rank" 1 >out 2>&1 && fail "succeeded"
-    [[ $(grep -c "MPI has ended with the last Context of this process.* MPI_Init_thread" out) == 2 ]] || fail "not said by both ranks"
+    [[ $(grep -c "MPI has ended with the last Context of this process.* MPI_Init_thread" said) == 2 ]] || fail "not said by both ranks"
     ;;
 
   contradiction)
     RANK=0 WORLD_SIZE=5 LOCAL_RANK=0 LOCAL_WORLD_SIZE=5 "${mpirun[@]}" 2 bash -c "$linger" "$launch_rank" >out 2>&1 && fail "succeeded"
-    [[ $(grep -c "Open MPI's mpirun and torchrun contradict each other" out) == 2 ]] || fail "not said by both ranks"
+    [[ $(grep -c "Open MPI's mpirun and torchrun contradict each other" said) == 2 ]] || fail "not said by both ranks"
     ;;
 
   mpich_launcher)
     command -v mpirun.mpich >/dev/null || skip "there is no mpirun.mpich"
     mpirun.mpich -n 2 bash -c "$linger" "$launch_rank" >out 2>&1 && fail "succeeded"
-    [[ $(grep -c "MPI says rank 0 of 1 but mpirun says rank . of 2; start the program with the mpirun of the MPI that" out) == 2 ]] ||
+    [[ $(grep -c "MPI says rank 0 of 1 but mpirun says rank . of 2; start the program with the mpirun of the MPI that" said) == 2 ]] ||
       fail "not said by both ranks"
     ;;
 

@@ -59,10 +59,11 @@ using absl::StatusCode;
 // rank sent nothing, as the operation had failed before the machine let it come: then it is to be tried again.
 bool MessagesStay(WireTag tag, size_t count, bool in_place) {
   int sent = 0;
-  RunWithTimeout(absl::Milliseconds(1500), [&](Rank& rank) {
+  RunOnRanks([&](Rank& rank) {
     Memory in(rank, Placement::kAllocated, DType::kFloat32, count),
         out(rank, Placement::kAllocated, DType::kFloat32, count);
     in.Fill(rank.rank() + 1);
+    RANK_CHECK_OK(rank.group().SetTimeout(absl::Milliseconds(1500)));  // not of the allocations
     rank.Meet();
     held_tag = static_cast<int>(tag);
     RANK_CHECK(!rank.group().AllReduce(in.whole(), in_place ? in.whole() : out.whole()).Wait().ok(), "");

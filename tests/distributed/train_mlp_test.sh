@@ -68,6 +68,18 @@ start() {
   ((${#rank_pids[@]} == $1)) || fail "not running: $*"
 }
 
+# gone PID...: waits until these ranks have ended. One that gets no processor outlives mpirun, which kills its ranks and goes.
+gone() {
+  local pid
+  for pid; do
+    for ((i = 0; i < 1200; ++i)); do
+      kill -0 "$pid" 2>/dev/null || continue 2
+      sleep 0.05
+    done
+    fail "process $pid does not end"
+  done
+}
+
 # number KEY FILE: the value of a key of a summary.
 number() { sed -n "s/.*\"$1\": \"\{0,1\}\([^\",}]*\).*/\1/p" "$2"; }
 
@@ -262,12 +274,7 @@ case $case_name in
     start 2 --hidden=64 --steps=1000000 --save=checkpoint
     pkill -TERM -P $job
     wait $job
-    for pid in "${rank_pids[@]}"; do
-      for ((i = 0; i < 200; ++i)); do
-        kill -0 "$pid" 2>/dev/null || break
-        sleep 0.05
-      done
-    done
+    gone "${rank_pids[@]}"
     succeeds 2 --hidden=64 --steps=1 --resume=checkpoint --save=checkpoint
     [[ $(ls -A) == $'checkpoint\nerr\nout' ]] || fail "left files behind: $(ls -A)"
     # Without --save there is nothing to go on from.
@@ -314,6 +321,7 @@ case $case_name in
       sleep $pause
       kill -KILL "${rank_pids[RANDOM % 2]}"
       wait $job
+      gone "${rank_pids[@]}"  # the file is locked until then
       resume=(--resume=checkpoint)
     done
     succeeds 2 "${flags[@]}" --steps=1 --resume=checkpoint

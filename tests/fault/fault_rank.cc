@@ -148,6 +148,7 @@ absl::Status Run(const Flags& flags) {
   if (!store.ok()) return store.status();
   absl::StatusOr<std::unique_ptr<Context>> context = Join(flags, *store);
   if (!context.ok()) return context.status();
+  if (absl::Status s = ShortenTimeout(flags, (*context)->world()); !s.ok()) return s;
   const bool victim = rank == flags.Number("victim", -1);
   if (flags.Text("when") == "fork") return Fork(&*context, victim);
   const absl::Status status = flags.Text("when") == "backward" ? Train((*context)->world(), flags, victim)

@@ -112,8 +112,8 @@ TEST_CASE("a rank that is stopped is named after the time-out", "[timeout]") {
     for (int rank = 0; rank < 3; ++rank) {
       job.Start(rank, 3,
                 {"--how=stop", "--when=before", std::string("--buffers=") + buffers, absl::StrCat("--count=", count),
-                 "--victim=1"},
-                {"DDP_TIMEOUT=4"});
+                 "--victim=1", "--timeout=4"},
+                kLongTimeout);
     }
     const std::vector<Ending> endings = job.Finish(kPatience, /*except=*/1);
     CHECK(endings[1].overdue);

@@ -74,6 +74,15 @@ inline absl::StatusOr<std::unique_ptr<Context>> Join(const Flags& flags, std::sh
   return Context::Create(options);
 }
 
+// Of this group alone, to --timeout if that is given, and once all are there: a busy machine takes its time to start
+// them.
+inline absl::Status ShortenTimeout(const Flags& flags, ProcessGroup& world) {
+  const int seconds = flags.Number("timeout");
+  if (seconds == 0) return absl::OkStatus();
+  if (absl::Status s = world.Barrier().Wait(); !s.ok()) return s;
+  return world.SetTimeout(absl::Seconds(seconds));
+}
+
 // A file, or what rank 0 serves at --port.
 inline absl::StatusOr<std::shared_ptr<Store>> OpenStore(const Flags& flags) {
   if (const int port = flags.Number("port"); port != 0) {

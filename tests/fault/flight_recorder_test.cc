@@ -29,8 +29,8 @@ nlohmann::json RunAndRead(const std::string& how, int victim, const std::string&
   for (int rank = 0; rank < 3; ++rank) {
     job.Start(rank, 3,
               {"--how=" + how, "--when=before", "--buffers=" + buffers, absl::StrCat("--count=", count),
-               absl::StrCat("--victim=", victim)},
-              {how == "stop" ? "DDP_TIMEOUT=4" : "DDP_TIMEOUT=50", "DDP_FLIGHT_RECORDER=" + path, "DDP_LOG_LEVEL=off"});
+               absl::StrCat("--victim=", victim), how == "stop" ? "--timeout=4" : "--timeout=0"},
+              {"DDP_TIMEOUT=50", "DDP_FLIGHT_RECORDER=" + path, "DDP_LOG_LEVEL=off"});
   }
   job.Finish(absl::Seconds(60), victim);
   std::ifstream file(path);

@@ -329,7 +329,7 @@ class Survivor {
     store_ = *store;
     absl::StatusOr<std::unique_ptr<Context>> context = Join(flags_, store_);
     if (!context.ok()) return context.status();
-    if (absl::Status s = ShortenTimeout((*context)->world()); !s.ok()) return s;
+    if (absl::Status s = ShortenTimeout(flags_, (*context)->world()); !s.ok()) return s;
     // In this order, so that all go before the Context.
     std::unique_ptr<ProcessGroup> smaller;
     std::unique_ptr<Task> task = MakeTask();
@@ -383,14 +383,6 @@ class Survivor {
     }
     no_more_pauses_();
     return absl::OkStatus();
-  }
-
-  // Of the first group alone, and once all are there: a busy machine takes its time to start them.
-  absl::Status ShortenTimeout(ProcessGroup& world) const {
-    const int seconds = flags_.Number("timeout");
-    if (seconds == 0) return absl::OkStatus();
-    if (absl::Status s = world.Barrier().Wait(); !s.ok()) return s;
-    return world.SetTimeout(absl::Seconds(seconds));
   }
 
   bool IsVictim() const { return std::find(victims_.begin(), victims_.end(), rank_) != victims_.end(); }

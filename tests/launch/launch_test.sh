@@ -166,19 +166,19 @@ case $case_name in
     ;;
 
   secrets)
-    export DDP_TIMEOUT=5
-    as_torchrun 0 2 DDP_STORE_SECRET=one DDP_LOG_LEVEL=warn
-    as_torchrun 1 2 DDP_STORE_SECRET=another
+    # Two jobs at a time: one whose ranks have different secrets, and one whose rank 1 has none. Rank 0 waits for longer than
+    # a busy machine takes to start rank 1, and all the time.
+    export DDP_TIMEOUT=12
+    job=differ. as_torchrun 0 2 DDP_STORE_SECRET=one DDP_LOG_LEVEL=warn
+    job=differ. as_torchrun 1 2 DDP_STORE_SECRET=another
+    job=none. as_torchrun 0 2 DDP_STORE_SECRET=one DDP_STORE_PORT="$port"
+    job=none. as_torchrun 1 2 DDP_STORE_PORT="$port"
     finish
-    [[ ${codes[*]} == "1 1" ]] || fail "exit codes ${codes[*]}"
-    says 0 "refused a connection: it does not know the secret" DDP_STORE_SECRET DEADLINE_EXCEEDED "rank 1 of 2 did not come"
-    says 1 PERMISSION_DENIED "rank 1: " "different secrets" DDP_STORE_SECRET
-    as_torchrun 0 2 DDP_STORE_SECRET=one
-    as_torchrun 1 2
-    finish
-    [[ ${codes[*]} == "1 1" ]] || fail "exit codes ${codes[*]}"
-    says 0 DEADLINE_EXCEEDED "rank 1 of 2 did not come"
-    says 1 "rank 1: " DDP_STORE_SECRET
+    [[ ${codes[*]} == "1 1 1 1" ]] || fail "exit codes ${codes[*]}"
+    says differ.0 "refused a connection: it does not know the secret" DDP_STORE_SECRET DEADLINE_EXCEEDED "rank 1 of 2 did not come"
+    says differ.1 PERMISSION_DENIED "rank 1: " "different secrets" DDP_STORE_SECRET
+    says none.0 DEADLINE_EXCEEDED "rank 1 of 2 did not come"
+    says none.1 "rank 1: " DDP_STORE_SECRET
     ;;
 
   children)

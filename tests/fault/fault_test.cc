@@ -126,7 +126,8 @@ TEST_CASE("a rank that is stopped is named after the time-out", "[timeout]") {
 
 TEST_CASE("ranks that do not come are named", "[timeout]") {
   Job job;
-  for (const int rank : {0, 2}) job.Start(rank, 4, {"--when=never", "--openers=2"}, {"DDP_TIMEOUT=3.5"});
+  for (const int rank : {0, 2})
+    job.Start(rank, 4, {"--when=never", "--openers=2"}, {"DDP_TIMEOUT=7"});  // to start, too
   for (const Ending& ending : job.Finish(kPatience)) CheckError(ending, "DEADLINE_EXCEEDED", {"ranks 1, 3"});
   CheckNothingLeft(job);
 }

@@ -192,6 +192,9 @@ TEST_CASE("a rank killed with memory in /dev/shm leaves nothing behind") {
 TEST_CASE("a rank killed while it waits for the others leaves no memory behind") {
   Job job;
   job.Start(0, 2, {"--when=never", "--openers=2"}, {"DDP_TIMEOUT=50", "DDP_SHARED_MEMORY=posix"});
+  const absl::Time until = absl::Now() + kPatience;
+  while (job.LeftBehind().empty() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(2));
+  CHECK_FALSE(job.LeftBehind().empty());  // it has come to the store
   CHECK_FALSE(job.WaitForEnd(0, absl::Milliseconds(300)));
   job.Signal(0, SIGKILL);
   job.Finish(kPatience);

@@ -48,7 +48,7 @@ class Job {
   // then ends them all. By number.
   std::vector<Ending> Finish(absl::Duration patience, int except = -1);
 
-  // After Finish: what the job has left in its folder and in /dev/shm.
+  // What the job has in its folder and in /dev/shm; after Finish, what it has left there.
   std::vector<std::string> LeftBehind() const;
 
  private:

@@ -188,6 +188,11 @@ absl::Status ContextImpl::ClaimSuccession(const std::vector<int>& members, absl:
   absl::Status status = claims.status();
   if (status.ok() && *claims == 1) status = store_->Set(by, absl::StrJoin(members, ","), deadline);
   const absl::StatusOr<std::string> owners = status.ok() ? store_->Get(by, deadline) : status;
+  if (absl::IsDeadlineExceeded(owners.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank ", info_.rank, ": Recover cannot learn whether others went on: ", owners.status().message(),
+                     "; end this process"));
+  }
   if (!owners.ok()) return members.size() == 1 ? absl::OkStatus() : owners.status();  // who served the store is gone
   const std::vector<absl::string_view> ranks = absl::StrSplit(*owners, ',');
   if (std::find(ranks.begin(), ranks.end(), absl::StrCat(info_.rank)) != ranks.end()) return absl::OkStatus();

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -208,6 +210,53 @@ TEST_CASE("a rank that comes to a recovery when the others have gone on makes no
     RANK_CHECK_EQ(absl::StrJoin(FailedRanks(status), ","), "1");
     RANK_CHECK(!rank.context().world().status().ok());
   });
+}
+
+// A store of which calls for keys like this are answered too late.
+class SlowStore final : public Store {
+ public:
+  SlowStore(std::shared_ptr<Store> store, std::string slow) : store_(std::move(store)), slow_(std::move(slow)) {}
+  absl::Status Set(absl::string_view key, absl::string_view value, absl::Time deadline) override {
+    return store_->Set(key, value, deadline);
+  }
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Time deadline) override {
+    return store_->Get(key, deadline);
+  }
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta, absl::Time deadline) override {
+    if (absl::StrContains(key, slow_)) return absl::DeadlineExceededError("the store is slow");
+    return store_->Add(key, delta, deadline);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string slow_;
+};
+
+TEST_CASE("a rank that is left alone does not go on while a slow store may know of others who did", "[timeout]") {
+  if (!RanksAreThreads()) return;
+  const std::shared_ptr<Store> store = CreateMemoryStore();
+  std::vector<std::thread> threads;
+  std::atomic<bool> recovered{false};
+  absl::Status status;
+  for (const int rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      ContextOptions options;
+      options.rank = rank;
+      options.world_size = 2;
+      options.store = rank == 0 ? std::make_shared<SlowStore>(store, "/claims") : store;
+      const absl::StatusOr<std::unique_ptr<Context>> context = Context::Create(options);
+      if (rank != 0 || !context.ok()) return;  // leaves
+      while ((*context)->world().Barrier().Wait().ok()) {
+      }
+      status = (*context)->Recover(absl::Seconds(10));
+      recovered = true;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  INFO(status.ToString());
+  CHECK(recovered);
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK(absl::StrContains(status.message(), "rank 0: Recover cannot learn whether others went on: the store is slow"));
 }
 
 }  // namespace

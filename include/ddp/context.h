@@ -31,8 +31,8 @@ struct ContextOptions {
   std::optional<int> local_rank = {};        // its number among the ranks of this host
   std::optional<int> local_world_size = {};  // the number of ranks of this host
 
-  // Where the ranks meet, for one Context. Another one, also a later one, needs another store: with this one, Create
-  // returns FailedPrecondition on all ranks, and the first Context goes on.
+  // Where the ranks meet, for one Context. Another one, also a later one or one after a Create that failed, needs
+  // another store: with this one, Create returns FailedPrecondition on all ranks, and the first Context goes on.
   std::shared_ptr<Store> store = {};
 
   // The MPI_Comm of a program that uses MPI itself (the address of the handle): the ranks of this communicator are the
@@ -155,7 +155,8 @@ class DDP_EXPORT Context {
   //   - All ranks are alive: the new world has all of them, and the hierarchical backend, also on GPUs. They meet in a
   //     spare group that Create has made, so this works under every launcher. NCCL is not used again.
   //   - Ranks have died, or do not come within `patience`: the new world has the others, in their order, and the
-  //     backend as before. They meet in the store, as in NewGroup; a rank that is left alone needs none.
+  //     backend as before. They meet in the store, as in NewGroup; a rank that is left alone needs none, but one that is
+  //     too slow to say whether others went on ends Recover with DeadlineExceeded.
   // backend_choice().text says which of these it was, and why the old world has failed. rank() and world_size() stay as
   // they are; world().rank() and world().size() are those of the new world.
   //

@@ -53,9 +53,8 @@ static void test_errors(ddp_group* g) {
 }
 
 static void test_store(void) {
-  ddp_store *store = NULL, *other = NULL;
+  ddp_store* store = NULL;
   OK(ddp_store_create_memory(&store));
-  OK(ddp_store_create_memory(&other));
   OK(ddp_store_set(store, "key", "abc", 3, 1));
   void* value = NULL;
   size_t bytes = 0;

@@ -143,11 +143,9 @@ absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
     return WithFailedRanks(
         absl::UnavailableError(LeftText(r, absl::StrCat("taking part in ", oldest->Describe(), kLeftRemedy))), {r});
   }
-  // Where nothing is missing from other nodes, the engines should know more.
-  bool arrived = false;
+  // The node whose ranks are missing, or this one's engines, should know more, and have time to say so.
   const int64_t timeout_ns = absl::ToInt64Nanoseconds(oldest->timeout), waited = now - oldest->noticed_ns;
-  if (waited > timeout_ns && (waited / 11 * 10 > timeout_ns || !Missing(*oldest, &arrived).empty()))
-    return TimedOut(*oldest);
+  if (waited / 11 * 10 > timeout_ns) return TimedOut(*oldest);
   ReportStall(*oldest, waited);
   return absl::OkStatus();
 }

@@ -155,8 +155,8 @@ class DDP_EXPORT Context {
   //   - All ranks are alive: the new world has all of them, and the hierarchical backend, also on GPUs. They meet in a
   //     spare group that Create has made, so this works under every launcher. NCCL is not used again.
   //   - Ranks have died, or do not come within `patience`: the new world has the others, in their order, and the
-  //     backend as before. They meet in the store, as in NewGroup; a rank that is left alone needs none, but one that is
-  //     too slow to say whether others went on ends Recover with DeadlineExceeded.
+  //     backend as before. They meet in the store, as in NewGroup; a rank that is left alone needs none, but one that
+  //     is too slow to say whether others went on ends Recover with DeadlineExceeded.
   // backend_choice().text says which of these it was, and why the old world has failed. rank() and world_size() stay as
   // they are; world().rank() and world().size() are those of the new world.
   //

@@ -10,11 +10,6 @@ namespace {
 
 using Kind = OperationKey::Kind;
 
-// Who gives up when, of the time-out. First whoever waits within its node for a rank that has not come: it knows which
-// one it is, a rank of another node only that a message is missing. Last whoever waits for a rank of its node that may
-// itself be waiting for another node.
-constexpr double kReducingShare = 0.95, kSpreadingShare = 1.05;
-
 }  // namespace
 
 absl::Status Chunk::Begin(NodeOperation* operation, const Chunk* earlier) {

@@ -30,6 +30,11 @@
 
 namespace ddp {
 
+// Who gives up when, of the time-out. First whoever waits within its node for a rank that has not come: it knows which
+// one it is. Then who waits for another node, and knows only that a message is missing. Then who waits for a rank of
+// its node that may itself be waiting for another one. Last who knows of none of these.
+inline constexpr double kReducingShare = 0.95, kNodesShare = 1.1, kSpreadingShare = 1.2, kUnknownShare = 1.3;
+
 // What the chunks of a group work with.
 struct ChunkContext {
   const NodeLayout& layout;

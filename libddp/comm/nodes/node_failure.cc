@@ -143,10 +143,13 @@ absl::Status NodePipeline::CheckOldest(NodeOperation* oldest, int64_t now) {
     return WithFailedRanks(
         absl::UnavailableError(LeftText(r, absl::StrCat("taking part in ", oldest->Describe(), kLeftRemedy))), {r});
   }
-  // The node whose ranks are missing, or this one's engines, should know more, and have time to say so.
-  const int64_t timeout_ns = absl::ToInt64Nanoseconds(oldest->timeout), waited = now - oldest->noticed_ns;
-  if (waited / 11 * 10 > timeout_ns) return TimedOut(*oldest);
-  ReportStall(*oldest, waited);
+  const absl::Duration waited = absl::Nanoseconds(now - oldest->noticed_ns);
+  bool arrived = false;
+  if (waited > oldest->timeout * kNodesShare &&
+      (waited > oldest->timeout * kUnknownShare || !Missing(*oldest, &arrived).empty())) {
+    return TimedOut(*oldest);
+  }
+  ReportStall(*oldest, now - oldest->noticed_ns);
   return absl::OkStatus();
 }
 

@@ -52,8 +52,11 @@ ContextImpl::~ContextImpl() {
 absl::Status ContextImpl::Start(const ContextOptions& options) {
   if (absl::Status s = Identify(options); !s.ok()) return s;
   const absl::Status settings = ReadSettings(options);
+  Rendezvous* rendezvous = nullptr;
   if (info_.world_size > 1 || (settings.ok() && backend_ == "hierarchical")) {
-    if (absl::Status s = Meet(options, settings); !s.ok()) return s;
+    const absl::StatusOr<Rendezvous*> met = Meet(options, settings);
+    if (!met.ok()) return met.status();
+    rendezvous = *met;
   } else if (!settings.ok()) {
     return settings;
   }
@@ -65,7 +68,7 @@ absl::Status ContextImpl::Start(const ContextOptions& options) {
                                      .user = options.observer,
                                      .trace = options.trace.value_or(ReadEnv(Env::kTrace).value_or("")),
                                      .flight_recorder = ReadEnv(Env::kFlightRecorder).value_or("")});
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = OverCpu();
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> world = OverCpu(rendezvous);
   if (world.ok()) world = OnDevice(*std::move(world));
   if (!world.ok()) return world.status();
   world_ = *std::move(world);
@@ -110,7 +113,7 @@ absl::Status ContextImpl::ReadSettings(const ContextOptions& options) {
   if (!times.ok()) return Invalid(times.status().message());
   std::tie(timeout_, stall_warning_) = std::tie(times->timeout, times->stall_warning);
   if (absl::Status s = CheckEnvChoices(); !s.ok()) return Invalid(s.message());
-  if (absl::Status s = Introduction::OfSelf(info_.rank).status(); !s.ok()) return s;
+  if (absl::Status s = ReadNodeSize(info_.rank).status(); !s.ok()) return s;
   fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
   return ChooseBackend(options);
 }
@@ -159,13 +162,13 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OnDevice(std::unique_
   return CreateLocalDeviceGroup(std::move(over_cpu), options);
 }
 
-// All ranks over CPU memory: the world itself, or what a world of GPUs agrees by.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu() {
-  if (rendezvous_ == nullptr) return CreateLocalGroup(observer_->listener(), timeout_);
+// All ranks over CPU memory: the world itself, or what a world of GPUs agrees by. No rendezvous: one rank alone.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> ContextImpl::OverCpu(Rendezvous* rendezvous) {
+  if (rendezvous == nullptr) return CreateLocalGroup(observer_->listener(), timeout_);
   GroupOptions group = GroupBy(absl::Now() + timeout_);
-  if (info_.world_size == 1) return CreateHierarchicalGroup(*rendezvous_, group);
+  if (info_.world_size == 1) return CreateHierarchicalGroup(*rendezvous, group);
   group.observer = nullptr;  // nothing happens in the spare that a user should hear of
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = CreateHierarchicalGroup(*rendezvous_, group);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> spare = CreateHierarchicalGroup(*rendezvous, group);
   if (!spare.ok()) return spare.status();
   spare_ = *std::move(spare);
   return CreateGroupOfSameRanks(*spare_, observer_.get());
@@ -202,34 +205,32 @@ absl::Status ContextImpl::ChooseBackend(const ContextOptions& options) {
 
 // Meets the other ranks, and learns from them whether all can begin. A rank that cannot comes as well, so that nobody
 // waits for it; but it does not begin MPI, which it would have to end, too, and a process has MPI but once.
-absl::Status ContextImpl::Meet(const ContextOptions& options, const absl::Status& settings) {
+absl::StatusOr<Rendezvous*> ContextImpl::Meet(const ContextOptions& options, const absl::Status& settings) {
   if (!settings.ok() && mpi_ == nullptr && info_.rendezvous == RendezvousMethod::kMpi) return settings;
   const absl::Duration patience = settings.ok() ? timeout_ : std::min(timeout_, kRefusalTime);
-  if (absl::Status s = OpenRendezvous(options, patience); !s.ok()) return settings.ok() ? s : settings;
+  const absl::StatusOr<Rendezvous*> rendezvous = OpenRendezvous(options, patience);
+  if (!rendezvous.ok()) return settings.ok() ? rendezvous.status() : settings;
   const absl::StatusOr<std::vector<ContextTerms>> all =
-      AgreeOnTerms(*rendezvous_, {.backend = backend_, .device = device_.kind, .host = HostId(), .settings = settings},
+      AgreeOnTerms(**rendezvous, {.backend = backend_, .device = device_.kind, .host = HostId(), .settings = settings},
                    absl::Now() + patience);
   if (!all.ok()) return all.status();
-  if (options.mpi_comm == nullptr) return absl::OkStatus();
+  if (options.mpi_comm == nullptr) return rendezvous;
   // No launcher says so of a communicator's ranks.
   const auto here = [&](const ContextTerms& other) {
     return other.host == (*all)[static_cast<size_t>(info_.rank)].host;
   };
   info_.local_rank = static_cast<int>(std::count_if(all->begin(), all->begin() + info_.rank, here));
   info_.local_world_size = static_cast<int>(std::count_if(all->begin(), all->end(), here));
-  return absl::OkStatus();
+  return rendezvous;
 }
 
-absl::Status ContextImpl::OpenRendezvous(const ContextOptions& options, absl::Duration patience) {
+absl::StatusOr<Rendezvous*> ContextImpl::OpenRendezvous(const ContextOptions& options, absl::Duration patience) {
   if (mpi_ == nullptr && info_.rendezvous == RendezvousMethod::kMpi) {
     absl::StatusOr<std::unique_ptr<MpiSession>> session = MpiSession::Open(info_);
     if (!session.ok()) return session.status();
     mpi_ = *std::move(session);
   }
-  if (mpi_ != nullptr) {
-    rendezvous_ = &mpi_->rendezvous();
-    return absl::OkStatus();
-  }
+  if (mpi_ != nullptr) return &mpi_->rendezvous();
   store_ = options.store;
   if (info_.rendezvous == RendezvousMethod::kTcpStore) {
     absl::StatusOr<LaunchStore> opened = OpenLaunchStore(info_, patience);
@@ -240,8 +241,7 @@ absl::Status ContextImpl::OpenRendezvous(const ContextOptions& options, absl::Du
     store_ = CreateMemoryStore();
   }
   over_store_ = CreateStoreRendezvous(store_, info_.rank, info_.world_size, absl::StrCat(key_prefix_, "world"));
-  rendezvous_ = over_store_.get();
-  return absl::OkStatus();
+  return over_store_.get();
 }
 
 absl::StatusOr<std::unique_ptr<Context>> Context::Create(const ContextOptions& options) {

@@ -51,9 +51,9 @@ class ContextImpl final : public Context {
   absl::Status Identify(const ContextOptions& options);
   absl::Status ReadSettings(const ContextOptions& options);
   absl::Status ChooseBackend(const ContextOptions& options);
-  absl::Status Meet(const ContextOptions& options, const absl::Status& settings);
-  absl::Status OpenRendezvous(const ContextOptions& options, absl::Duration patience);
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu();
+  absl::StatusOr<Rendezvous*> Meet(const ContextOptions& options, const absl::Status& settings);
+  absl::StatusOr<Rendezvous*> OpenRendezvous(const ContextOptions& options, absl::Duration patience);
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> OverCpu(Rendezvous* rendezvous);
   absl::StatusOr<std::unique_ptr<ProcessGroup>> OnDevice(std::unique_ptr<ProcessGroup> over_cpu);
   NcclGroupOptions OnGpuBy() const;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> ChooseOnGpus(std::unique_ptr<ProcessGroup> over_cpu);
@@ -94,7 +94,6 @@ class ContextImpl final : public Context {
   std::string key_prefix_;               // of this world's keys in it
   std::map<std::string, int> attempts_;  // at a NewGroup of these ranks
   std::unique_ptr<Rendezvous> over_store_;
-  Rendezvous* rendezvous_ = nullptr;  // of the MPI session or over the store; null for a world of one alone
   std::unique_ptr<ContextObserver> observer_;
   std::unique_ptr<ProgressThread> progress_ = std::make_unique<ProgressThread>([this] {
     if (mpi_ != nullptr) mpi_->Progress();

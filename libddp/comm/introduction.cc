@@ -14,13 +14,21 @@
 
 namespace ddp {
 
-absl::StatusOr<Introduction> Introduction::OfSelf(int rank) {
-  Introduction self;
+absl::StatusOr<int> ReadNodeSize(int rank) {
+  int size = 0;
   if (const std::optional<std::string> text = ReadEnv(Env::kNodeSize);
-      text.has_value() && (!absl::SimpleAtoi(*text, &self.node_size) || self.node_size < 1)) {
+      text.has_value() && (!absl::SimpleAtoi(*text, &size) || size < 1)) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": DDP_NODE_SIZE is '", *text,
                                                    "'; it must be a number of ranks, 1 or more, or unset"));
   }
+  return size;
+}
+
+absl::StatusOr<Introduction> Introduction::OfSelf(int rank) {
+  const absl::StatusOr<int> node_size = ReadNodeSize(rank);
+  if (!node_size.ok()) return node_size.status();
+  Introduction self;
+  self.node_size = *node_size;
   self.host = HostId();
   self.host_name = HostName();
   self.process = ProcessId::OfSelf();

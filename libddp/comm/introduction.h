@@ -15,6 +15,9 @@
 
 namespace ddp {
 
+// DDP_NODE_SIZE, or 0. InvalidArgument, naming this rank, if it cannot be understood.
+absl::StatusOr<int> ReadNodeSize(int rank);
+
 struct Introduction {
   std::string host;  // HostId
   std::string host_name;
@@ -22,7 +25,7 @@ struct Introduction {
   ProcessId process;
   std::vector<int> cpus;
 
-  // InvalidArgument if DDP_NODE_SIZE cannot be understood.
+  // Errors as ReadNodeSize.
   static absl::StatusOr<Introduction> OfSelf(int rank);
   std::string Pack() const;
   static absl::StatusOr<Introduction> Unpack(absl::string_view packed);

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -23,6 +22,7 @@
 #include "examples/train/library.h"
 #include "examples/train/nvml.h"
 #include "libddp/base/env.h"
+#include "libddp/base/text_of_file.h"
 #include "libddp/comm/context_settings.h"
 #include "libddp/comm/nccl/advice.h"
 #include "libddp/comm/nccl/api.h"
@@ -35,12 +35,7 @@ namespace {
 namespace fs = std::filesystem;
 using examples::FindFunction;
 
-std::string ReadText(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();  // nothing, where that is a folder
-  return text.str();
-}
-std::string ReadLine(const std::string& path) { return std::string(absl::StripAsciiWhitespace(ReadText(path))); }
+std::string ReadLine(const std::string& path) { return std::string(absl::StripAsciiWhitespace(ddp::TextOfFile(path))); }
 
 int ReadInt(const std::string& path, int otherwise) {
   int value = otherwise;
@@ -77,7 +72,7 @@ void ReadBridges(const std::string& root, const std::string& device, Facts& fact
   if (error) return;
   for (fs::path folder = real.parent_path(); folder.has_filename(); folder = folder.parent_path()) {
     if (!fs::exists(folder / "config", error)) break;
-    const std::optional<bool> redirects = RedirectsP2p(ReadText((folder / "config").string()));
+    const std::optional<bool> redirects = RedirectsP2p(ddp::TextOfFile((folder / "config").string()));
     if (!redirects.has_value()) facts.acs_readable = false;
     if (redirects.value_or(false)) gpu.redirecting.push_back(folder.filename().string());
   }
@@ -259,7 +254,7 @@ void ReadPci(const std::string& root, Facts& facts) {
 }
 
 void ReadSystem(const std::string& root, Facts& facts) {
-  facts.wsl = absl::StrContains(absl::AsciiStrToLower(ReadText(root + "/proc/version")), "microsoft");
+  facts.wsl = absl::StrContains(absl::AsciiStrToLower(ddp::TextOfFile(root + "/proc/version")), "microsoft");
   facts.ptrace_scope = ReadInt(root + "/proc/sys/kernel/yama/ptrace_scope", 0);
   facts.online_processors = static_cast<int>(ParseList(ReadLine(root + "/sys/devices/system/cpu/online")).size());
   struct statvfs shm;

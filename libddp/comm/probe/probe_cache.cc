@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -24,6 +23,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "libddp/base/env.h"
+#include "libddp/base/text_of_file.h"
 
 namespace ddp {
 namespace {
@@ -45,13 +45,6 @@ std::string GpuUuid(const std::string& root, const std::string& bus_id) {
     if (absl::StartsWith(line, "GPU UUID:")) return std::string(absl::StripAsciiWhitespace(line.substr(9)));
   }
   return "";
-}
-
-// Empty for what is no file: an iterator over it would throw where the path names a folder.
-std::string TextOf(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
 }
 
 // Where NCCL finds variables that are not set.
@@ -171,7 +164,7 @@ std::string ProbeKey(DeviceRuntime& runtime, Device device, int nccl_version, ab
   }
   std::sort(sorted.begin(), sorted.end());
   parts.insert(parts.end(), sorted.begin(), sorted.end());
-  for (const std::string& file : ConfigurationsOfNccl(variables, root)) parts.push_back(TextOf(file));
+  for (const std::string& file : ConfigurationsOfNccl(variables, root)) parts.push_back(TextOfFile(file));
   return absl::StrJoin(parts, "\n");
 }
 

@@ -11,7 +11,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "tests/support/check.h"
 #include "tests/support/fake_devices.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/given_time.h"
 #include "tests/support/numbers.h"
 
 namespace ddp::testing::simulated {
@@ -85,14 +85,6 @@ inline absl::Duration TimeFor(absl::Duration work) {
 #else
   return work;
 #endif
-}
-
-// What `run` makes of a limit in which it comes to a certain point; or of longer ones where it does not, as what it
-// gives is not `good`: a busy machine may stop it for seconds.
-template <typename Run, typename Good>
-std::invoke_result_t<Run, absl::Duration> GivenTime(absl::Duration limit, const Run& run, const Good& good) {
-  auto result = run(limit);
-  return good(result) || limit > absl::Seconds(4) ? std::move(result) : GivenTime(4 * limit, run, good);
 }
 
 // Never freed: a thread that is left behind in NCCL's start looks at its GPU once more when the test lets go of it.

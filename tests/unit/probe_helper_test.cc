@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "libddp/base/env.h"
 #include "tests/support/catch.h"
+#include "tests/support/given_time.h"
 
 namespace ddp {
 namespace {
@@ -128,14 +129,15 @@ TEST_CASE("what goes wrong with a helper is told apart from what goes wrong with
 }
 
 TEST_CASE("a helper that hangs is ended after its limit, and one that will not end is killed") {
-  HelperCommand command = Command("hang");
-  ProbeResult hung;
-  // In longer limits where a busy machine did not let it begin.
-  for (command.limit = absl::Milliseconds(100); hung.step < 3 && command.limit < absl::Minutes(1); command.limit *= 4) {
-    hung = Await(*Start(command));
-    CHECK(hung.state == ProbeState::kHang);
-  }
-  CHECK(hung.step == 3);
+  const auto hang = [](absl::Duration limit) {
+    HelperCommand command = Command("hang");
+    command.limit = limit;
+    ProbeResult result = Await(*Start(command));
+    CHECK(result.state == ProbeState::kHang);
+    return result;
+  };
+  const auto begun = [](const ProbeResult& result) { return result.step == 3; };
+  CHECK(begun(testing::GivenTime(absl::Milliseconds(100), hang, begun)));
 
   auto stubborn = Start(Command("stubborn"));
   CHECK(Await(*stubborn).state == ProbeState::kPassed);

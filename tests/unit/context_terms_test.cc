@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -19,6 +20,14 @@ namespace {
 
 constexpr int kRanks = 3;
 
+ContextOptions OptionsOf(int rank, std::shared_ptr<Store> store) {
+  ContextOptions options;
+  options.rank = rank;
+  options.world_size = kRanks;
+  options.store = std::move(store);
+  return options;
+}
+
 // What Create says on each rank. It has minutes: who waits for it fails the test by ctest's time-out.
 std::vector<absl::Status> CreateAll(const std::function<void(ContextOptions&)>& change) {
   const std::shared_ptr<Store> store = CreateMemoryStore();
@@ -26,10 +35,7 @@ std::vector<absl::Status> CreateAll(const std::function<void(ContextOptions&)>& 
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      ContextOptions options;
-      options.rank = rank;
-      options.world_size = kRanks;
-      options.store = store;
+      ContextOptions options = OptionsOf(rank, store);
       change(options);
       outcomes[static_cast<size_t>(rank)] = Context::Create(options).status();
     });
@@ -92,10 +98,7 @@ TEST_CASE("a variable that cannot be understood is such a reason") {
 }
 
 TEST_CASE("a rank that nobody has come to meet says what is wrong with it") {
-  ContextOptions options;
-  options.rank = 1;
-  options.world_size = 2;
-  options.store = CreateMemoryStore();
+  ContextOptions options = OptionsOf(1, CreateMemoryStore());
   options.timeout = absl::Milliseconds(50);
   options.backend = "none";
   const absl::Status status = Context::Create(options).status();

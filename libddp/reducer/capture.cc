@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/comm/base/internal_group.h"
 #include "libddp/reducer/model.h"
 
 namespace ddp {
@@ -34,8 +35,9 @@ absl::Status Model::Capturable() const {
       return refuse("buffer '", buffer.name, "' is on the CPU");
     }
   }
-  const absl::Status hook = reducer_.CanCapture();
-  return hook.ok() ? hook : refuse(hook.message());
+  absl::Status operations = MayBeCaptured(*group_);
+  operations.Update(reducer_.CanCapture());
+  return operations.ok() ? operations : refuse(operations.message());
 }
 
 }  // namespace ddp

@@ -14,6 +14,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "tests/support/catch.h"
 #include "tests/support/nccl_job.h"
+#include "tests/support/variable.h"
 
 // g++ takes members of class type that are left out of designated initializers for forgotten.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -196,6 +197,28 @@ TEST_CASE("a graph keeps what a hook had when it was captured") {
   });
 }
 
+void ExpectRefusal(Training& training, const char* why) {
+  RANK_CHECK_STATUS(training.model().CanCapture(), absl::StatusCode::kFailedPrecondition, why);
+  RANK_CHECK_OK(FakeDevices::BeginCapture(training.stream().native));
+  RANK_CHECK_STATUS(training.Backward(), absl::StatusCode::kFailedPrecondition, "cannot be captured", why);
+  RANK_CHECK_OK(FakeDevices::EndCapture(training.stream().native).status());
+}
+
+TEST_CASE("no step is captured where the host takes part in the group's operations") {
+  for (const auto& [name, value] : {std::pair("DDP_NODE_SIZE", "1"), std::pair("DDP_STAGED_REDUCE", "cpu")}) {
+    const Variable variable(name, value);
+    StagedJob job(2);
+    const ScopedDevices devices(job.gpus);
+    job.Run([&](Rank& rank, ProcessGroup& group) {
+      Training training(rank, group);
+      ExpectRefusal(training, "the host takes part");
+      training.Set(static_cast<float>(2 * rank.rank));
+      RANK_CHECK_OK(training.Backward());
+      training.Expect(1);
+    });
+  }
+}
+
 TEST_CASE("a captured step that needs the host is refused, and others follow it") {
   float tables[2][4] = {};
   const auto none = []() -> std::shared_ptr<CommHook> { return nullptr; };
@@ -228,10 +251,7 @@ TEST_CASE("a captured step that needs the host is refused, and others follow it"
         training.Expect(value + 1);
       };
       if (!c.first) step(1);
-      RANK_CHECK_STATUS(training.model().CanCapture(), absl::StatusCode::kFailedPrecondition, c.why);
-      RANK_CHECK_OK(FakeDevices::BeginCapture(training.stream().native));
-      RANK_CHECK_STATUS(training.Backward(), absl::StatusCode::kFailedPrecondition, "cannot be captured", c.why);
-      RANK_CHECK_OK(FakeDevices::EndCapture(training.stream().native).status());
+      ExpectRefusal(training, c.why);
       RANK_CHECK_OK(group.status());
       step(2);
       RANK_CHECK_EQ(training.model().CanCapture().ok(), c.first);

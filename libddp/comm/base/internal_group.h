@@ -63,6 +63,9 @@ class InternalGroup : public ProcessGroup {
   // Split, but nobody hears of the new group's operations, which are parts of this one's.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitUnheard(int color, int key) { return Split(color, key); }
 
+  // InvalidArgument, with the reason, if operations cannot be captured into a CUDA graph; the same on all ranks.
+  virtual absl::Status MayBeCaptured() const { return absl::OkStatus(); }
+
   // FailedPrecondition if a thread of the library's own must not wait for the group's operations.
   virtual absl::Status CheckBackground() { return absl::OkStatus(); }
 };
@@ -79,6 +82,10 @@ inline Observer* ObserverOf(const ProcessGroup& group) {
 inline absl::Status CheckBackground(ProcessGroup& group) {
   auto* const known = dynamic_cast<InternalGroup*>(&group);
   return known == nullptr ? absl::OkStatus() : known->CheckBackground();
+}
+inline absl::Status MayBeCaptured(const ProcessGroup& group) {
+  const auto* const known = dynamic_cast<const InternalGroup*>(&group);
+  return known == nullptr ? absl::OkStatus() : known->MayBeCaptured();
 }
 inline WorldRanks WorldRanksOf(const ProcessGroup& group) {
   const auto* const known = dynamic_cast<const InternalGroup*>(&group);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "libddp/base/failed_ranks.h"
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/checked_group.h"
@@ -102,6 +103,7 @@ class DeviceGroup final : public CheckedGroup, public BlockReducer {
   absl::Status AwaitFree() const { return engine_->AwaitFree(); }
   const uint32_t* failed_word() const override { return engine_->failed_word(); }
   void Progress() override { control_->Progress(); }
+  absl::Status MayBeCaptured() const override { return moves_->MayBeCaptured(); }
   Observer* observer() const override { return control_->observer(); }
   bool reduces_blocks() const override { return moves_->block_moves() != nullptr; }
   Work AllReduceBlocks(const BlockReduce& reduce) override;
@@ -161,7 +163,10 @@ Work DeviceGroup::Launch(const DeviceOperation& operation, Stream after,
   if (const absl::Status refusal = moves_->MayBeCaptured(); IsGpu(after.device) && !refusal.ok()) {
     const DeviceGuard guard(*options_.runtime, options_.device);
     const absl::StatusOr<bool> capturing = options_.runtime->Capturing(after.native);
-    if (capturing.ok() && *capturing) return NameRank(*this, operation.Describe(), refusal);
+    if (capturing.ok() && *capturing) {
+      return NameRank(*this, operation.Describe(),
+                      absl::Status(refusal.code(), absl::StrCat("a CUDA graph cannot hold this: ", refusal.message())));
+    }
   }
   return engine_->Launch(operation, after, enqueue);
 }

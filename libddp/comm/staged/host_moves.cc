@@ -82,8 +82,8 @@ HostMoves::HostMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, uint64
 
 absl::Status HostMoves::MayBeCaptured() const {
   return absl::InvalidArgumentError(
-      "a CUDA graph cannot hold this: with DDP_STAGED_REDUCE=cpu or auto the host takes part in all-reduces of the "
-      "hierarchical backend. Call it outside of the capture, or unset the variable");
+      "with DDP_STAGED_REDUCE=cpu or auto the host takes part in all-reduces of the hierarchical backend. Call it "
+      "outside of the capture, or unset the variable");
 }
 
 absl::Status HostMoves::Enqueue(const CheckedCall& call, void* stream) {

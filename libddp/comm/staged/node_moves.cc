@@ -46,8 +46,8 @@ NodeMoves::NodeMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, std::u
 
 absl::Status NodeMoves::MayBeCaptured() const {
   return absl::InvalidArgumentError(
-      "a CUDA graph cannot hold this: on several nodes the host takes part in each operation of the hierarchical "
-      "backend. Call it outside of the capture, or use the nccl backend");
+      "on several nodes the host takes part in each operation of the hierarchical backend. Call it outside of the "
+      "capture, or use the nccl backend");
 }
 
 absl::Status NodeMoves::Enqueue(const CheckedCall& call, void* stream) {

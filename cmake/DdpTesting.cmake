@@ -121,13 +121,18 @@ function(ddp_add_gpu_ranks_test name)
   foreach(ranks IN LISTS arg_GPUS)
     add_test(NAME gpu.${name}.t${ranks} COMMAND gpu_${name}_test)
     _ddp_gpu_test_properties(gpu.${name}.t${ranks} ${ranks} DDP_TEST_RANKS=${ranks})
-    if(DDP_TEST_MPIRUN)
-      add_test(NAME gpu.${name}.n${ranks}
-               COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} --oversubscribe --bind-to none --timeout 250
-                       $<TARGET_FILE:gpu_${name}_test>)
-      _ddp_gpu_test_properties(gpu.${name}.n${ranks} ${ranks} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
-    endif()
+    ddp_add_gpu_mpirun_test(${name} ${ranks})
   endforeach()
+endfunction()
+
+# Registers gpu_<name>_test under mpirun, with one GPU a rank, as gpu.<name>.n<K>.
+function(ddp_add_gpu_mpirun_test name ranks)
+  if(DDP_TEST_MPIRUN)
+    add_test(NAME gpu.${name}.n${ranks}
+             COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} --oversubscribe --bind-to none --timeout 250
+                     $<TARGET_FILE:gpu_${name}_test>)
+    _ddp_gpu_test_properties(gpu.${name}.n${ranks} ${ranks} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+  endif()
 endfunction()
 
 function(_ddp_gpu_test_properties test gpus)

@@ -25,7 +25,7 @@ Parts (each takes less than ten minutes, unless stated otherwise):
           choice of auto, and its speed in turn with NCCL's without P2P. Six minutes for each number of GPUs
   auto    train_mlp with --backend=auto where NCCL has a planted fault (2 and 4 GPUs): the backend that is chosen, what is
           said about the fault, and the result of the training
-  ddp     DistributedDataParallel and the example layers on 1, 2 and 4 GPUs
+  ddp     DistributedDataParallel, the header for C and the example layers on 1, 2 and 4 GPUs
   torch   LibTorch's models on 1, 2 and 4 GPUs, with the LibTorch of python3's PyTorch: tests, a ResNet-18, and its speed
           beside the same loop without libddp
   train   train_mlp: losses on one GPU and on several compared with the CPU's; speed; with --data accuracy
@@ -259,6 +259,7 @@ part_staged() {
     ((n > gpus)) || step 150 "staged-$n-threads" "$here/bin/gpu_nccl_test" "~[nccl]"
     staged_test "$n" gpu_nccl_test "~[nccl]"
     staged_test "$n" gpu_ddp_test "~[nccl]"
+    staged_test "$n" gpu_c_test
     # As on two hosts: what is captured needs the host.
     DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_nccl_test '~[nccl] ~"*graph*"'
     DDP_NODE_SIZE=$((n / 2)) staged_test "$n" gpu_ddp_test '~[nccl] ~"*captured*" ~"replays*"'
@@ -334,8 +335,9 @@ part_ddp() {
       continue
     fi
     ((n > gpus)) || step 60 "ddp-$n-threads" "$here/bin/gpu_ddp_test"
-    ! has_mpirun ||
-      step 60 "ddp-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_ddp_test"
+    has_mpirun || continue
+    step 60 "ddp-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_ddp_test"
+    step 60 "c-$n" mpirun -n "$n" --bind-to none --oversubscribe --timeout 55 "$here/bin/gpu_c_test"
   done
   # Kernels for registered memory cannot be aborted before NCCL 2.29.2.
   export DDP_TEST_GPUS=2 DDP_TEST_RANKS=2

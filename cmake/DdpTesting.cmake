@@ -101,6 +101,17 @@ function(ddp_add_unit_test name)
                                                ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
+# ddp_add_c_test_executable(target source...): a test program in C99. Not instrumented: a C compiler of another maker may not have the same
+# sanitizers.
+function(ddp_add_c_test_executable target)
+  add_executable(${target} ${ARGN})
+  set_target_properties(${target} PROPERTIES C_STANDARD 99 C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Werror)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE ddp m)
+  target_link_options(${target} PRIVATE $<TARGET_PROPERTY:ddp_build_flags,INTERFACE_LINK_OPTIONS>)
+endfunction()
+
 # ddp_add_gpu_test(name SOURCES source... [LIBS library...])
 #
 # As ddp_add_unit_test, as the test gpu.<name>: skipped where there is no GPU.

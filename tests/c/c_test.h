@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of c_api_test have in common.
+// What tests in C have in common.
 #ifndef TESTS_C_C_TEST_H_
 #define TESTS_C_C_TEST_H_
 
@@ -31,6 +31,6 @@ static ddp_buffer floats(float* data, size_t count) {
   return b;
 }
 
-void test_scaler(ddp_group* g);
+void test_scaler(ddp_group* g);  // of c_api_test
 
 #endif  // TESTS_C_C_TEST_H_

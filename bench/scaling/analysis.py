@@ -143,7 +143,8 @@ def point(series, ranks, crowd):
 
     made = list(runs.values())
     efficiencies = summarize(paired(runs, base_runs, efficiency))
-    without = summarize(paired(alone, base_runs, efficiency))
+    # The fewest ranks, too, without reduction: what it costs them is no gain of more ranks.
+    without = summarize(paired(alone, series.alone.get(base, {}), efficiency))
     p = {
         "case": series.case.key(),
         "case_without_reduction": series.case.key_without_reduction(),

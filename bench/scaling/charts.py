@@ -232,14 +232,16 @@ def efficiency(points, name):
             marker="",
             label=f"{scaling}, without reduction",
         )
-    percent_axis(axes, max(1.0, *(p["efficiency_max"] or 0 for p in points)))
+    dotted = max(p["efficiency_without_reduction"] or 0 for p in points)
+    percent_axis(axes, max(1.0, *(p["efficiency_max"] or 0 for p in points)), dotted)
     axes.set_title("Efficiency against ideal scaling")
     axes.legend(loc="lower left")
     return finish(figure, name, f"Efficiency over ranks, weak and strong scaling, {points[0]['title']}")
 
 
-def percent_axis(axes, highest):
-    axes.set_ylim(0, 1.12 * highest)
+def percent_axis(axes, highest, dotted=0.0):
+    """`highest`: of the points; `dotted`: of a line without markers."""
+    axes.set_ylim(0, max(1.12 * highest, 1.02 * dotted))
     axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
 
 

@@ -13,7 +13,8 @@ import time
 import xml.etree.ElementTree
 from unittest import mock
 
-from scaling_case import BENCH, Scaling, draws, needs_matplotlib, run_tests  # it also finds the modules of the program
+# It also finds the modules of the program.
+from scaling_case import BENCH, Scaling, blank, draws, needs_matplotlib, run_tests
 
 import scaling_fakes as fakes
 from scaling import UserError, analysis, result as result_file
@@ -65,6 +66,31 @@ class Measurement(Scaling):
         fakes.edit_result(self.out, change)
         point = self.points()["weak", 2]
         self.assertEqual((point["communication_ms"], point["exposed_ms"], point["hidden_ms"]), (4, 2, 2))
+
+    def test_without_one_rank_the_fewest_ranks_reduce_too(self):
+        self.measure("--ranks=2,4", "--scaling=weak")
+        rates = {(2, "overlap"): 180, (2, "none"): 200, (4, "overlap"): 360, (4, "none"): 400}
+
+        def change(result):
+            result["environment"]["slots"] = 4
+            for run in result["runs"]:
+                run["summary"]["samples_per_second"] = rates[run["ranks"], run["case"]["reduce"]]
+
+        fakes.edit_result(self.out, change)
+        point = self.points()["weak", 4]
+        losses = ("lost_to_cores", "lost_to_sharing", "lost_to_communication", "sharing_ms", "reduction_ms")
+        self.assertEqual([point[name] for name in losses], [0, 0, 0, 0, 0])
+        limits = {}
+
+        def finish(figure, name, description):
+            limits[name] = figure.axes[0].get_ylim()
+            return blank(figure, name, description)
+
+        rates[4, "none"] = 600
+        fakes.edit_result(self.out, change)
+        with mock.patch("scaling.charts.finish", finish):
+            self.call("report", self.out)
+        self.assertGreater(limits["mlp-cpu-fp32-auto-default-efficiency"][1], 1.5)
 
     def test_energy_and_operations(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", behaviour="metered")

@@ -9,10 +9,17 @@ from scaling.text import number
 
 
 def pairs(points_a, points_b):
-    """Points of A and B for the same case, scaling and number of ranks; and the titles of those without a match."""
+    """Points of A and B for the same case, scaling and number of ranks; and the titles of those without a match.
+
+    Where each side has just one case of a model, that may differ: two settings, or a CPU and a GPU.
+    """
+
+    def cases(model, scaling, points):
+        return {p["case"] for p in points if (p["model"], p["scaling"]) == (model, scaling)}
 
     def key(p):
-        return p["case"], p["scaling"], p["ranks"]
+        single = all(len(cases(p["model"], p["scaling"], points)) == 1 for points in (points_a, points_b))
+        return p["model"] if single else p["case"], p["scaling"], p["ranks"]
 
     by_key = {key(p): p for p in points_b}
     matched = [(p, by_key[key(p)]) for p in points_a if key(p) in by_key]
@@ -22,6 +29,10 @@ def pairs(points_a, points_b):
         for side, points in (("A", points_a), ("B", points_b))
     }
     return matched, alone
+
+
+def title(a, b):
+    return a["title"] if a["title"] == b["title"] else f"A: {a['title']}; B: {b['title']}"
 
 
 def cost_per_million(point, price_per_hour):
@@ -48,7 +59,7 @@ def table(matched, prices):
     for a, b in matched:
         if (a["case"], a["scaling"]) != last:
             last = a["case"], a["scaling"]
-            rows.append(("case", [f"{escape(a['title'])} – {a['scaling']}"]))
+            rows.append(("case", [f"{escape(title(a, b))} – {a['scaling']}"]))
         over = [side for side, p in (("A", a), ("B", b)) if p["oversubscribed"]]
         badge = f" <span class=badge>oversubscribed{'' if len(over) == 2 else ' on ' + over[0]}</span>" if over else ""
         batch = str(a["batch"]) if a["batch"] == b["batch"] else f"{a['batch']} and {b['batch']}"
@@ -80,7 +91,7 @@ def pictures(matched):
         both = [(a, b) for a, b in matched if (a["case"], a["scaling"]) == (case, scaling)]
         sides = {"A": [a for a, _ in both], "B": [b for _, b in both]}
         stem = "compare-" + file_stem(f"{case}-{scaling}")
-        caption = f"{both[0][0]['title']}, {scaling} scaling."
+        caption = f"{title(*both[0])}, {scaling} scaling."
         found.append(
             (
                 f"{stem}-rate",
@@ -120,15 +131,15 @@ def differences(a, b, matched):
     if other:
         p, q = other[0]
         found.append(
-            f"The efficiencies have different bases, and cannot be compared, first for {p['title']}, {p['scaling']}:"
+            f"The efficiencies have different bases, and cannot be compared, first for {title(p, q)}, {p['scaling']}:"
             f" those of A are relative to {plan.count(p['base_ranks'], 'rank')}, those of B to"
             f" {plan.count(q['base_ranks'], 'rank')}."
         )
-    for name, title in SETTINGS.items():
+    for name, words in SETTINGS.items():
         if matched and a.get(name) != b.get(name):
             # No data set means random images.
             in_a, in_b = (settings.get(name) or "not given" for settings in (a, b))
-            found.append(f"The two were measured with other {title}: {in_a} in A, {in_b} in B.")
+            found.append(f"The two were measured with other {words}: {in_a} in A, {in_b} in B.")
     return found
 
 

@@ -374,6 +374,40 @@ class Compare(Scaling):
         for text in ("different bases", "measured with other"):
             self.assertNotIn(text, page)
 
+    def test_two_settings_side_by_side(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
+        a = self.out
+        settings = {
+            "--precision=bf16": "mlp, CPU, bf16",
+            "--reduce=end": "mlp, CPU, fp32, one reduction after backward",
+            "--bucket-mb=1": "mlp, CPU, fp32, buckets 1 MiB",
+            "--backend=hierarchical": "mlp, CPU, fp32, hierarchical",
+        }
+        for number, (flag, title) in enumerate(settings.items()):
+            self.out = os.path.join(self.folder, f"b{number}")
+            self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", flag)
+            code, out, _ = self.call("compare", a, self.out, f"--out={self.out}", "--price-a=1", "--price-b=2")
+            self.assertEqual(code, 0)
+            self.assertIn("times as fast as A", out)
+            page = self.read("compare.html")
+            self.assertIn(f"<span>A: mlp, CPU, fp32; B: {title} – weak</span>", page)
+            self.assertEqual(len(re.findall(r"<svg ", page)), 2)
+            self.assertNotIn("Only in", page)
+
+    def test_one_setting_has_no_place_beside_two_others(self):
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--precision=fp32,bf16")
+        a, self.out = self.out, os.path.join(self.folder, "b")
+        self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", "--reduce=end")
+        self.assertIn("nothing in common", self.call("compare", a, self.out, f"--out={self.out}")[1])
+
+    def test_cpu_beside_gpu(self):
+        recorded = os.path.join(os.path.dirname(BENCH), "docs", "results")
+        two = [os.path.join(recorded, name) for name in ("two-cores", "four-h200")]
+        code, out, _ = self.call("compare", *two, f"--out={self.out}")
+        self.assertEqual(code, 0)
+        self.assertIn("times as fast as A", out)
+        self.assertIn("<span>A: resnet20, CPU, fp32; B: resnet20, GPU, fp16 – weak</span>", self.read("compare.html"))
+
     def test_nothing_in_common(self):
         self.measure("--ranks=1", "--scaling=weak")
         a, self.out = self.out, os.path.join(self.folder, "b")

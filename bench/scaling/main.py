@@ -33,7 +33,15 @@ FOLDER gets report.html, scaling.json, scaling.csv and the pictures. Keep the ma
 is measured and writes the report. Exit codes: 0; 1: a run failed or trained something else; 2: the command cannot be
 carried out; 130: stopped by Ctrl-C.
 """
-QUICK = {"models": ["mlp", "lenet"], "ranks": [1, 2], "rounds": 3, "seconds": 1.0, "limit_minutes": 2.5}
+# Also the last run that is started has to end, and the report to be drawn, within 3 minutes.
+QUICK = {
+    "models": ["mlp", "lenet"],
+    "ranks": [1, 2],
+    "rounds": 3,
+    "seconds": 1.0,
+    "limit_minutes": 2.5,
+    "timeout": 15.0,
+}
 # --resume may change these: they do not change what a run measures.
 FREE_SETTINGS = ("rounds", "timeout", "limit_minutes")
 ENDS = {
@@ -130,7 +138,9 @@ def measure_parser():
     p.add_argument("--seconds", type=positive(float), help="how long a run should take on one rank (default: 4)")
     p.add_argument("--limit-minutes", type=positive(float), help="start nothing that would end later")
     p.add_argument(
-        "--timeout", type=positive(float), default=300, help="seconds after which a run has failed (default: 300)"
+        "--timeout",
+        type=positive(float),
+        help=f"seconds after which a run has failed (default: 300; with --quick {QUICK['timeout']:g})",
     )
     p.add_argument(
         "--predict",
@@ -209,7 +219,7 @@ def settings_of(arguments, slots):
         "rounds": arguments.rounds or quick.get("rounds") or 5,
         "seconds": arguments.seconds or quick.get("seconds") or 4.0,
         "limit_minutes": arguments.limit_minutes or quick.get("limit_minutes"),
-        "timeout": arguments.timeout,
+        "timeout": arguments.timeout or quick.get("timeout") or 300,
         "threads": arguments.threads,
         "data": arguments.data,
     }

@@ -17,7 +17,7 @@ from unittest import mock
 from scaling_case import BENCH, Scaling, blank, draws, needs_matplotlib, run_tests
 
 import scaling_fakes as fakes
-from scaling import UserError, analysis, result as result_file
+from scaling import UserError, analysis, main, result as result_file, trainers
 
 
 @needs_matplotlib
@@ -254,6 +254,14 @@ class Measurement(Scaling):
         self.assertEqual(code, 1)
         self.assertIn(f"took more than {limit} s and was ended", self.read("report.html"))
         self.assertIn(("weak", 1), self.points())
+
+    def test_quick_measurement_ends_hanging_programs_in_time(self):
+        # The last run starts before the time limit; SIGTERM and the report take some seconds.
+        self.assertLessEqual(60 * main.QUICK["limit_minutes"] + main.QUICK["timeout"] + trainers.KILL_AFTER, 175)
+        for flags, expected in (((), main.QUICK["timeout"]), (("--timeout=60",), 60)):
+            self.out = os.path.join(self.folder, str(expected))
+            self.measure("--quick", "--ranks=1", "--scaling=weak", *flags)
+            self.assertEqual(self.result()["settings"]["timeout"], expected)
 
     def test_bad_summaries_are_failures(self):
         for behaviour, words in (

@@ -322,12 +322,13 @@ def choices(points_, scaling="weak"):
 
 
 def reductions(points_):
-    """Points that differ only in how gradients are reduced, with the trainers' buckets: one list for each training."""
+    """Points that differ only in how gradients are reduced, overlap with the first size of buckets: one list for each
+    training."""
     groups = {}
     for p in largest(points_, "weak" if any(p["scaling"] == "weak" for p in points_) else "strong"):
-        if p["ranks"] > 1 and p["bucket"] == "default":
-            groups.setdefault((p["case_without_reduction"], p["ranks"]), []).append(p)
-    return [group for group in groups.values() if len(group) > 1]
+        if p["ranks"] > 1:
+            groups.setdefault((p["case_without_reduction"], p["ranks"]), {}).setdefault(p["reduction"], p)
+    return [list(group.values()) for group in groups.values() if len(group) > 1]
 
 
 def reductions_line(group):

@@ -367,7 +367,7 @@ def reductions(points, name):
         ],
         loc="upper left",
     )
-    return finish(figure, name, f"What each way to reduce adds to a step, {points[0]['title']}")
+    return finish(figure, name, f"What each way to reduce adds to a step, {points[0]['training']}")
 
 
 def predicted(points, rows, name):

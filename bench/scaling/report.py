@@ -65,7 +65,7 @@ def bucket_pictures(points):
             f"{stem}-bucket-sizes",
             charts.exposed_over_buckets(rows, f"{stem}-bucket-sizes"),
             (
-                f"{stem.split('-')[0]}: communication per step that the backward pass hides and that it does not, by"
+                f"{rows[0][1]['training']}: communication per step that the backward pass hides and that it does not, by"
                 " bucket size."
             ),
         )
@@ -202,11 +202,12 @@ def reduction_row(p, group):
     end = next((q for q in group if q["reduction"] == "end"), None)
     comparable = end and p["added_ms"] is not None and (end["added_ms"] or 0) > 0
     same = analysis.same_training(p, group[0])
+    way = plan.REDUCTIONS[p["reduction"]] + ("" if p["bucket"] == "default" else f", {p['bucket']}")
     added = number(p["added_ms"])
     if p["added_ms"] is not None and p["rounds"] > 1:
         added += f" <span class=range>{number(p['added_ms_min'])}–{number(p['added_ms_max'])}</span>"
     return [
-        f"{escape(p['reduction'])} <span class=range>{escape(plan.REDUCTIONS[p['reduction']])}</span>",
+        f"{escape(p['reduction'])} <span class=range>{escape(way)}</span>",
         number(p["samples_per_second"], 4),
         number(p["step_ms"]),
         added,

@@ -137,6 +137,14 @@ class Measurement(Scaling):
         self.assertIn("mlp, CPU, fp32, 2 ranks: reduction adds to a step, in ms: overlap 2, end 4, each 5,", out)
         xml.etree.ElementTree.fromstring(self.read("mlp-cpu-fp32-auto-reductions.svg"))
 
+    def test_overlap_with_given_buckets_is_one_of_the_ways_to_reduce(self):
+        flags = ("--reduce=overlap,end", "--bucket-mb=1,0", "--precision=fp32,bf16")
+        _, out, _ = self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", *flags)
+        for training in ("mlp, CPU, fp32", "mlp, CPU, bf16"):
+            self.assertIn(f"{training}, 2 ranks: reduction adds to a step, in ms: overlap 2, end 4", out)
+            self.assertIn(f"<figcaption>{training}: communication per step", self.read("report.html"))
+        self.assertIn("overlap <span class=range>buckets overlapped, 1 MiB</span>", self.read("report.html"))
+
     def test_other_ways_to_reduce_are_measured_with_one_kind_of_scaling(self):
         self.measure("--ranks=1,2", "--reduce=overlap,end", "--rounds=1")
         made = [(run["scaling"], run["ranks"], run["case"]["reduce"]) for run in self.result()["runs"]]

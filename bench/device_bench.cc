@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/cuda_check.h"
 #include "bench/percentile.h"
+#include "examples/train/environment.h"
 #include "libddp/device/device_runtime.h"
 #include "nlohmann/json.hpp"
 
@@ -166,8 +167,10 @@ int Main(int argc, char** argv) {
     }
   }
   if (json.empty()) return 0;
+  const nlohmann::json all = {
+      {"environment", nlohmann::json::parse(examples::DescribeEnvironment("none", /*gpu=*/true))}, {"rows", rows}};
   std::ofstream file(json);
-  file << rows.dump(1) << "\n";
+  file << all.dump(1) << "\n";
   return file.good() ? 0 : 1;
 }
 

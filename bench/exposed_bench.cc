@@ -33,8 +33,10 @@
 #include "examples/nn/cnn.h"
 #include "examples/nn/device.h"
 #include "examples/nn/model.h"
+#include "examples/nn/onednn.h"
 #include "examples/nn/queues.h"
 #include "examples/train/agreement.h"
+#include "examples/train/environment.h"
 #include "examples/train/replica.h"
 #include "nlohmann/json.hpp"
 
@@ -185,8 +187,12 @@ struct Way {
 
 class Bench {
  public:
-  Bench(const Settings& settings, ddp::ProcessGroup& group, nn::Device& device)
-      : settings_(settings), group_(group), device_(device), model_(MakeModel(settings, device)) {}
+  Bench(const Settings& settings, ddp::Context& context, nn::Device& device)
+      : settings_(settings),
+        launcher_(context.launcher()),
+        group_(context.world()),
+        device_(device),
+        model_(MakeModel(settings, device)) {}
 
   absl::Status Run() {
     MakeBatch();
@@ -329,6 +335,10 @@ class Bench {
     }
     if (ways_.size() == 3) ReportRatio(json);
     if (settings_.json.empty()) return absl::OkStatus();
+    examples::EnvironmentSources sources = examples::ThisProcess();
+    sources.libraries = {{"onednn", nn::onednn::Version()}};
+    json["environment"] =
+        nlohmann::ordered_json::parse(examples::DescribeEnvironment(launcher_, settings_.cuda, sources));
     std::ofstream file(settings_.json);
     file << json.dump(1) << "\n";
     file.close();
@@ -338,6 +348,10 @@ class Bench {
   // Of what the second way takes beyond the first, as a part of what the third does.
   void ReportRatio(nlohmann::ordered_json& json) const {
     const std::string what = absl::StrCat("of ", ways_[2].name, "'s time beyond ", ways_[0].name, ", ", ways_[1].name);
+    if (settings_.target > 0) {
+      json["target"] = settings_.target;
+      json["met"] = false;
+    }
     if (const bench::Interval whole = Beyond(ways_[2]); whole.low <= 0) {
       std::printf("%s: no part can be told, since the whole is within the noise%s\n", what.c_str(),
                   settings_.target > 0 ? ": NOT MET" : "");
@@ -348,13 +362,16 @@ class Bench {
     });
     std::printf("%s has %.3f (%.3f to %.3f)", what.c_str(), part.value, part.low, part.high);
     if (settings_.target > 0) {
-      std::printf("; target %g: %s", settings_.target, part.high <= settings_.target ? "met" : "NOT MET");
+      const bool met = part.high <= settings_.target;
+      std::printf("; target %g: %s", settings_.target, met ? "met" : "NOT MET");
+      json["met"] = met;
     }
     std::printf("\n");
     json["part"] = {part.value, part.low, part.high};
   }
 
   const Settings& settings_;
+  const std::string launcher_;
   ddp::ProcessGroup& group_;
   nn::Device& device_;
   const std::unique_ptr<nn::Model> model_;
@@ -386,7 +403,7 @@ absl::Status Measure(const Settings& settings, ddp::Context& context) {
         nn::OpenCuda(context.device().index,
                      {.tf32 = settings.precision == "tf32", .activations = element, .plan_file = settings.plan_cache});
   }
-  return Bench(settings, group, gpu != nullptr ? *gpu : nn::Cpu()).Run();
+  return Bench(settings, context, gpu != nullptr ? *gpu : nn::Cpu()).Run();
 }
 
 int Fail(const absl::Status& status, int code) {

@@ -11,6 +11,7 @@
 
 #include "bench/cuda_check.h"
 #include "bench/percentile.h"
+#include "examples/train/environment.h"
 #include "nlohmann/json.hpp"
 
 namespace bench {
@@ -21,7 +22,7 @@ constexpr char kUsage[] = R"(Times copies between GPUs, and between GPUs and hos
   p2p_bench [--bytes N] [--json FILE]
 
   --bytes N    of one copy (default 268435456)
-  --json FILE  write the rows there as well
+  --json FILE  write the rows and the environment there as well
 
 Prints matrices, GB/s (10^9 bytes a second; both directions together where it says so) or microseconds:
   device x device  row: source, column: destination. The diagonal is a copy inside a GPU, its reads and writes counted.
@@ -161,8 +162,10 @@ class Table {
     rows_.push_back({{"what", what}, {"from", from}, {"to", to}, {"value", value}, {"unit", unit}});
   }
   bool Write(const std::string& path) const {
+    const nlohmann::json all = {
+        {"environment", nlohmann::json::parse(examples::DescribeEnvironment("none", /*gpu=*/true))}, {"rows", rows_}};
     std::ofstream file(path);
-    file << rows_.dump(1) << "\n";
+    file << all.dump(1) << "\n";
     return file.good();
   }
 

@@ -47,12 +47,14 @@ result, text = json.load(open("result.json")), open("out").read()
 modes = next(flag for flag in sys.argv if flag.startswith("--modes="))[8:].split(",")
 assert result["ranks"] == int(sys.argv[1]) and list(result["ms"]) == modes, result
 assert all(len(ms) == 5 and min(ms) > 0 for ms in result["ms"].values()), result
+assert {"cpu", "build", "launcher"} <= set(result["environment"]) and "onednn" in result["environment"]["libraries"], result
 first = result["ms"][modes[0]]
 for mode in modes[1:]:
     value, low, high = result["beyond_ms"][mode]
     assert abs(value - statistics.median(a - b for a, b in zip(result["ms"][mode], first))) < 1e-9 and low <= value <= high, mode
 if len(modes) == 3:  # judged by the interval's far end
     met = "part" in result and result["part"][2] <= 0.5
+    assert result["target"] == 0.5 and result["met"] == met, result
     assert ("NOT MET" not in text) == met and ("part" in result) == (result["beyond_ms"][modes[2]][1] > 0), text
 PYTHON
 }

@@ -48,7 +48,7 @@ EnergyMeter::EnergyMeter(const EnergySources& sources) : bus_id_(sources.bus_id)
     counter.last = value.value_or(0);
     counter.broken = !value.has_value();
   }
-  read_ = shown_ = Clock::now();
+  read_ = ticked_ = shown_ = Clock::now();
 }
 
 // Packages, and memory where it has a counter of its own. Other domains are parts of these, or contain them (psys).
@@ -114,7 +114,8 @@ void EnergyMeter::Clear() {
 }
 
 bool EnergyMeter::Tick(Clock::time_point now, Clock::duration period) {
-  if (now - read_ < period || (counters_.empty() && !nvml_.has_value())) return false;
+  if (now - ticked_ < period || (counters_.empty() && !nvml_.has_value())) return false;
+  ticked_ = now;
   Read();
   if (nvml_.has_value()) slowed_by_ |= nvml_->State().slowed_by.value_or(0);
   return true;

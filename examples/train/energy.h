@@ -34,8 +34,8 @@ class EnergyMeter {
   void End();
   void Clear();  // forgets what was counted; between Begin and End, too
 
-  // Reads the counters again after `period`, so that none wraps around unnoticed (some do after minutes). Cheap
-  // otherwise. True if it has read them.
+  // Reads the counters again `period` after the call that did so before, so that none wraps around unnoticed (some do
+  // after minutes). Cheap otherwise. True if it has read them.
   bool Tick(Clock::time_point now, Clock::duration period);
 
   // The power since the call before, and the state of the GPU: "GPU 305 W, 97 % busy, ...; processors 81 W". Empty if
@@ -67,7 +67,7 @@ class EnergyMeter {
   std::optional<Nvml> nvml_;
   std::vector<Counter> counters_;
   bool counting_ = false;
-  Clock::time_point begun_, read_, shown_;
+  Clock::time_point begun_, read_, ticked_, shown_;
   double seconds_ = 0;
   uint64_t slowed_by_ = 0;
 };

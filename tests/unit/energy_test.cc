@@ -99,6 +99,19 @@ TEST_CASE("a counter of processors wraps around at its range") {
   CHECK(*SumEnergy({meter.Record()}).cpu_joules == (0.1 + 0.4) + (0.6 + 0.3));
 }
 
+TEST_CASE("short epochs do not put off what is shown every second") {
+  Machine machine;
+  machine.AddDomain("intel-rapl:0", "package-0", kRange);
+  EnergyMeter meter(machine.Sources());
+  const EnergyMeter::Clock::time_point start = EnergyMeter::Clock::now();
+  meter.Begin();
+  meter.End();
+  CHECK(meter.Tick(start + std::chrono::seconds(1), std::chrono::seconds(1)));
+  meter.Begin();
+  CHECK_FALSE(meter.Tick(start + std::chrono::milliseconds(1999), std::chrono::seconds(1)));
+  CHECK(meter.Tick(start + std::chrono::seconds(2), std::chrono::seconds(1)));
+}
+
 TEST_CASE("warm-up steps are forgotten") {
   Machine machine;
   machine.AddDomain("intel-rapl:0", "package-0", kRange);

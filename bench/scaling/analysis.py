@@ -11,6 +11,7 @@ LOSS_TOLERANCE = 1e-3
 LOSS_TOLERANCE_16_BIT = 2e-3
 # From that of other numbers of ranks: batch normalisation looks at a rank's part of the batch only.
 LOSS_TOLERANCE_OTHER_PARTS = {"resnet20": 5e-2, "resnet50": 5e-2}
+STEPS_OTHER_PARTS = 5  # that are compared then: such trainings part sooner, at small batches before their 20th step
 DISTURBED = 0.15  # share of the cores that other programs may use
 
 
@@ -246,7 +247,9 @@ def early_loss(run, same_ranks=True):
     """The mean of the first steps, before rounding makes trainings part."""
     summary = run["summary"]
     # Earlier trainers tell the first losses of rank 0 only, and the last epoch's of all.
-    losses = summary.get("first_step_losses") or (same_ranks and summary.get("first_losses"))
+    losses = summary.get("first_step_losses") or (same_ranks and summary.get("first_losses")) or []
+    if not same_ranks and run["case"]["model"] in LOSS_TOLERANCE_OTHER_PARTS:
+        losses = losses[:STEPS_OTHER_PARTS]
     return statistics.fmean(losses) if losses else summary["final_loss"]
 
 

@@ -338,7 +338,7 @@ the measured steps of a run; <b>hidden</b> is the difference. <b>Bus bandwidth</
 per second, beside those of large matrix products on all ranks at once, measured after each training.</li>
 <li><b>Same loss?</b> Strong scaling computes the same training for every N, so the mean loss of its first 20 steps must
 agree. With weak scaling the rounds must agree. With batch normalisation (resnet20, resnet50) each rank normalises its
-own part of a batch, so the losses of other N differ a little (5 % are allowed).</li>
+own part of a batch, so the losses of other N differ a little (5 % of the first 5 steps' mean are allowed).</li>
 <li><b>Oversubscribed</b>: more ranks than cores or GPUs. Such points say nothing about scaling.</li>
 </ul>
 """

@@ -300,6 +300,21 @@ class Measurement(Scaling):
         self.assertEqual(self.points()["strong", 2]["loss_check"], "differs: 1.5 instead of 1.25")
         self.assertIn("not the same training", self.read("report.html"))
 
+    def test_batch_normalisation_makes_trainings_part_soon(self):
+        self.measure("--models=resnet50", "--ranks=1,2", "--rounds=1")
+
+        def losses(late, early):
+            def change(result):
+                for run in result["runs"]:
+                    two = run["ranks"] == 2 and run["case"]["reduce"] != "none"
+                    run["summary"]["first_step_losses"] = 5 * [early if two else 8] + 15 * [late if two else 8]
+
+            fakes.edit_result(self.out, change)
+            return self.points()["strong", 2]["loss_check"]
+
+        self.assertEqual(losses(16, 8), "as with 1 rank")
+        self.assertEqual(losses(16, 9), "differs: 9 instead of 8")
+
     def test_last_losses_may_differ_by_noise(self):
         self.measure("--ranks=1,2", "--scaling=strong", behaviour="noise:2")
         self.assertEqual(self.points()["strong", 2]["loss_check"], "as with 1 rank")

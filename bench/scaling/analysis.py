@@ -179,7 +179,7 @@ def point(series, ranks, crowd):
     p["peak_memory_mib"] = max(peak_memory(run) for run in made)
     p["joules_per_sample"] = median(cost(run, "energy", "joules_per_sample") for run in made)
     p["energy_contains"] = next((text for text in (cost(run, "energy", "contains") for run in made) if text), None)
-    p["share_of_products"] = median(cost(run, "operations", "share_of_products") for run in made)
+    p["share_of_products"] = median(map(share_of_products, made))
     p["loss"] = median(run["summary"]["final_loss"] for run in made)
     p["early_loss"] = median(map(early_loss, made))
     p["loss_check"] = check_loss(series, ranks, base)
@@ -191,6 +191,12 @@ def peak_memory(run):
     """MiB of a rank's GPU that were in use when its training ended, or the most that a rank has had of the host's."""
     gpus = [gpu["memory_mib"] for gpu in cost(run, "energy", "gpus") or [] if gpu.get("memory_mib")]
     return max(gpus, default=run["summary"]["peak_rss_mb"])
+
+
+def share_of_products(run):
+    """None, too, where earlier trainers tell more than the whole: products that are slower are no limit."""
+    share = cost(run, "operations", "share_of_products")
+    return share if share is not None and share <= 1 else None
 
 
 def cost(run, kind, name):

@@ -335,7 +335,8 @@ the measured steps of a run; <b>hidden</b> is the difference. <b>Bus bandwidth</
 2 (N - 1) / N over the communication time, so less than a benchmark of all-reduce alone shows.</li>
 <li><b>Added by reduction</b>: the step with reduction minus the step without, in the same round, then the median.</li>
 <li><b>Share of the rate of large products</b>: multiplications and additions of the model's products and convolutions
-per second, beside those of large matrix products on all ranks at once, measured after each training.</li>
+per second, beside those of large matrix products on all ranks at once, measured after each training. None where the
+products were slower.</li>
 <li><b>Same loss?</b> Strong scaling computes the same training for every N, so the mean loss of its first 20 steps must
 agree. With weak scaling the rounds must agree. With batch normalisation (resnet20, resnet50) each rank normalises its
 own part of a batch, so the losses of other N differ a little (5 % of the first 5 steps' mean are allowed).</li>

@@ -104,8 +104,9 @@ class Device {
                             const LossOptions& options, const LossRing& loss) = 0;
   virtual void CountHits(const float* logits, const int32_t* labels, int rows, int classes, int64_t* hits) = 0;
 
-  // Measures the floating-point operations per second of a large matrix product, with the threads and the type that
-  // layers use: on the CPU bfloat16 if `bfloat16`. Takes a few tenths of a second. 0: there is not enough memory.
+  // Measures the floating-point operations per second of a large matrix product, on the CPU the best of two sizes, with
+  // the threads and the type that layers use: on the CPU bfloat16 if `bfloat16`. Takes a few tenths of a second. 0:
+  // there is not enough memory.
   virtual double ProductRate(bool bfloat16) = 0;
 
   // y = (x + y) * scale. On a GPU submitted to `stream`, a cudaStream_t, instead of the device's own.

@@ -101,6 +101,13 @@ class Measurement(Scaling):
         self.assertIn("<p>Energy: processors only.</p>", page)
         self.assertIn("75&nbsp;%", page)
 
+        def beyond_the_whole(result):
+            for run in result["runs"]:
+                run["summary"]["operations"]["share_of_products"] = 1.25
+
+        fakes.edit_result(self.out, beyond_the_whole)
+        self.assertIsNone(self.points()["weak", 2]["share_of_products"])
+
     def test_one_round_proves_nothing(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1")
         self.assertFalse(self.points()["weak", 2]["communication_sure"])

@@ -92,9 +92,12 @@ def bad_badge(text):
     return f'<span class="badge bad">{escape(text)}</span>'
 
 
+def oversubscribed_badge(point):
+    return " <span class=badge>oversubscribed</span>" if point["oversubscribed"] else ""
+
+
 def ranks_cell(point):
-    badge = " <span class=badge>oversubscribed</span>" if point["oversubscribed"] else ""
-    return f"{point['ranks']}{badge}"
+    return f"{point['ranks']}{oversubscribed_badge(point)}"
 
 
 def machine(environment):

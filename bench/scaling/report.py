@@ -4,7 +4,7 @@
 import os
 
 from scaling import analysis, charts, markup, model, plan, result as result_file
-from scaling.markup import bad_badge, escape, file_stem, percent, percent_range, ranks_cell
+from scaling.markup import bad_badge, escape, file_stem, oversubscribed_badge, percent, percent_range, ranks_cell
 from scaling.text import number
 
 
@@ -308,7 +308,7 @@ def failures_section(result):
         return ""
     rows = [
         [
-            escape(f["title"]),
+            escape(f["title"]) + oversubscribed_badge(f),
             bad_badge(f["status"]),
             f"{escape(f['error'])}<br><code class=muted>{escape(f['command'])}</code>",
         ]

@@ -241,6 +241,7 @@ class Measurement(Scaling):
         page = self.read("report.html")
         self.assertIn("rank 1: the link is broken (exit code 3)", page)
         self.assertIn("2 runs failed", page)
+        self.assertIn('<td class="text">mlp, CPU, fp32, weak, 4 ranks <span class=badge>oversubscribed</span></td>', page)
         # Not tried again in the second round.
         self.assertEqual(sum(run["ranks"] == 4 for run in self.result()["runs"]), 2)
 

@@ -257,6 +257,7 @@ def breakdown(points, scaling, name):
     """What a step's time is made of, one bar for each number of ranks. `points`: of one case and kind of scaling."""
     figure, axes = new_figure()
     width = 0.56
+    shown = set()
     for x, p in enumerate(points):
         parts = {"ideal_ms": p["step_ms"]} if p["ideal_ms"] is None else p
         bottom = 0.0
@@ -265,14 +266,13 @@ def breakdown(points, scaling, name):
             height = min(max(0.0, parts.get(key) or 0.0), p["step_ms"] - bottom)
             axes.bar(x, height, width, bottom=bottom, color=C[colour], linewidth=0)
             bottom += height
+            if height > 1e-6 * p["step_ms"]:  # else rounding
+                shown.add(key)
         time = f"{number(p['step_ms'])} ms"
         axes.annotate(time, (x, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=11)
-    present = [
-        (label, colour)
-        for key, label, colour in BREAKDOWN
-        if key == "ideal_ms" or any((p[key] or 0) > 0 for p in points)
+    handles = [
+        matplotlib.patches.Patch(color=C[colour], label=label) for key, label, colour in BREAKDOWN if key in shown
     ]
-    handles = [matplotlib.patches.Patch(color=C[colour], label=label) for label, colour in present]
     top = axes.get_ylim()[1]
     axes.set_ylim(0, top * (1.12 + 0.1 * len(handles)))
     axes.set_xticks(range(len(points)), [f"{p['ranks']}{'*' if p['oversubscribed'] else ''}" for p in points])

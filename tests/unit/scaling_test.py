@@ -80,17 +80,19 @@ class Measurement(Scaling):
         point = self.points()["weak", 4]
         losses = ("lost_to_cores", "lost_to_sharing", "lost_to_communication", "sharing_ms", "reduction_ms")
         self.assertEqual([point[name] for name in losses], [0, 0, 0, 0, 0])
-        limits = {}
+        axes = {}
 
         def finish(figure, name, description):
-            limits[name] = figure.axes[0].get_ylim()
+            axes[name] = figure.axes[0]
             return blank(figure, name, description)
 
         rates[4, "none"] = 600
         fakes.edit_result(self.out, change)
         with mock.patch("scaling.charts.finish", finish):
             self.call("report", self.out)
-        self.assertGreater(limits["mlp-cpu-fp32-auto-default-efficiency"][1], 1.5)
+        self.assertGreater(axes["mlp-cpu-fp32-auto-default-efficiency"].get_ylim()[1], 1.5)
+        legend = axes["mlp-cpu-fp32-auto-default-step-weak"].get_legend()
+        self.assertEqual([text.get_text() for text in legend.get_texts()], ["ideal"])  # the gain hides what is lost
 
     def test_energy_and_operations(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", behaviour="metered")

@@ -452,11 +452,11 @@ def verdict(p):
     why = f"{shared} that the ranks share" + (", and smaller batches" if p["scaling"] == "strong" else "")
     text += (
         f" Without reduction it would be {100 * p['efficiency_without_reduction']:.0f} %:"
-        f" {signed(p['lost_to_sharing'])} to {why},"
+        f" {signed(p['lost_to_sharing'])} {why},"
     )
-    text += f" {signed(p['lost_to_communication'])} to communication"
+    text += f" {signed(p['lost_to_communication'])} communication"
     return text + ("." if p["communication_sure"] else ", which is within the noise of these rounds.")
 
 
 def signed(share):
-    return f"{abs(100 * share):.1f} points are {'lost' if share >= 0 else 'gained'}"
+    return f"{abs(100 * share):.1f} points are {'lost to' if share >= 0 else 'gained from'}"

@@ -25,7 +25,7 @@ def pairs(points_a, points_b):
     matched = [(p, by_key[key(p)]) for p in points_a if key(p) in by_key]
     found = {key(a) for a, _ in matched}
     alone = {
-        side: [f"{p['title']}, {p['scaling']}, {p['ranks']} ranks" for p in points if key(p) not in found]
+        side: [f"{p['title']}, {p['scaling']}, {plan.count(p['ranks'], 'rank')}" for p in points if key(p) not in found]
         for side, points in (("A", points_a), ("B", points_b))
     }
     return matched, alone

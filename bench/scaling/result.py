@@ -75,7 +75,7 @@ def read(path):
         raise UserError(f"{path} is not a scaling result; give a {FILE} that this program wrote")
     if result.get("version") != VERSION:
         raise UserError(
-            f"{path} has version {result.get('version')}, and this program reads version {VERSION}: "
+            f"{path} has version {json.dumps(result.get('version'))}, and this program reads version {VERSION}: "
             "measure again, or use the program of that version"
         )
     kinds = {"settings": dict, "environment": dict, "pilots": dict, "runs": list, "collectives": list}

@@ -283,6 +283,7 @@ class Refused(Scaling):
             (json.dumps({**good, "version": float("nan")}), "is not JSON: NaN"),
             ("[1]", "is not a scaling result"),
             (json.dumps({**good, "version": 99}), "has version 99"),
+            (json.dumps({**good, "version": "2"}), 'has version "2", and this program reads version 2'),
             (json.dumps({**good, "runs": [{}]}), "damaged: its run has no"),
             (json.dumps({**good, "runs": 1}), "damaged: it has no"),
             (json.dumps({**good, "environment": {}}), "damaged: its environment has no"),
@@ -416,6 +417,7 @@ class Compare(Scaling):
         self.assertEqual(code, 0)
         self.assertIn("nothing in common", out)
         self.assertIn("have no case", self.read("compare.html"))
+        self.assertIn("Only in A: mlp, CPU, fp32, weak, 1 rank.", self.read("compare.html"))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,9 @@ class Measurement(Scaling):
         self.assertGreater(axes["mlp-cpu-fp32-auto-default-efficiency"].get_ylim()[1], 1.5)
         legend = axes["mlp-cpu-fp32-auto-default-step-weak"].get_legend()
         self.assertEqual([text.get_text() for text in legend.get_texts()], ["ideal"])  # the gain hides what is lost
+        verdict = analysis.verdict(self.points()["weak", 4])
+        self.assertIn("50.0 points are gained from caches, memory bandwidth and cores that the ranks share,", verdict)
+        self.assertIn("50.0 points are lost to communication", verdict)
 
     def test_energy_and_operations(self):
         self.measure("--ranks=1,2", "--scaling=weak", "--rounds=1", behaviour="metered")

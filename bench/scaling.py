@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how training scales over ranks and writes a report: see --help and docs/scaling.md."""
 
-import atexit
 import os
 import signal
 import sys
@@ -19,10 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:  # closed: a file that is opened would take its number
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
-sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks a character
+# Where the encoding lacks a character; and all is written, and fails, at the end.
+sys.stdout.reconfigure(errors="replace", line_buffering=False, write_through=False)
 
 
-@atexit.register
 def _check_output():
     try:
         sys.stdout.flush()
@@ -40,4 +39,7 @@ sys.path.insert(0, _here if os.path.isdir(os.path.join(_here, "scaling")) else _
 from scaling.main import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    finally:
+        _check_output()

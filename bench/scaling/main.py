@@ -39,8 +39,8 @@ QUICK = {
     "ranks": [1, 2],
     "rounds": 3,
     "seconds": 1.0,
-    "limit_minutes": 2.5,
-    "timeout": 15.0,
+    "limit_minutes": 2.0,
+    "timeout": 45.0,
 }
 # --resume may change these: they do not change what a run measures.
 FREE_SETTINGS = ("rounds", "timeout", "limit_minutes")

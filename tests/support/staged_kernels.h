@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/comm/staged/staged_plan.h"
+#include "libddp/comm/ring/staged_plan.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/cuda_staged_transfer.h"
 #include "tests/support/catch.h"

@@ -13,7 +13,7 @@
 
 #include "libddp/base/failed_ranks.h"
 #include "libddp/comm/base/block_reducer.h"
-#include "libddp/comm/staged/staged_plan.h"
+#include "libddp/comm/ring/staged_plan.h"
 #include "tests/support/block_reference.h"
 #include "tests/support/gpu_results.h"
 #include "tests/support/nccl_job.h"

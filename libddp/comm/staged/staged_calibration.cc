@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <iterator>
 #include <memory>
-#include <thread>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "libddp/base/log.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/ring/staged_call.h"
+#include "libddp/comm/ring/stopwatch.h"
 #include "libddp/comm/staged/host_moves.h"
 
 namespace ddp {
@@ -59,100 +58,39 @@ std::vector<Trial> TrialsFor(int ranks, int blocks, const StagedLimits& limits, 
   return trials;
 }
 
-// Runs all-reduces of this rank's on a stream of its own.
-class Stopwatch {
+// Times all-reduces of this rank's by one way or another.
+class Ways {
  public:
-  Stopwatch(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring, StagedCopies* copies,
-            int blocks, const StagedLimits& limits)
-      : control_(control),
-        options_(options),
+  Ways(ProcessGroup& control, const DeviceGroupOptions& options, StagingRing& ring, StagedCopies* copies, int blocks,
+       const StagedLimits& limits)
+      : stopwatch(control, options, ring),
         runtime_(*options.runtime),
         ring_(ring),
         copies_(copies),
         blocks_(blocks),
         limits_(limits) {}
 
-  absl::Status Prepare() {
-    absl::StatusOr<std::shared_ptr<void>> words = runtime_.AllocatePinned(sizeof(uint32_t));
-    if (!words.ok()) return words.status();
-    words_ = *std::move(words);
-    absl::StatusOr<std::shared_ptr<void>> data = runtime_.Allocate(options_.device, kLargest);
-    if (!data.ok()) return data.status();
-    data_ = *std::move(data);
-    absl::StatusOr<OwnedStream> stream = MakeStream(runtime_);
-    if (!stream.ok()) return stream.status();
-    stream_ = *std::move(stream);
-    for (OwnedEvent* event : {&begin_, &end_}) {
-      absl::StatusOr<OwnedEvent> made = MakeEvent(runtime_, /*timed=*/true);
-      if (!made.ok()) return made.status();
-      *event = *std::move(made);
-    }
-    return absl::OkStatus();
-  }
+  Stopwatch stopwatch;
 
-  void* stream() const { return stream_.get(); }
-  uint32_t* failed_word() const { return static_cast<uint32_t*>(words_.get()); }
-  Buffer Array(uint64_t bytes) const { return {data_.get(), bytes / sizeof(float), DType::kFloat32, options_.device}; }
-
-  // Microseconds of one; the first is not counted.
   absl::StatusOr<double> TimeOf(Move move, uint64_t bytes) {
-    return TimeOf(bytes, [&] { return Enqueue(move, bytes); });
-  }
-  absl::StatusOr<double> TimeOf(uint64_t bytes, absl::FunctionRef<absl::Status()> enqueue) {
-    const int repeats = bytes < kSmall ? kRepeatsOfSmall : kRepeats;
-    absl::Status status = enqueue();
-    status.Update(runtime_.Record(begin_.get(), stream_.get()));
-    for (int k = 0; k < repeats; ++k) status.Update(enqueue());
-    status.Update(runtime_.Record(end_.get(), stream_.get()));
-    status.Update(Await());
-    if (!status.ok()) {
-      ring_.Abort();
-      return status;
-    }
-    absl::StatusOr<double> us = runtime_.ElapsedUs(begin_.get(), end_.get());
-    return us.ok() ? *us / repeats : us;
+    return stopwatch.TimeOf(bytes < kSmall ? kRepeatsOfSmall : kRepeats, [&] { return Enqueue(move, bytes); });
   }
 
  private:
   absl::Status Enqueue(Move move, uint64_t bytes) {
-    staged::Collective c = {};
-    c.at = ring_.PlaceOf(failed_word());
+    staged::Collective c = SumInPlace(stopwatch.Array(bytes));
+    c.at = ring_.PlaceOf(stopwatch.failed_word());
     c.move = move;
-    c.in_size = c.out_size = sizeof(float);
-    c.count = bytes / sizeof(float);
-    c.arithmetic.in_type = c.arithmetic.out_type = static_cast<uint8_t>(DType::kFloat32);
-    c.in = c.out = {{static_cast<char*>(data_.get())}, {bytes}, 1};
     PlanTiles(blocks_, &c, limits_.tile);
-    if (move != Move::kAllReduceFetched) return runtime_.RunStaged(c, stream_.get());
-    return copies_->AllReduce(c, ChunkOf(limits_, bytes) / sizeof(float), stream_.get());
+    if (move != Move::kAllReduceFetched) return runtime_.RunStaged(c, stopwatch.stream());
+    return copies_->AllReduce(c, ChunkOf(limits_, bytes) / sizeof(float), stopwatch.stream());
   }
 
-  absl::Status Await() {
-    const absl::Time until = absl::Now() + options_.timeout;
-    while (true) {
-      absl::StatusOr<bool> finished = runtime_.Finished(end_.get());
-      if (!finished.ok()) return finished.status();
-      if (*finished) return absl::OkStatus();
-      if (absl::Status s = control_.status(); !s.ok()) return s;
-      if (absl::Now() >= until) {
-        return absl::DeadlineExceededError(
-            absl::StrCat("GPU ", options_.device.index, " did not end its first all-reduces through host memory in ",
-                         absl::FormatDuration(options_.timeout), ": does another program keep a GPU busy?"));
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
-
-  ProcessGroup& control_;
-  const DeviceGroupOptions& options_;
   DeviceRuntime& runtime_;
   StagingRing& ring_;
   StagedCopies* const copies_;
   const int blocks_;
   const StagedLimits limits_;
-  std::shared_ptr<void> words_, data_;
-  OwnedStream stream_;
-  OwnedEvent begin_, end_;
 };
 
 // What one rank has measured.
@@ -160,12 +98,12 @@ struct Timings {
   std::array<double, kMostTrials> below_us = {}, above_us = {};
 };
 
-absl::StatusOr<Timings> Measure(Stopwatch& stopwatch, const std::vector<Trial>& trials) {
+absl::StatusOr<Timings> Measure(Ways& ways, const std::vector<Trial>& trials) {
   Timings timings;
   for (size_t k = 0; k < trials.size(); ++k) {
-    absl::StatusOr<double> below = stopwatch.TimeOf(trials[k].below, trials[k].bytes);
+    absl::StatusOr<double> below = ways.TimeOf(trials[k].below, trials[k].bytes);
     if (!below.ok()) return below.status();
-    absl::StatusOr<double> above = stopwatch.TimeOf(trials[k].above, trials[k].bytes);
+    absl::StatusOr<double> above = ways.TimeOf(trials[k].above, trials[k].bytes);
     if (!above.ok()) return above.status();
     timings.below_us[k] = *below;
     timings.above_us[k] = *above;
@@ -174,17 +112,17 @@ absl::StatusOr<Timings> Measure(Stopwatch& stopwatch, const std::vector<Trial>& 
 }
 
 // Of each size by the way that the limits choose, and by the host.
-absl::StatusOr<Timings> MeasureHost(Stopwatch& stopwatch, HostPipeline& pipeline, absl::Duration timeout, int ranks,
-                                    int blocks, const StagedLimits& limits) {
+absl::StatusOr<Timings> MeasureHost(Ways& ways, HostPipeline& pipeline, absl::Duration timeout, int ranks, int blocks,
+                                    const StagedLimits& limits) {
   Timings timings;
   for (size_t k = 0; k < std::size(kHostSizes); ++k) {
     const uint64_t bytes = kHostSizes[k];
-    const Buffer array = stopwatch.Array(bytes);
-    absl::StatusOr<double> below = stopwatch.TimeOf(
-        AllReduceMove(limits, ranks, blocks, bytes / sizeof(float), sizeof(float), sizeof(float)), bytes);
+    const Buffer array = ways.stopwatch.Array(bytes);
+    absl::StatusOr<double> below =
+        ways.TimeOf(AllReduceMove(limits, ranks, blocks, bytes / sizeof(float), sizeof(float), sizeof(float)), bytes);
     if (!below.ok()) return below.status();
-    absl::StatusOr<double> above = stopwatch.TimeOf(bytes, [&] {
-      return AllReduceOnHost(pipeline, timeout, {&array, 1}, {&array, 1}, {}, stopwatch.stream());
+    absl::StatusOr<double> above = ways.stopwatch.TimeOf(bytes < kSmall ? kRepeatsOfSmall : kRepeats, [&] {
+      return AllReduceOnHost(pipeline, timeout, {&array, 1}, {&array, 1}, {}, ways.stopwatch.stream());
     });
     if (!above.ok()) return above.status();
     timings.below_us[k] = *below;
@@ -231,12 +169,12 @@ absl::Status CalibrateStaged(ProcessGroup& control, const DeviceGroupOptions& op
                              StagedCopies* copies, int blocks, StagedLimits* limits) {
   const absl::Time begin = absl::Now();
   const DeviceGuard guard(*options.runtime, options.device);
-  Stopwatch stopwatch(control, options, ring, copies, blocks, *limits);
+  Ways ways(control, options, ring, copies, blocks, *limits);
   absl::Status ready = guard.status();
-  if (ready.ok()) ready = stopwatch.Prepare();
+  if (ready.ok()) ready = ways.stopwatch.Prepare(kLargest);
   if (absl::Status s = Agree(control, ready); !s.ok()) return s;
   const std::vector<Trial> trials = TrialsFor(control.size(), blocks, *limits, copies != nullptr);
-  absl::StatusOr<Timings> mine = Measure(stopwatch, trials);
+  absl::StatusOr<Timings> mine = Measure(ways, trials);
   if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;
   absl::StatusOr<std::vector<Timings>> all = Exchange(control, *mine);
   if (!all.ok()) return all.status();
@@ -259,17 +197,18 @@ absl::Status CalibrateHost(ProcessGroup& control, const DeviceGroupOptions& opti
                            StagedCopies* copies, int blocks, const std::shared_ptr<NodeGroups>& groups,
                            const HostStage& stage, StagedLimits* limits) {
   const DeviceGuard guard(*options.runtime, options.device);
-  Stopwatch stopwatch(control, options, ring, copies, blocks, *limits);
+  Ways ways(control, options, ring, copies, blocks, *limits);
   absl::Status ready = guard.status();
-  if (ready.ok()) ready = stopwatch.Prepare();
+  if (ready.ok()) ready = ways.stopwatch.Prepare(kLargest);
   absl::StatusOr<HostStage> trial = HostStage::Create(*options.runtime, stage.slots, stage.slots_of_gpu);
   ready.Update(trial.status());
   if (absl::Status s = Agree(control, ready); !s.ok()) return s;
   trial->up = stage.up;
   absl::StatusOr<Timings> mine;
   {
-    HostPipeline pipeline(groups, *trial, *options.runtime, stopwatch.failed_word(), [&mine] { return !mine.ok(); });
-    mine = MeasureHost(stopwatch, pipeline, options.timeout, control.size(), blocks, *limits);
+    HostPipeline pipeline(groups, *trial, *options.runtime, ways.stopwatch.failed_word(),
+                          [&mine] { return !mine.ok(); });
+    mine = MeasureHost(ways, pipeline, options.timeout, control.size(), blocks, *limits);
     if (!mine.ok()) groups->Fail(mine.status());
   }
   if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;

@@ -11,10 +11,10 @@
 #include "absl/types/span.h"
 #include "ddp/process_group.h"
 #include "libddp/comm/gpu/device_group.h"
+#include "libddp/comm/ring/staged_plan.h"
+#include "libddp/comm/ring/staging_ring.h"
 #include "libddp/comm/staged/host_pipeline.h"
 #include "libddp/comm/staged/staged_copies.h"
-#include "libddp/comm/staged/staged_plan.h"
-#include "libddp/comm/staged/staging_ring.h"
 
 namespace ddp {
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "libddp/base/round.h"
+#include "libddp/comm/ring/staged_plan.h"
 
 namespace ddp {
 namespace {
@@ -14,8 +15,6 @@ using staged::kCopyLanes;
 
 constexpr uint64_t kSlotAlign = 4096;
 constexpr uint64_t kCountBytes = 256;  // before what is fetched
-// Of a thread block that reduces.
-constexpr uint64_t kReduceBytes = 32 << 10;
 
 uint64_t SlotsBegin(int ranks) { return RoundUp(staged::TurnCounterBytes(ranks), kSlotAlign); }
 
@@ -179,11 +178,8 @@ absl::Status StagedCopies::Reduce(staged::Collective c, const Step& step, void* 
   Lane& lane = lanes_[step.lane];
   if (absl::Status s = runtime_.WaitEvent(stream, Told(staged::kUp, step.index).get()); !s.ok()) return s;
   c.move = staged::Move::kAllReduceFetched;
-  c.split = false;
   c.chunk = step.chunk;
-  c.part_elements = kReduceBytes / static_cast<uint64_t>(c.in_size);
-  c.tiles = CeilDiv(c.chunk.count, c.part_elements);
-  c.channels = static_cast<int>(c.tiles);
+  PlanFetched(&c);
   if (absl::Status s = runtime_.RunStaged(c, stream); !s.ok()) return s;
   return runtime_.Record(lane.reduced[step.number % kCopyDepth].get(), stream);
 }

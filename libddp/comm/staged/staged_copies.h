@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "libddp/comm/staged/staging_ring.h"
+#include "libddp/comm/ring/staging_ring.h"
 #include "libddp/device/device_runtime.h"
 #include "libddp/device/staged_turn.h"
 

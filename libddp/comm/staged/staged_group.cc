@@ -15,12 +15,12 @@
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/gpu/local_moves.h"
+#include "libddp/comm/ring/staging_ring.h"
 #include "libddp/comm/staged/host_moves.h"
 #include "libddp/comm/staged/node_groups.h"
 #include "libddp/comm/staged/node_moves.h"
 #include "libddp/comm/staged/staged_calibration.h"
 #include "libddp/comm/staged/staged_moves.h"
-#include "libddp/comm/staged/staging_ring.h"
 
 namespace ddp {
 namespace {

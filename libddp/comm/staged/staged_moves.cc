@@ -6,6 +6,7 @@
 
 #include "libddp/base/owner_process.h"
 #include "libddp/comm/base/range_list.h"
+#include "libddp/comm/ring/staged_call.h"
 #include "libddp/device/buffer_ops.h"
 #include "libddp/device/staged_blocks.h"
 
@@ -30,58 +31,7 @@ Move MoveOf(const CheckedCall& call, const StagedLimits& limits, int ranks, int 
   }
 }
 
-staged::Arithmetic ArithmeticOf(const CheckedCall& call) {
-  const CpuReduce::Scales& scales = call.kernel.scales();
-  return {.pre64 = scales.pre64,
-          .post64 = scales.post64,
-          .pre32 = scales.pre32,
-          .post32 = scales.post32,
-          .divisor = scales.divisor,
-          .in_type = static_cast<uint8_t>(call.key.in),
-          .out_type = static_cast<uint8_t>(call.key.out),
-          .op = static_cast<uint8_t>(call.key.op),
-          .nonfinite = call.reduce == nullptr ? nullptr : call.reduce->nonfinite};
-}
-
 }  // namespace
-
-// One side of an operation as a kernel takes it. Where it has too many ranges these are copied into one first, or the
-// result is copied out of it at the end.
-class StagedMoves::Side {
- public:
-  Side(DeviceRuntime& runtime, Buffers buffers, void* stream)
-      : runtime_(runtime), buffers_(buffers), stream_(stream), whole_(runtime, stream) {}
-
-  absl::Status Fill(bool with_data, staged::RangeTable* table) {
-    Buffers used = buffers_;
-    if (std::count_if(used.begin(), used.end(), [](const Buffer& b) { return b.count > 0; }) > staged::kMaxRanges) {
-      if (absl::Status s = whole_.AllocateFor(buffers_); !s.ok()) return s;
-      used = whole_.buffers();
-      if (with_data) {
-        if (absl::Status s = CopyPieces(runtime_, buffers_, used, stream_); !s.ok()) return s;
-      }
-    }
-    table->ranges = 0;
-    uint64_t end = 0;
-    for (const Buffer& b : used) {
-      if (b.count == 0) continue;
-      end += b.count * SizeOf(b.dtype);
-      table->data[table->ranges] = static_cast<char*>(b.data);
-      table->end[table->ranges++] = end;
-    }
-    return absl::OkStatus();
-  }
-  absl::Status StoreResult() {
-    const Buffer& made = whole_.buffers()[0];
-    return made.data == nullptr ? absl::OkStatus() : CopyPieces(runtime_, whole_.buffers(), buffers_, stream_);
-  }
-
- private:
-  DeviceRuntime& runtime_;
-  const Buffers buffers_;
-  void* const stream_;
-  StreamScratch whole_;
-};
 
 // What is still to run would look at the ring.
 StagedMoves::~StagedMoves() {
@@ -166,7 +116,7 @@ staged::Collective StagedMoves::Prepare(const CheckedCall& call) const {
 absl::Status StagedMoves::Collect(const CheckedCall& call, void* stream) {
   staged::Collective c = Prepare(call);
   const bool broadcast = c.move == Move::kBroadcast, at_root = c.root == at_.rank;
-  Side in(runtime_, call.in, stream), out(runtime_, broadcast ? call.in : call.out, stream);
+  CallSide in(runtime_, call.in, stream), out(runtime_, broadcast ? call.in : call.out, stream);
   if (!broadcast || at_root) {
     if (absl::Status s = in.Fill(true, &c.in); !s.ok()) return s;
   }
@@ -211,7 +161,7 @@ absl::Status StagedMoves::Exchange(const Parts& in, const Parts& out, void* stre
   const absl::Status own = CopyPieces(runtime_, Slice(in.buffers, own_in, in.counts[me]),
                                       Slice(out.buffers, own_out, out.counts[me]), stream);
   if (!own.ok()) return own;
-  Side from(runtime_, in.buffers, stream), to(runtime_, out.buffers, stream);
+  CallSide from(runtime_, in.buffers, stream), to(runtime_, out.buffers, stream);
   if (absl::Status s = from.Fill(true, &e.in); !s.ok()) return s;
   // What lies between the parts that arrive is copied back as it was.
   if (absl::Status s = to.Fill(true, &e.out); !s.ok()) return s;

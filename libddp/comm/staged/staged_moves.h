@@ -14,9 +14,9 @@
 #include "absl/types/span.h"
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_moves.h"
+#include "libddp/comm/ring/staged_plan.h"
+#include "libddp/comm/ring/staging_ring.h"
 #include "libddp/comm/staged/staged_copies.h"
-#include "libddp/comm/staged/staged_plan.h"
-#include "libddp/comm/staged/staging_ring.h"
 #include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 
@@ -55,7 +55,6 @@ class StagedMoves final : public DeviceMoves, public BlockMoves {
   absl::Status Adopt(const Allocation&) override { return absl::OkStatus(); }
 
  private:
-  class Side;
   // counts[r]: elements that go to, or come from, rank r; end to end in the buffers.
   struct Parts {
     Buffers buffers;

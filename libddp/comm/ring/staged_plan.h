@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an operation through host memory is done and cut: by packets, kernels or the copy engines, in one phase or two,
 // into tiles, over how many channels. Pure functions, equal on all ranks for equal arguments.
-#ifndef LIBDDP_COMM_STAGED_STAGED_PLAN_H_
-#define LIBDDP_COMM_STAGED_STAGED_PLAN_H_
+#ifndef LIBDDP_COMM_RING_STAGED_PLAN_H_
+#define LIBDDP_COMM_RING_STAGED_PLAN_H_
 
 #include <cstdint>
 
@@ -53,9 +53,12 @@ uint64_t ChunkOf(const StagedLimits& limits, uint64_t bytes);
 // sizes are set. `blocks`: thread blocks that each rank can run at once; `slot`: bytes of a slot that are used.
 void PlanTiles(int blocks, staged::Collective* collective, uint64_t slot = staged::kSlotBytes);
 
+// The same of kAllReduceFetched, whose chunk is set: a thread block for each tile.
+void PlanFetched(staged::Collective* c);
+
 // The same of a reduction whose ranks and count are set.
 void PlanBlocks(int thread_blocks, staged::BlockReduction* c);
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_STAGED_STAGED_PLAN_H_
+#endif  // LIBDDP_COMM_RING_STAGED_PLAN_H_

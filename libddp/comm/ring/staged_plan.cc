@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "libddp/comm/staged/staged_plan.h"
+#include "libddp/comm/ring/staged_plan.h"
 
 #include <algorithm>
 #include <string>
@@ -137,6 +137,14 @@ void PlanTiles(int blocks, staged::Collective* c, uint64_t slot) {
   c->tiles = std::max<uint64_t>(1, CeilDiv(longest, c->part_elements));
   c->channels = static_cast<int>(std::min(channels, c->tiles));
   c->split = c->tiles > channels;
+}
+
+void PlanFetched(staged::Collective* c) {
+  constexpr uint64_t kTileBytes = 32 << 10;
+  c->split = false;
+  c->part_elements = kTileBytes / static_cast<uint64_t>(c->in_size);
+  c->tiles = CeilDiv(c->chunk.count, c->part_elements);
+  c->channels = static_cast<int>(c->tiles);
 }
 
 void PlanBlocks(int thread_blocks, staged::BlockReduction* c) {

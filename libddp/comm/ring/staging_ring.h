@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host memory through which the GPUs of one host exchange data.
-#ifndef LIBDDP_COMM_STAGED_STAGING_RING_H_
-#define LIBDDP_COMM_STAGED_STAGING_RING_H_
+#ifndef LIBDDP_COMM_RING_STAGING_RING_H_
+#define LIBDDP_COMM_RING_STAGING_RING_H_
 
 #include <cstdint>
 #include <memory>
@@ -16,12 +16,14 @@
 namespace ddp {
 
 // One rank's view of it: shared memory that its GPU reads and writes, and its own counts in the GPU's memory. Kernels
-// move data in the ring, copy engines in what is beside it (StagedCopies). Thread-safe.
+// move data in the ring, copy engines in what is beside it (StagedCopies). Where no data goes through host memory
+// (PeerCopies) there are only the ring's abort words. Thread-safe.
 class StagingRing {
  public:
   // Bytes of the same memory that are not the ring's: of all ranks in common, then of each. Multiples of 4096.
   struct Beside {
     uint64_t common = 0, each = 0;
+    bool only_words = false;  // the ring has no more than its abort words
   };
   // Collective over `control`; if a rank fails, all do. ResourceExhausted if there is too little shared memory, or it
   // cannot be registered.
@@ -38,8 +40,9 @@ class StagingRing {
   // See staged::LeftOf.
   uint64_t* left() const { return staged::LeftOf(PlaceOf(nullptr)); }
 
-  // The address that the GPU uses; a multiple of 4096.
+  // The address that the GPU uses, and the host's; multiples of 4096.
   char* beside() const;
+  char* beside_on_host() const;
 
   // Tells the kernels of all ranks to leave. What has failed stays so: nothing of it is used again.
   void Abort();
@@ -54,6 +57,7 @@ class StagingRing {
   uint32_t* abort_word(int rank, int index) const;
 
   int rank_ = 0, size_ = 1;
+  size_t ring_bytes_ = 0;
   std::shared_ptr<SharedSegment> memory_;
   std::shared_ptr<void> registered_;  // by the address that the GPU uses; released before the memory
   std::shared_ptr<void> counts_;
@@ -61,4 +65,4 @@ class StagingRing {
 
 }  // namespace ddp
 
-#endif  // LIBDDP_COMM_STAGED_STAGING_RING_H_
+#endif  // LIBDDP_COMM_RING_STAGING_RING_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "libddp/comm/staged/staging_ring.h"
+#include "libddp/comm/ring/staging_ring.h"
 
 #include <atomic>
 #include <map>
@@ -60,7 +60,10 @@ class RegisteredSegment {
 
 constexpr size_t kPage = 4096;
 
-uint64_t BesideBegin(int ranks) { return RoundUp(staged::RingBytes(ranks), kPage); }
+size_t BytesOf(int ranks, const StagingRing::Beside& beside) {
+  const size_t words = static_cast<size_t>(ranks) * staged::kAbortWords * staged::kLine;
+  return RoundUp(beside.only_words ? words : staged::RingBytes(ranks), kPage);
+}
 
 }  // namespace
 
@@ -71,8 +74,9 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(ProcessGroup& c
   std::shared_ptr<StagingRing> ring(new StagingRing);
   ring->rank_ = control.rank();
   ring->size_ = control.size();
+  ring->ring_bytes_ = BytesOf(ring->size_, beside);
   SegmentShare share = ControlShare(ring->rank_, ranks, 0);
-  share.bytes = BesideBegin(ring->size_) + beside.common + static_cast<uint64_t>(ring->size_) * beside.each;
+  share.bytes = ring->ring_bytes_ + beside.common + static_cast<uint64_t>(ring->size_) * beside.each;
   share.ready = CheckRoom({MemoryRoom::For(share.bytes)}, share.bytes);
   absl::StatusOr<std::shared_ptr<SharedSegment>> memory = ShareSegment(share, ExchangeOver(control));
   if (!memory.ok()) return memory.status();
@@ -91,11 +95,12 @@ absl::Status StagingRing::Reserve(int node, Beside beside) {
     }
     return memory_->Reserve(begin, end - begin);
   };
+  if (beside.only_words) return rank_ == 0 ? take(0, memory_->bytes()) : absl::OkStatus();
   const staged::Place place = {rank_, size_, memory_->data(), nullptr, nullptr};
   const auto slots_of = [&](int rank) {
     return RoundUp(static_cast<size_t>(SlotOf(place, 0, rank, 0, 0) - memory_->data()), kPage);
   };
-  const size_t each_begin = BesideBegin(size_) + beside.common;
+  const size_t each_begin = ring_bytes_ + beside.common;
   absl::Status status = take(slots_of(rank_), slots_of(rank_ + 1));
   if (rank_ == 0) {
     status.Update(take(0, slots_of(0)));
@@ -131,7 +136,8 @@ staged::Place StagingRing::PlaceOf(uint32_t* failed) const {
   return {rank_, size_, static_cast<char*>(registered_.get()), static_cast<uint64_t*>(counts_.get()), failed};
 }
 
-char* StagingRing::beside() const { return static_cast<char*>(registered_.get()) + BesideBegin(size_); }
+char* StagingRing::beside() const { return static_cast<char*>(registered_.get()) + ring_bytes_; }
+char* StagingRing::beside_on_host() const { return memory_->data() + ring_bytes_; }
 
 void StagingRing::Abort() {
   for (int r = 0; r < size_; ++r) SetAbortWords(r);

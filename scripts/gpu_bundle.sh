@@ -28,7 +28,7 @@ END
 }
 
 readonly programs=(gpu_device_test gpu_nccl_test gpu_probe_test gpu_fault_test gpu_recover_test gpu_ddp_test
-  gpu_nn_test gpu_c_test nccl_policy_test nccl_group_test nccl_failure_test nccl_start_test nccl_timeout_test ddp_probe
+  gpu_nn_test gpu_c_test gpu_peers_test nccl_policy_test nccl_group_test nccl_failure_test nccl_start_test nccl_timeout_test ddp_probe
   ddp_doctor ddp_perf p2p_bench device_bench unscale_bench exposed_bench train_mlp train_cnn capture_step
   03_cuda_streams)
 # In NCCL's place: they misbehave as they are told.

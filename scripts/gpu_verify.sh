@@ -175,6 +175,9 @@ part_nccl() {
     ((n > 2 || n > gpus)) || memcheck_nccl "$n"
     if has_mpirun; then
       step 150 "nccl-$n-mpirun" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_nccl_test"
+      step 150 "peers-$n" mpirun -n "$n" --bind-to none --oversubscribe --timeout 140 "$here/bin/gpu_peers_test"
+      ((n == 1)) || DDP_PEER_COPIES=from=0 step 150 "nccl-$n-peers" mpirun -n "$n" --bind-to none --oversubscribe \
+        --timeout 140 "$here/bin/gpu_nccl_test" "~[nccl]"
     else
       skip "nccl-$n-mpirun" "there is no mpirun of Open MPI"
     fi
@@ -196,6 +199,7 @@ memcheck_nccl() {
 part_fault() {
   ranks 2 || export DDP_TEST_GPUS=2
   step 400 fault "$here/bin/gpu_fault_test"
+  DDP_PEER_COPIES=from=0 step 400 fault-peers "$here/bin/gpu_fault_test"
   local n
   for n in 2 4; do
     if ((n > gpus)); then

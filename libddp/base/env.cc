@@ -34,6 +34,7 @@ constexpr EnvInfo kTable[] = {
     {Env::kCheckReplicas, "DDP_CHECK_REPLICAS", "0"},
     {Env::kStagedLimits, "DDP_STAGED_LIMITS", "measure"},
     {Env::kStagedReduce, "DDP_STAGED_REDUCE", "gpu"},
+    {Env::kPeerCopies, "DDP_PEER_COPIES", "never"},
     {Env::kOmpiRank, "OMPI_COMM_WORLD_RANK", ""},
     {Env::kOmpiSize, "OMPI_COMM_WORLD_SIZE", ""},
     {Env::kOmpiLocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", ""},

@@ -35,6 +35,7 @@ enum class Env {
   kCheckReplicas,          // DDP_CHECK_REPLICAS
   kStagedLimits,           // DDP_STAGED_LIMITS
   kStagedReduce,           // DDP_STAGED_REDUCE
+  kPeerCopies,             // DDP_PEER_COPIES
   kOmpiRank,               // OMPI_COMM_WORLD_RANK, set by Open MPI's mpirun
   kOmpiSize,               // OMPI_COMM_WORLD_SIZE
   kOmpiLocalRank,          // OMPI_COMM_WORLD_LOCAL_RANK

@@ -83,6 +83,7 @@ class Chooser {
     if (!spare.ok()) return spare.status();
     NcclGroupOptions nccl = options_;
     nccl.always_abortable = true;
+    if (without_p2p) nccl.peer_copies = {};
     nccl.start_limit =
         TimeOfAttempt(4 * options_.probe.limit, end_, std::min(options_.probe.least, options_.timeout)).time;
     absl::StatusOr<std::unique_ptr<ProcessGroup>> group = CreateNcclGroup(std::move(control_), nccl);

@@ -114,6 +114,9 @@ absl::Status ContextImpl::ReadSettings(const ContextOptions& options) {
   std::tie(timeout_, stall_warning_) = std::tie(times->timeout, times->stall_warning);
   if (absl::Status s = CheckEnvChoices(); !s.ok()) return Invalid(s.message());
   if (absl::Status s = ReadNodeSize(info_.rank).status(); !s.ok()) return s;
+  const absl::StatusOr<PeerLimits> peer_copies = PeerLimits::FromEnv();
+  if (!peer_copies.ok()) return Invalid(peer_copies.status().message());
+  peer_copies_ = *peer_copies;
   fresh_probe_ = options.fresh_probe.value_or(ReadEnv(Env::kFreshProbe) == "1");
   return ChooseBackend(options);
 }
@@ -126,6 +129,8 @@ NcclGroupOptions ContextImpl::OnGpuBy() const {
   options.observer = observer_.get();
   options.progress = progress_.get();
   options.always_abortable = chosen_;
+  if (chosen_ || backend_ == "auto" || !peer_copies_.automatic) options.peer_copies = peer_copies_;
+  if (choice_.without_p2p) options.peer_copies = {};
   return options;
 }
 

@@ -86,6 +86,7 @@ class ContextImpl final : public Context {
   std::string backend_;  // "auto" until it is known what works on the GPUs
   BackendChoice choice_;
   bool chosen_ = false;  // by the library
+  PeerLimits peer_copies_;
   bool fresh_probe_ = false;
   Device device_;
   nccl::Comm* nccl_comm_ = nullptr;  // the program's, for the world, until that is made

@@ -3,12 +3,15 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "libddp/base/process_id.h"
 #include "libddp/device/cuda_kernels.h"
 #include "libddp/device/device_runtime.h"
 
@@ -298,6 +301,32 @@ class CudaDeviceRuntime final : public DeviceRuntime {
     return std::shared_ptr<void>(owner, seen);
   }
 
+  absl::StatusOr<SharedMemory> ShareMemory(Device device, void* data) override {
+    Shared shared{ProcessId::OfSelf(), data, {}, {}};
+    const DeviceGuard its_own(*this, device);
+    if (!its_own.status().ok()) return its_own.status();
+    const cudaError_t named = cudaDeviceGetPCIBusId(shared.gpu, sizeof shared.gpu, device.index);
+    if (absl::Status s = ToStatus(named, "cudaDeviceGetPCIBusId"); !s.ok()) return s;
+    if (absl::Status s = ToStatus(cudaIpcGetMemHandle(&shared.handle, data), "cudaIpcGetMemHandle"); !s.ok()) return s;
+    SharedMemory told;
+    std::memcpy(told.bytes, &shared, sizeof shared);
+    return told;
+  }
+  // Within a process there is nothing to open.
+  absl::StatusOr<std::shared_ptr<void>> OpenMemory(const SharedMemory& told) override {
+    Shared shared;
+    std::memcpy(&shared, told.bytes, sizeof shared);
+    if (absl::Status s = ReachGpu(shared.gpu); !s.ok()) return s;
+    if (shared.process.SameProcess(ProcessId::OfSelf())) return std::shared_ptr<void>(shared.data, [](void*) {});
+    void* data = nullptr;
+    const cudaError_t opened = cudaIpcOpenMemHandle(&data, shared.handle, cudaIpcMemLazyEnablePeerAccess);
+    if (absl::Status s = ToStatus(opened, "cudaIpcOpenMemHandle"); !s.ok()) return s;
+    return std::shared_ptr<void>(data, [this, device = CurrentDevice()](void* p) {
+      const DeviceGuard its_own(*this, device);
+      cudaIpcCloseMemHandle(p);
+    });
+  }
+
   absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) override {
     const absl::StatusOr<cudaMemPool_t> pool = scratch_.Get();
     if (!pool.ok()) return pool.status();
@@ -387,6 +416,9 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   absl::Status RunStaged(const staged::Turn& turn, void* stream) override {
     return ToStatus(cuda::LaunchTurn(turn, AsStream(stream)), "the kernel that takes turns at host memory");
   }
+  absl::Status RunStaged(const staged::Meeting& meeting, void* stream) override {
+    return ToStatus(cuda::LaunchMeeting(meeting, AsStream(stream)), "the kernel that waits for peers");
+  }
   absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) override {
     return ToStatus(cuda::LaunchBlockReduction(reduction, AsStream(stream)),
                     "the kernel that reduces 8-bit blocks through host memory");
@@ -405,6 +437,31 @@ class CudaDeviceRuntime final : public DeviceRuntime {
   }
 
  private:
+  // What ShareMemory gives, as bytes.
+  struct Shared {
+    ProcessId process;
+    void* data;  // in that process
+    char gpu[32];
+    cudaIpcMemHandle_t handle;
+  };
+  static_assert(sizeof(Shared) <= sizeof(SharedMemory) && std::is_trivially_copyable_v<Shared>);
+  // The current device reads and writes the memory of this one from here on.
+  absl::Status ReachGpu(const char* gpu) {
+    int peer = 0, reaches = 0;
+    const int here = Current();
+    if (absl::Status s = ToStatus(cudaDeviceGetByPCIBusId(&peer, gpu), "cudaDeviceGetByPCIBusId"); !s.ok()) return s;
+    if (peer == here) return absl::OkStatus();
+    const cudaError_t asked = cudaDeviceCanAccessPeer(&reaches, here, peer);
+    if (absl::Status s = ToStatus(asked, "cudaDeviceCanAccessPeer"); !s.ok()) return s;
+    if (reaches == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("GPU ", here, " does not reach the memory of the GPU ", std::string(gpu)));
+    }
+    const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
+    if (enabled != cudaErrorPeerAccessAlreadyEnabled) return ToStatus(enabled, "cudaDeviceEnablePeerAccess");
+    cudaGetLastError();
+    return absl::OkStatus();
+  }
   Device CurrentDevice() { return {Device::Kind::kCuda, static_cast<int16_t>(Current())}; }
 
   ScratchPools scratch_;

@@ -13,6 +13,7 @@
 #include "libddp/device/norm_rule.h"
 #include "libddp/device/scale_rule.h"
 #include "libddp/device/staged_blocks.h"
+#include "libddp/device/staged_meeting.h"
 #include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
@@ -71,6 +72,7 @@ cudaError_t LaunchBlocks(const blocks::Pass& pass, cudaStream_t stream);
 cudaError_t LaunchCollective(const staged::Collective& collective, cudaStream_t stream);
 cudaError_t LaunchExchange(const staged::Exchange& exchange, cudaStream_t stream);
 cudaError_t LaunchTurn(const staged::Turn& turn, cudaStream_t stream);
+cudaError_t LaunchMeeting(const staged::Meeting& meeting, cudaStream_t stream);
 cudaError_t LaunchBlockReduction(const staged::BlockReduction& reduction, cudaStream_t stream);
 // The kernels of that.
 inline constexpr int kBlockReductionKernels = 6;

@@ -2,6 +2,7 @@
 // The kernels of the staged protocol.
 #include "libddp/device/cuda_kernels.h"
 #include "libddp/device/cuda_staged_transfer.h"
+#include "libddp/device/staged_meeting.h"
 #include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 
@@ -11,7 +12,15 @@ namespace {
 template <typename In, typename Out>
 __global__ void __launch_bounds__(kThreads, 2) CollectiveKernel(const __grid_constant__ staged::Collective c) {
   ReducingBlock<In, Out> block(c);
-  staged::RunCollective(block, c, static_cast<int>(blockIdx.x));
+  staged::RunThroughRing(block, c, static_cast<int>(blockIdx.x));
+  block.Report();
+}
+
+// A kernel of its own, so that it needs fewer registers: it has to find room beside those of the backward pass.
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kThreads, 4) FetchedKernel(const __grid_constant__ staged::Collective c) {
+  ReducingBlock<In, Out> block(c);
+  staged::RunFetched(block, c, static_cast<int>(blockIdx.x));
   block.Report();
 }
 
@@ -25,9 +34,15 @@ __global__ void __launch_bounds__(kThreads, 2) TurnKernel(const __grid_constant_
   staged::RunTurn(block, t);
 }
 
+__global__ void __launch_bounds__(kThreads, 2) MeetingKernel(const __grid_constant__ staged::Meeting m) {
+  Block block(m.at);
+  staged::RunMeeting(block, m);
+}
+
 template <typename In, typename Out>
 cudaError_t Launch(const staged::Collective& c, cudaStream_t stream) {
-  CollectiveKernel<In, Out><<<static_cast<unsigned>(staged::BlocksOf(c)), kThreads, 0, stream>>>(c);
+  const auto kernel = c.move == staged::Move::kAllReduceFetched ? FetchedKernel<In, Out> : CollectiveKernel<In, Out>;
+  kernel<<<static_cast<unsigned>(staged::BlocksOf(c)), kThreads, 0, stream>>>(c);
   return cudaGetLastError();
 }
 
@@ -84,11 +99,17 @@ cudaError_t LaunchTurn(const staged::Turn& t, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t LaunchMeeting(const staged::Meeting& m, cudaStream_t stream) {
+  MeetingKernel<<<1, 32, 0, stream>>>(m);
+  return cudaGetLastError();
+}
+
 cudaError_t StagedBlocks(int* blocks) {
   // To ask about a kernel also loads it: one that is loaded while another waits for a peer may have to wait for that.
   const void* const kernels[] = {
       Address(ExchangeKernel),
       Address(TurnKernel),
+      Address(MeetingKernel),
       Address(CollectiveKernel<double, double>),
       Address(CollectiveKernel<float, float>),
       Address(CollectiveKernel<float, __half>),
@@ -103,6 +124,20 @@ cudaError_t StagedBlocks(int* blocks) {
       Address(CollectiveKernel<int32_t, int32_t>),
       Address(CollectiveKernel<int8_t, int8_t>),
       Address(CollectiveKernel<uint8_t, uint8_t>),
+      Address(FetchedKernel<double, double>),
+      Address(FetchedKernel<float, float>),
+      Address(FetchedKernel<float, __half>),
+      Address(FetchedKernel<float, __nv_bfloat16>),
+      Address(FetchedKernel<__half, float>),
+      Address(FetchedKernel<__half, __half>),
+      Address(FetchedKernel<__half, __nv_bfloat16>),
+      Address(FetchedKernel<__nv_bfloat16, float>),
+      Address(FetchedKernel<__nv_bfloat16, __half>),
+      Address(FetchedKernel<__nv_bfloat16, __nv_bfloat16>),
+      Address(FetchedKernel<int64_t, int64_t>),
+      Address(FetchedKernel<int32_t, int32_t>),
+      Address(FetchedKernel<int8_t, int8_t>),
+      Address(FetchedKernel<uint8_t, uint8_t>),
   };
   const void* block_kernels[kBlockReductionKernels] = {};
   BlockReductionKernels(block_kernels);

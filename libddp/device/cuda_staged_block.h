@@ -55,6 +55,16 @@ class WaitingBlock {
     if (second.counter != nullptr) StoreRelaxed(&second.counter->value, second.value);
   }
 
+  template <typename Fn>
+  __device__ void Tell(int n, Fn level) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) >= n) return;
+    const staged::Level theirs = level(static_cast<int>(threadIdx.x));
+    if (theirs.counter == nullptr) return;
+    FenceSystem();
+    StoreRelaxed(&theirs.counter->value, theirs.value);
+  }
+
   __device__ void Fail() {
     if (threadIdx.x == 0) SetWords(0, at_.ranks);
   }

@@ -26,6 +26,7 @@ namespace staged {  // staged_protocol.h, staged_messages.h, staged_blocks.h, st
 struct BlockReduction;
 struct Collective;
 struct Exchange;
+struct Meeting;
 struct Turn;
 }  // namespace staged
 
@@ -112,6 +113,16 @@ class DeviceRuntime {
   // Makes memory of the caller's (shared memory, say) usable by every device until the last owner of the result is
   // gone, which is the address that devices use: on most systems the same.
   virtual absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) = 0;
+  // Lets other processes of this host, and other devices, use memory that `device` has: what OpenMemory takes. `data`
+  // is the beginning of what Allocate gave, of at least kSharedAlign bytes.
+  static constexpr size_t kSharedAlign = size_t{2} << 20;  // less may lie in one piece with other memory
+  struct SharedMemory {
+    alignas(uint64_t) char bytes[256] = {};
+  };
+  virtual absl::StatusOr<SharedMemory> ShareMemory(Device device, void* data) = 0;
+  // Where the current device sees that memory, until the last owner of the result is gone: before the memory itself.
+  // FailedPrecondition if it does not reach the other device's memory over their links.
+  virtual absl::StatusOr<std::shared_ptr<void>> OpenMemory(const SharedMemory& shared) = 0;
   // Memory for use on `stream` only, in its order. Some that is free is kept for the next call, across
   // synchronisations.
   virtual absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) = 0;
@@ -152,6 +163,7 @@ class DeviceRuntime {
   virtual absl::Status RunStaged(const staged::Collective& collective, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::Exchange& exchange, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::Turn& turn, void* stream) = 0;
+  virtual absl::Status RunStaged(const staged::Meeting& meeting, void* stream) = 0;
   virtual absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) = 0;
   // How many of these thread blocks the current device can run at once.
   virtual absl::StatusOr<int> StagedBlocks() = 0;

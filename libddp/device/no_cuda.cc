@@ -35,6 +35,8 @@ class NoDevices final : public DeviceRuntime {
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device, size_t) override { return NotBuilt(); }
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t) override { return NotBuilt(); }
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void*, size_t) override { return NotBuilt(); }
+  absl::StatusOr<SharedMemory> ShareMemory(Device, void*) override { return NotBuilt(); }
+  absl::StatusOr<std::shared_ptr<void>> OpenMemory(const SharedMemory&) override { return NotBuilt(); }
   absl::StatusOr<void*> AllocateOnStream(size_t, void*) override { return NotBuilt(); }
   absl::Status FreeOnStream(void*, void*) override { return NotBuilt(); }
   absl::Status Copy(void*, const void*, size_t, void*) override { return NotBuilt(); }
@@ -57,6 +59,7 @@ class NoDevices final : public DeviceRuntime {
   absl::Status RunStaged(const staged::Collective&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Exchange&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::Turn&, void*) override { return NotBuilt(); }
+  absl::Status RunStaged(const staged::Meeting&, void*) override { return NotBuilt(); }
   absl::Status RunStaged(const staged::BlockReduction&, void*) override { return NotBuilt(); }
   absl::StatusOr<int> StagedBlocks() override { return NotBuilt(); }
   absl::Status UpdateScale(const ScaleRule&, ScalerNumbers*, void*) override { return NotBuilt(); }

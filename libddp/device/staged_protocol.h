@@ -63,6 +63,8 @@ struct Chunk {
   uint64_t begin, count;
   const char* fetched;
   uint64_t stride;
+  char* also;   // the result goes here, too; null: only where it belongs
+  bool looked;  // a turn has looked at the ring's words since these were fetched
 };
 
 struct Collective {
@@ -157,6 +159,7 @@ struct Level {
 //                                                  values; false if the operation has to be left. All at once:
 //                                                  each look at host memory takes more than a microsecond
 //   void Signal(Level, Level = {})                 what the block has written comes before the new values
+//   void Tell(int n, Fn level)                     the same of several counters at once
 //   void Fail()                                    the group has failed: sets the words of all ranks
 //   void Copy(const Piece*, int n, bool from_ring) all at once, too; what comes from the ring is a result, which is
 //                                                  checked for infinities and NaN
@@ -193,7 +196,7 @@ DDP_HOST_DEVICE inline bool Fetches(const Collective& c, int from) {
 template <typename Block>
 DDP_HOST_DEVICE bool Await(Block& block, const Collective& c, Duty duty, int channel, const uint64_t* counts) {
   const int ranks = c.at.ranks;
-  const bool waits = UsesInputs(c.move) && c.move != Move::kAllReduceFetched && !(c.move == Move::kReduce && IsIdle(c));
+  const bool waits = UsesInputs(c.move) && !(c.move == Move::kReduce && IsIdle(c));
   const bool reuses = UsesResults(c.move) && !IsIdle(c) && counts[kPublished] >= kDepth;
   const auto level = [&](int k) {
     if (duty == Duty::kWrite) return Level{CounterOf(c.at, kConsumed, k, channel), counts[kWritten] - kDepth + 1};
@@ -291,9 +294,12 @@ DDP_HOST_DEVICE void ReduceTile(Block& block, const Collective& c, int channel, 
   const Part part = PartOf(c, tile, mine);
   const uint64_t in_size = static_cast<uint64_t>(c.in_size), out_size = static_cast<uint64_t>(c.out_size);
   const uint64_t out_at = c.move == Move::kReduceScatter ? part.own : part.begin;
-  char* const slot = UsesResults(c.move) ? SlotOf(c.at, 1, me, channel, counts[kPublished]) : nullptr;
+  const bool fetched = c.move == Move::kAllReduceFetched;
+  char* const slot = UsesResults(c.move)                  ? SlotOf(c.at, 1, me, channel, counts[kPublished])
+                     : fetched && c.chunk.also != nullptr ? c.chunk.also + part.own * out_size
+                                                          : nullptr;
   const auto contribution = [&](int r) -> const char* {
-    if (c.move == Move::kAllReduceFetched) {
+    if (fetched) {
       return c.chunk.fetched + static_cast<uint64_t>(r < me ? r : r - 1) * c.chunk.stride + part.own * in_size;
     }
     return SlotOf(c.at, 0, r, channel, counts[kConsumed]) + static_cast<uint64_t>(mine) * c.part_elements * in_size;
@@ -320,7 +326,6 @@ DDP_HOST_DEVICE bool RunDuty(Block& block, const Collective& c, Duty duty, int c
   } else if (!IsIdle(c)) {
     ReduceTile(block, c, channel, tile, counts);
   }
-  if (c.move == Move::kAllReduceFetched) return true;
   const auto level = [&](bool counted, Stage stage) {
     return Level{counted ? CounterOf(c.at, stage, c.at.rank, channel) : nullptr, ++counts[stage]};
   };
@@ -421,12 +426,24 @@ DDP_HOST_DEVICE void RunTiles(Block& block, const Operation& c, int index, bool 
   }
 }
 
-// What thread block `index` of BlocksOf does.
+// What thread block `index` of BlocksOf does, in kAllReduceFetched, which waits for nobody. A look at the ring's words
+// takes each thread block a microsecond.
+template <typename Block>
+DDP_HOST_DEVICE void RunFetched(Block& block, const Collective& c, int index) {
+  if (c.chunk.looked ? HasLeft(block, c.at) : !block.Begin()) return;
+  for (uint64_t tile = static_cast<uint64_t>(index); tile < c.tiles; tile += static_cast<uint64_t>(c.channels)) {
+    ReduceTile(block, c, index, tile, nullptr);
+  }
+}
+// In all other moves.
+template <typename Block>
+DDP_HOST_DEVICE void RunThroughRing(Block& block, const Collective& c, int index) {
+  if (ByPackets(c.move)) return RunPackets(block, c, index);
+  RunTiles(block, c, index, UsesInputs(c.move), UsesResults(c.move));
+}
 template <typename Block>
 DDP_HOST_DEVICE void RunCollective(Block& block, const Collective& c, int index) {
-  if (ByPackets(c.move)) return RunPackets(block, c, index);
-  const bool inputs = UsesInputs(c.move) && c.move != Move::kAllReduceFetched;
-  RunTiles(block, c, index, inputs, UsesResults(c.move));
+  c.move == Move::kAllReduceFetched ? RunFetched(block, c, index) : RunThroughRing(block, c, index);
 }
 
 }  // namespace ddp::staged

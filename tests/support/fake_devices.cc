@@ -334,6 +334,31 @@ absl::StatusOr<std::shared_ptr<void>> FakeDevices::RegisterHost(void* data, size
   return OwnMemory(data, bytes, kHost, [](void*) {});
 }
 
+// Within this process.
+absl::StatusOr<DeviceRuntime::SharedMemory> FakeDevices::ShareMemory(Device device, void* data) {
+  if (absl::Status s = Enter("ShareMemory", device.index); !s.ok()) return s;
+  if (MemoryMap::Get().DeviceOf(data, kSharedAlign) != device.index) {
+    return Complain("ShareMemory", "the memory is not this GPU's, or smaller than kSharedAlign");
+  }
+  SharedMemory shared;
+  std::memcpy(shared.bytes, &data, sizeof data);
+  return shared;
+}
+absl::StatusOr<std::shared_ptr<void>> FakeDevices::OpenMemory(const SharedMemory& shared) {
+  if (absl::Status s = Enter("OpenMemory", current_device); !s.ok()) return s;
+  void* data = nullptr;
+  std::memcpy(&data, shared.bytes, sizeof data);
+  const int other = MemoryMap::Get().DeviceOf(data, kSharedAlign), device = current_device;
+  if (other == kNowhere) return Complain("OpenMemory", "the memory is gone");
+  if (!linked(device, other)) return absl::FailedPreconditionError("these GPUs do not reach each other");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++opened_[{device, other}];
+  return std::shared_ptr<void>(data, [this, device, other](void*) {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    --opened_[{device, other}];
+  });
+}
+
 // Not zeroed.
 absl::StatusOr<void*> FakeDevices::AllocateOnStream(size_t bytes, void* stream) {
   if (absl::Status s = EnterOn("AllocateOnStream", stream); !s.ok()) return s;
@@ -357,10 +382,21 @@ absl::Status FakeDevices::Copy(void* to, const void* from, size_t bytes, void* s
   const auto reaches = [&](const void* data) {
     return host_memory_is_theirs || MemoryMap::Get().DeviceOf(data, bytes) != kNowhere;
   };
+  bool garbled = false;
+  for (const void* const data : {static_cast<const void*>(to), from}) {
+    const int where = MemoryMap::Get().DeviceOf(data, bytes);
+    if (where == kNowhere || where == kHost || where == current_device) continue;
+    garbled = garbles(current_device, where);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (opened_[{current_device, where}] == 0) complaints_.push_back("Copy: another GPU's memory, which is not open");
+  }
   const bool reaches_to = reaches(to), reaches_from = reaches(from);
   if (bytes == 0) return absl::OkStatus();
   if (reaches_to && reaches_from) {
-    Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+    Enqueue(stream, [=] {
+      std::memcpy(to, from, bytes);
+      if (garbled) static_cast<char*>(to)[bytes / 2] ^= 1;
+    });
     return absl::OkStatus();
   }
   if (AsStream(stream).capturing())

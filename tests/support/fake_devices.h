@@ -10,9 +10,11 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libddp/device/device_runtime.h"
@@ -43,6 +45,10 @@ class FakeDevices final : public DeviceRuntime {
   bool host_memory_is_theirs = false;
   // Called when the process begins to use a device: it is initialised then, as a GPU is.
   std::function<void(int device)> first_use = [](int) {};
+  // Whether a device uses another's memory over links between them.
+  std::function<bool(int device, int other)> linked = [](int, int) { return true; };
+  // Whether what one of them copies to the other arrives with a wrong byte.
+  std::function<bool(int device, int other)> garbles = [](int, int) { return false; };
   // What a device says that it is.
   std::function<std::string(int device)> identity = [](int device) { return "fake:" + std::to_string(device); };
 
@@ -102,6 +108,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::StatusOr<std::shared_ptr<void>> Allocate(Device device, size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<std::shared_ptr<void>> RegisterHost(void* data, size_t bytes) override;
+  absl::StatusOr<SharedMemory> ShareMemory(Device device, void* data) override;
+  absl::StatusOr<std::shared_ptr<void>> OpenMemory(const SharedMemory& shared) override;
   absl::StatusOr<void*> AllocateOnStream(size_t bytes, void* stream) override;
   absl::Status FreeOnStream(void* data, void* stream) override;
   absl::Status Copy(void* to, const void* from, size_t bytes, void* stream) override;
@@ -123,6 +131,7 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status RunStaged(const staged::Collective& collective, void* stream) override;
   absl::Status RunStaged(const staged::Exchange& exchange, void* stream) override;
   absl::Status RunStaged(const staged::Turn& turn, void* stream) override;
+  absl::Status RunStaged(const staged::Meeting& meeting, void* stream) override;
   absl::Status RunStaged(const staged::BlockReduction& reduction, void* stream) override;
   absl::StatusOr<int> StagedBlocks() override;
 
@@ -138,7 +147,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status ReachPieces(absl::string_view call, absl::Span<const TransformPiece> pieces, size_t in_size,
                            size_t out_size);
   absl::Status ReachTable(absl::string_view call, const staged::RangeTable& table);
-  absl::Status ReachPlace(absl::string_view call, const staged::Place& at);
+  // words: of the ring only these.
+  absl::Status ReachPlace(absl::string_view call, const staged::Place& at, bool words = false);
   // Runs run(index) for each thread block, on threads of their own.
   void RunThreadBlocks(int device, int blocks, const std::function<void(int index)>& run);
 
@@ -147,7 +157,8 @@ class FakeDevices final : public DeviceRuntime {
   std::vector<int> streams_made_;  // by device
   std::vector<bool> used_;         // by device
   std::vector<std::string> complaints_;
-  std::vector<int> blocks_running_;  // by device
+  std::vector<int> blocks_running_;            // by device
+  std::map<std::pair<int, int>, int> opened_;  // by device, and whose memory it has open: how often
 };
 
 }  // namespace ddp::testing

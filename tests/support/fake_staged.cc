@@ -16,6 +16,7 @@
 #include "libddp/device/cpu_blocks.h"
 #include "libddp/device/cpu_reduce.h"
 #include "libddp/device/staged_blocks.h"
+#include "libddp/device/staged_meeting.h"
 #include "libddp/device/staged_messages.h"
 #include "libddp/device/staged_protocol.h"
 #include "libddp/device/staged_turn.h"
@@ -126,6 +127,10 @@ class HostBlock {
       if (level.counter == nullptr) continue;
       std::atomic_ref<uint64_t>(level.counter->value).store(level.value, std::memory_order_release);
     }
+  }
+  template <typename Fn>
+  void Tell(int n, Fn level) {
+    for (int i = 0; i < n; ++i) Signal(level(i));
   }
   void Fail() { SetWords(0, at_.ranks); }
   // Another thread block may set LeftOf.
@@ -287,8 +292,9 @@ absl::Status FakeDevices::ReachTable(absl::string_view call, const staged::Range
   return status;
 }
 
-absl::Status FakeDevices::ReachPlace(absl::string_view call, const staged::Place& at) {
-  absl::Status status = Reach(call, at.ring, staged::RingBytes(at.ranks));
+absl::Status FakeDevices::ReachPlace(absl::string_view call, const staged::Place& at, bool words) {
+  const size_t of_words = static_cast<size_t>(at.ranks) * staged::kAbortWords * staged::kLine;
+  absl::Status status = Reach(call, at.ring, words ? of_words : staged::RingBytes(at.ranks));
   status.Update(Reach(call, at.counts, staged::kCounts * sizeof(uint64_t)));
   status.Update(Reach(call, at.failed, sizeof(uint32_t)));
   return status;
@@ -322,7 +328,7 @@ void FakeDevices::RunThreadBlocks(int device, int blocks, const std::function<vo
 
 absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* stream) {
   absl::Status status = EnterOn("RunStaged", stream);
-  status.Update(ReachPlace("RunStaged", collective.at));
+  status.Update(ReachPlace("RunStaged", collective.at, collective.move == staged::Move::kAllReduceFetched));
   status.Update(ReachTable("RunStaged", collective.in));
   status.Update(ReachTable("RunStaged", collective.out));
   status.Update(Reach("RunStaged", collective.arithmetic.nonfinite, sizeof(uint32_t)));
@@ -360,7 +366,7 @@ absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stre
 
 absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
   absl::Status status = EnterOn("RunStaged", stream);
-  status.Update(ReachPlace("RunStaged", turn.at));
+  status.Update(ReachPlace("RunStaged", turn.at, true));
   status.Update(Reach("RunStaged", turn.counters, staged::TurnCounterBytes(turn.at.ranks)));
   status.Update(Reach("RunStaged", turn.counts, staged::kTurnCounts * sizeof(uint64_t)));
   if (!status.ok()) return status;
@@ -368,6 +374,20 @@ absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
     RunThreadBlocks(device, 1, [&](int) {
       HostBlock block(turn.at, nullptr, 0);
       staged::RunTurn(block, turn);
+    });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeDevices::RunStaged(const staged::Meeting& meeting, void* stream) {
+  absl::Status status = EnterOn("RunStaged", stream);
+  status.Update(ReachPlace("RunStaged", meeting.at, true));
+  status.Update(Reach("RunStaged", meeting.met, sizeof(uint64_t)));
+  if (!status.ok()) return status;
+  Enqueue(stream, [this, device = ThreadDevice(), meeting] {
+    RunThreadBlocks(device, 1, [&](int) {
+      HostBlock block(meeting.at, nullptr, 0);
+      staged::RunMeeting(block, meeting);
     });
   });
   return absl::OkStatus();

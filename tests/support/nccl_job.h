@@ -40,6 +40,11 @@ inline std::string StagedLimitsOfTest() {
   const char* const limits = std::getenv("DDP_STAGED_LIMITS");
   return limits == nullptr ? "fixed" : limits;
 }
+// With DDP_TEST_PEER_COPIES=1 all-reduces go by copy engines, in chunks so small that most have several.
+inline PeerLimits PeerLimitsOfTest() {
+  if (std::getenv("DDP_TEST_PEER_COPIES") == nullptr) return {};
+  return {.from = 0, .chunk = 4096, .automatic = false};
+}
 inline absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGpuGroup(std::unique_ptr<ProcessGroup> control,
                                                                     const NcclGroupOptions& options,
                                                                     bool staged = Staged()) {
@@ -71,6 +76,7 @@ struct Rank {
     options.host = host;
     options.staged_limits = staged_limits;
     options.api = nccl.api();
+    options.peer_copies = PeerLimitsOfTest();
     options.warm_up_limit = size_t{64} << 10;  // simulated GPUs take their time
     return options;
   }

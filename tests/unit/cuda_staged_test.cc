@@ -48,7 +48,7 @@ TEST_CASE("the kernel that reduces what copies have fetched has the CPU's bits")
       staged::Collective each = CollectiveOf(c, &ring, r);
       each.in = in.table;
       each.out = out.table;
-      each.chunk = {0, c.count, reinterpret_cast<const char*>(fetched.data()), stride};
+      each.chunk = {0, c.count, reinterpret_cast<const char*>(fetched.data()), stride, nullptr, /*looked=*/false};
       each.part_elements = 1024;
       each.tiles = (c.count + 1023) / 1024;
       each.channels = static_cast<int>(each.tiles);

@@ -26,8 +26,8 @@ constexpr std::array<std::string_view, 8> kLayers = {"base",    "device", "launc
                                                      "reducer", "amp",    "observe", "c"};
 
 // The rooms of libddp/comm, the lowest first. What lies in comm itself, the groups, is above them all.
-constexpr std::array<std::string_view, 11> kRooms = {"base", "memory", "health", "host",   "messages", "nodes",
-                                                     "gpu",  "ring",   "nccl",   "staged", "probe"};
+constexpr std::array<std::string_view, 12> kRooms = {"base", "memory", "health", "host", "messages", "nodes",
+                                                     "gpu",  "ring",   "peers",  "nccl", "staged",   "probe"};
 
 // What begins the name of a header that no user may need to have.
 constexpr std::array<std::string_view, 17> kForeign = {"cuda",   "cublas",  "cudnn",  "nccl",  "mpi", "dnnl",
@@ -67,7 +67,7 @@ std::string ObjectionInComm(std::string_view file, std::string_view header) {
   const auto in = [](size_t room, std::initializer_list<std::string_view> rooms) {
     return room < kRooms.size() && std::find(rooms.begin(), rooms.end(), kRooms[room]) != rooms.end();
   };
-  if (in(*mine, {"gpu", "ring", "nccl", "staged", "probe"}) && in(*theirs, {"host", "messages", "nodes"})) {
+  if (in(*mine, {"gpu", "ring", "peers", "nccl", "staged", "probe"}) && in(*theirs, {"host", "messages", "nodes"})) {
     return "a GPU's backend includes the host's";
   }
   if (in(*mine, {"staged"}) && in(*theirs, {"nccl"})) return "a GPU's backend includes another one";

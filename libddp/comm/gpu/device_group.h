@@ -15,6 +15,7 @@
 #include "libddp/comm/base/progress_thread.h"
 #include "libddp/comm/gpu/device_engine.h"
 #include "libddp/comm/gpu/device_moves.h"
+#include "libddp/comm/gpu/peer_limits.h"
 #include "libddp/comm/health/context_observer.h"
 #include "libddp/comm/health/peer_board.h"
 #include "libddp/device/device_runtime.h"
@@ -31,6 +32,7 @@ struct DeviceGroupOptions {
   DeviceRuntime* runtime = &Devices();
   std::string host = HostId();     // equal on the ranks of one host
   std::string staged_limits = {};  // as DDP_STAGED_LIMITS, whose place it takes; empty: that variable
+  PeerLimits peer_copies = {};     // never, unless it is set
 };
 
 // What a backend brings to its groups.

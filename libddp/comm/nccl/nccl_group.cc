@@ -14,6 +14,7 @@
 #include "libddp/comm/base/internal_group.h"
 #include "libddp/comm/nccl/communicator.h"
 #include "libddp/comm/nccl/nccl_moves.h"
+#include "libddp/comm/peers/peer_moves.h"
 
 namespace ddp {
 namespace {
@@ -172,6 +173,12 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateNcclGroup(std::unique_ptr<Pr
   backend.make_moves = [communicator = *communicator](InternalGroup& group, const DeviceEngine&) {
     return std::make_unique<NcclMoves>(communicator, group);
   };
+  const auto sum = [communicator = *communicator](const Buffer& array, void* stream) {
+    return communicator->Call("ncclAllReduce", [&](const nccl::Api& api, nccl::Comm comm) {
+      return api.AllReduce(array.data, array.data, array.count, nccl::kFloat32, nccl::kSum, comm, stream);
+    });
+  };
+  if (absl::Status s = AddPeerCopies(*control, options, sum, &backend); !s.ok()) return s;
   // A communicator of its own: those that ncclCommSplit makes can take each other along when one is aborted.
   backend.split = [api = options.api, always_abortable = options.always_abortable](std::unique_ptr<ProcessGroup> fewer,
                                                                                    const DeviceGroupOptions& as_this) {

@@ -15,6 +15,7 @@
 #include "libddp/comm/base/exchange.h"
 #include "libddp/comm/base/node_layout.h"
 #include "libddp/comm/gpu/local_moves.h"
+#include "libddp/comm/peers/peer_moves.h"
 #include "libddp/comm/ring/staging_ring.h"
 #include "libddp/comm/staged/host_moves.h"
 #include "libddp/comm/staged/node_groups.h"
@@ -288,6 +289,7 @@ absl::StatusOr<DeviceBackend> OnOneNode(InternalGroup& control, const NodeLayout
     }
     return moves;
   };
+  if (absl::Status s = AddPeerCopies(control, options, nullptr, &backend); !s.ok()) return s;
   return backend;
 }
 

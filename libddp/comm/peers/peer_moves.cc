@@ -14,6 +14,7 @@
 #include "libddp/base/owner_process.h"
 #include "libddp/base/process_id.h"
 #include "libddp/comm/base/exchange.h"
+#include "libddp/comm/gpu/large_sum_moves.h"
 #include "libddp/comm/ring/staged_call.h"
 #include "libddp/comm/ring/stopwatch.h"
 
@@ -49,11 +50,11 @@ class PeerTransport final : public DeviceTransport {
   const std::shared_ptr<PeerCopies> copies_;
 };
 
-class PeerMoves final : public DeviceMoves {
+class PeerMoves final : public LargeSumMoves {
  public:
   PeerMoves(std::shared_ptr<PeerCopies> copies, uint64_t from, std::unique_ptr<DeviceMoves> moves,
             const DeviceEngine& engine)
-      : copies_(std::move(copies)), from_(from), moves_(std::move(moves)), engine_(engine) {}
+      : LargeSumMoves(from, std::move(moves)), copies_(std::move(copies)), engine_(engine) {}
   // What is still to run would look at the ring, and use peers' memory.
   ~PeerMoves() override {
     if (!engine_.MayStillRun()) return;
@@ -61,26 +62,8 @@ class PeerMoves final : public DeviceMoves {
     KeepForever(copies_);
   }
 
-  absl::string_view backend() const override { return moves_->backend(); }
-  absl::Status MayBeCaptured() const override { return moves_->MayBeCaptured(); }
-  uint64_t Shape(const CheckedCall& call) const override { return moves_->Shape(call); }
-  absl::Status Enqueue(const CheckedCall& call, void* stream) override {
-    return Takes(call) ? AllReduce(call, stream) : moves_->Enqueue(call, stream);
-  }
-  absl::Status Send(Buffers buffers, int peer, void* stream) override { return moves_->Send(buffers, peer, stream); }
-  absl::Status Recv(Buffers buffers, int peer, void* stream) override { return moves_->Recv(buffers, peer, stream); }
-  absl::Status Barrier(void* stream) override { return moves_->Barrier(stream); }
-  BlockMoves* block_moves() override { return moves_->block_moves(); }
-  absl::StatusOr<Allocation> Allocate(size_t bytes) override { return moves_->Allocate(bytes); }
-  absl::Status Adopt(const Allocation& memory) override { return moves_->Adopt(memory); }
-
  private:
-  // The same on all ranks.
-  bool Takes(const CheckedCall& call) const {
-    return call.key.kind == OperationKey::Kind::kAllReduce && call.count > 0 &&
-           call.count * SizeOf(call.key.in) >= from_;
-  }
-  absl::Status AllReduce(const CheckedCall& call, void* stream) {
+  absl::Status AllReduce(const CheckedCall& call, void* stream) override {
     staged::Collective c = {};
     c.in_size = static_cast<int>(SizeOf(call.key.in));
     c.out_size = static_cast<int>(SizeOf(call.key.out));
@@ -94,8 +77,6 @@ class PeerMoves final : public DeviceMoves {
   }
 
   const std::shared_ptr<PeerCopies> copies_;
-  const uint64_t from_;
-  const std::unique_ptr<DeviceMoves> moves_;
   const DeviceEngine& engine_;
 };
 

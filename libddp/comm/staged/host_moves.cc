@@ -75,8 +75,7 @@ absl::Status AllReduceOnHost(HostPipeline& pipeline, absl::Duration timeout, Buf
 
 HostMoves::HostMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, uint64_t from,
                      std::unique_ptr<DeviceMoves> moves, ProcessGroup& control, const DeviceEngine& engine)
-    : from_(from),
-      moves_(std::move(moves)),
+    : LargeSumMoves(from, std::move(moves)),
       control_(control),
       pipeline_(std::move(groups), std::move(stage), engine) {}
 
@@ -86,9 +85,7 @@ absl::Status HostMoves::MayBeCaptured() const {
       "outside of the capture, or unset the variable");
 }
 
-absl::Status HostMoves::Enqueue(const CheckedCall& call, void* stream) {
-  const bool here = call.key.kind == OperationKey::Kind::kAllReduce && call.count * SizeOf(call.key.in) >= from_;
-  if (!here) return moves_->Enqueue(call, stream);
+absl::Status HostMoves::AllReduce(const CheckedCall& call, void* stream) {
   return AllReduceOnHost(pipeline_, control_.timeout(), call.in, call.out, *call.reduce, stream);
 }
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "libddp/comm/gpu/device_engine.h"
-#include "libddp/comm/gpu/device_moves.h"
+#include "libddp/comm/gpu/large_sum_moves.h"
 #include "libddp/comm/staged/host_pipeline.h"
 
 namespace ddp {
@@ -25,28 +25,19 @@ absl::StatusOr<HostStage> ShareHostStage(ProcessGroup& group, DeviceRuntime& run
 absl::Status AllReduceOnHost(HostPipeline& pipeline, absl::Duration timeout, Buffers in, Buffers out,
                              const ReduceOptions& options, void* stream);
 
-// All-reduces of `from` bytes of input and more go so, and the rest as by `moves`. The results have the same bits. The
-// ranks are all on one node.
-class HostMoves final : public DeviceMoves {
+// All-reduces of `from` bytes of input and more go so. The results have the same bits as those of `moves`. The ranks
+// are all on one node.
+class HostMoves final : public LargeSumMoves {
  public:
   // `control` and `engine` outlive this.
   HostMoves(std::shared_ptr<NodeGroups> groups, HostStage stage, uint64_t from, std::unique_ptr<DeviceMoves> moves,
             ProcessGroup& control, const DeviceEngine& engine);
 
-  absl::string_view backend() const override { return moves_->backend(); }
   absl::Status MayBeCaptured() const override;
-  uint64_t Shape(const CheckedCall& call) const override { return moves_->Shape(call); }
-  absl::Status Enqueue(const CheckedCall& call, void* stream) override;
-  absl::Status Send(Buffers buffers, int peer, void* stream) override { return moves_->Send(buffers, peer, stream); }
-  absl::Status Recv(Buffers buffers, int peer, void* stream) override { return moves_->Recv(buffers, peer, stream); }
-  absl::Status Barrier(void* stream) override { return moves_->Barrier(stream); }
-  BlockMoves* block_moves() override { return moves_->block_moves(); }
-  absl::StatusOr<Allocation> Allocate(size_t bytes) override { return moves_->Allocate(bytes); }
-  absl::Status Adopt(const Allocation& memory) override { return moves_->Adopt(memory); }
 
  private:
-  const uint64_t from_;
-  const std::unique_ptr<DeviceMoves> moves_;
+  absl::Status AllReduce(const CheckedCall& call, void* stream) override;
+
   ProcessGroup& control_;
   HostPipeline pipeline_;
 };

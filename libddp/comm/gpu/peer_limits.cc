@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libddp/comm/gpu/peer_limits.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "libddp/base/env.h"
+#include "libddp/base/size_text.h"
 
 namespace ddp {
 namespace {
@@ -27,15 +27,12 @@ absl::StatusOr<PeerLimits> PeerLimits::FromEnv() {
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     const std::vector<absl::string_view> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
     uint64_t* const limit = sides[0] == "from" ? &limits.from : sides[0] == "chunk" ? &limits.chunk : nullptr;
-    absl::string_view digits = sides.back();
-    const int shift = absl::EndsWith(digits, "K") ? 10 : absl::EndsWith(digits, "M") ? 20 : 0;
-    if (shift > 0) digits.remove_suffix(1);
-    uint32_t number = 0;
-    if (limit == nullptr || sides.size() != 2 || !absl::SimpleAtoi(digits, &number)) {
+    const std::optional<uint64_t> size = ParseSize(sides.back());
+    if (limit == nullptr || sides.size() != 2 || !size.has_value()) {
       return absl::InvalidArgumentError(
           absl::StrCat("DDP_PEER_COPIES is '", text, "'; it must be auto, never, or like from=4M,chunk=64M"));
     }
-    *limit = static_cast<uint64_t>(number) << shift;
+    *limit = *size;
   }
   limits.automatic = false;
   return limits;

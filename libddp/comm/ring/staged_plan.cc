@@ -2,14 +2,14 @@
 #include "libddp/comm/ring/staged_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "libddp/base/round.h"
+#include "libddp/base/size_text.h"
 
 namespace ddp {
 namespace {
@@ -77,12 +77,9 @@ absl::Status StagedLimits::Parse(absl::string_view text) {
       *limit = limit == &copies ? kNever : 0;
       continue;
     }
-    absl::string_view digits = sides[1];
-    const int shift = absl::EndsWith(digits, "K") ? 10 : absl::EndsWith(digits, "M") ? 20 : 0;
-    if (shift > 0) digits.remove_suffix(1);
-    uint32_t number = 0;
-    if (!absl::SimpleAtoi(digits, &number)) return wrong(absl::StrCat("'", sides[1], "' is no size"));
-    *limit = static_cast<uint64_t>(number) << shift;
+    const std::optional<uint64_t> size = ParseSize(sides[1]);
+    if (!size.has_value()) return wrong(absl::StrCat("'", sides[1], "' is no size"));
+    *limit = *size;
     if (tile < 4096 || tile > staged::kSlotBytes) return wrong("the tile is not between 4K and 64K");
     if (limit != &chunk) continue;
     if (chunk < 4096 || chunk % 4096 != 0 || chunk > 1 << 30)

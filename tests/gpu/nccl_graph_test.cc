@@ -63,29 +63,37 @@ TEST_CASE("a graph that is launched when its group has gone finds the group's wo
   });
 }
 
-// Neither waits for the other in the program, and both use what the group has once.
-TEST_CASE("replays and other operations of a group take turns in graphs") {
+// Nothing waits for anything else in the program, and all use what the group has once.
+TEST_CASE("replays of graphs and other operations of a group take turns") {
   RunOnGpus([](Rank& rank) {
     for (const size_t count : {size_t{1000}, size_t{300'000}}) {
-      const CallerStream one(rank), two(rank);
-      Array a(rank, DType::kInt32, count, false), b(rank, DType::kInt32, count, false);
+      const CallerStream one(rank), two(rank), three(rank);
+      Array a(rank, DType::kInt32, count, false), b(rank, DType::kInt32, count, false),
+          c(rank, DType::kInt32, count, false);
       RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, kNoStream).Wait());
       const CapturedGraph graph(one, [&] {
         RANK_CHECK_OK(rank.group().AllReduce(a.Cut(1), a.Cut(1), {}, one.get()).BlockStream(one.get()));
       });
+      const CapturedGraph other(three, [&] {
+        RANK_CHECK_OK(rank.group().AllReduce(c.Cut(1), c.Cut(1), {}, three.get()).BlockStream(three.get()));
+      });
       for (int round = 0; round < 30; ++round) {
         a.Fill([](size_t) { return 1; });
         b.Fill([&](size_t i) { return static_cast<int>(i % 7) + round; });
+        c.Fill([&](size_t i) { return static_cast<int>(i % 11) + round; });
         for (int launch = 0; launch < 2; ++launch) {
           graph.Launch(one);
+          other.Launch(three);
           RANK_CHECK_OK(
               rank.group().AllReduce(b.Cut(1), b.Cut(1), {}, launch == 0 ? one.get() : two.get()).call_status());
         }
         RANK_CHECK_OK(rank.group().Barrier().Wait());
         one.Wait();
+        three.Wait();
         const int squared = rank.size() * rank.size();
         a.Expect([&](size_t) { return squared; });
         b.Expect([&](size_t i) { return (static_cast<int>(i % 7) + round) * squared; });
+        c.Expect([&](size_t i) { return (static_cast<int>(i % 11) + round) * squared; });
       }
     }
   });

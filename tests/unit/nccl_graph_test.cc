@@ -27,35 +27,41 @@ struct Caller {
   const Stream stream;
 };
 
-// Neither waits for the other in the program, and both use what the group has once. (NCCL sees to it itself; the
+// Nothing waits for anything else in the program, and all use what the group has once. (NCCL sees to it itself; the
 // simulated one does not.)
-TEST_CASE("replays of a graph and other operations take turns") {
+TEST_CASE("replays of graphs and other operations take turns") {
   for (const size_t count : {size_t{3000}, size_t{200'000}}) {
     Job job(2);
-    if (!job.staged) return;
+    if (!job.staged && PeerLimitsOfTest().from == PeerLimits::kNever) return;
     job.gpus.late = [](int, int) { return false; };
     job.Run([&](Rank& rank, ProcessGroup& group) {
-      const Caller one(rank), two(rank);
-      Array a(rank, group, DType::kInt32, count, false), b(rank, group, DType::kInt32, count, false);
+      const Caller one(rank), two(rank), three(rank);
+      Array a(rank, group, DType::kInt32, count, false), b(rank, group, DType::kInt32, count, false),
+          c(rank, group, DType::kInt32, count, false);
       const auto fill = [&](const Caller& by, const Array& array, int value) {
         FakeDevices::Enqueue(by.owned.get(), [to = static_cast<int*>(array.whole().data), count, value] {
           std::fill_n(to, count, value);
         });
       };
       RANK_CHECK_OK(one.Sum(group, a).Wait());
-      const std::shared_ptr<FakeGraph> graph = one.Capture(group, a);
+      const std::shared_ptr<FakeGraph> graph = one.Capture(group, a), other = three.Capture(group, c);
       for (int round = 0; round < 20; ++round) {
         fill(one, a, rank.rank + 1);
         fill(two, b, 10 * rank.rank);
+        fill(three, c, 100 * rank.rank);
         FakeDevices::Launch(graph, one.owned.get());
+        if (round % 2 == 0) FakeDevices::Launch(other, three.owned.get());
         Work first = two.Sum(group, b);
+        if (round % 2 == 1) FakeDevices::Launch(other, three.owned.get());
         FakeDevices::Launch(graph, one.owned.get());
         RANK_CHECK_OK(group.Barrier().Wait());
         RANK_CHECK_OK(first.Wait());
         FakeDevices::Synchronize(one.owned.get());
+        FakeDevices::Synchronize(three.owned.get());
         for (const size_t i : {size_t{0}, count / 2, count - 1}) {
           RANK_CHECK_EQ(a.Get(i), 6);
           RANK_CHECK_EQ(b.Get(i), 10);
+          RANK_CHECK_EQ(c.Get(i), 100);
         }
       }
     });

@@ -23,13 +23,15 @@ void GraphWatch::Forsake() {
   KeepForever(std::make_shared<std::pair<OwnedEvent, OwnedEvent>>(std::move(others_), std::move(replays_)));
 }
 
-// The first captured operation finds the stream outside of the capture.
+// The first captured operation finds the stream outside of the capture. Before the first replay there is none to wait
+// for.
 absl::Status GraphWatch::Enter(void* stream, bool captured) {
   if (!takes_turns()) return absl::OkStatus();
   if (!captured) return any_captured_ ? runtime_.WaitEvent(stream, replays_.get()) : absl::OkStatus();
   if (any_captured_) return absl::OkStatus();
   any_captured_ = true;
-  return runtime_.Record(others_.get(), stream);
+  absl::Status status = runtime_.Record(others_.get(), stream);
+  return status.ok() ? runtime_.Record(replays_.get(), stream) : status;
 }
 
 absl::Status GraphWatch::Leave(void* stream) {
@@ -41,7 +43,11 @@ absl::Status GraphWatch::Begin(void* stream) {
   if (!capture.ok()) return capture.status();
   if (open_in_ == *capture) return absl::OkStatus();
   open_in_ = *capture;
-  absl::Status status = takes_turns() ? runtime_.WaitEachReplay(stream, others_.get()) : absl::OkStatus();
+  absl::Status status;
+  if (takes_turns()) {
+    status = runtime_.WaitEachReplay(stream, others_.get());
+    if (status.ok()) status = runtime_.WaitEachReplay(stream, replays_.get());  // of other graphs, on other streams
+  }
   if (status.ok()) status = runtime_.Increment(counters_, stream);
   return status;
 }

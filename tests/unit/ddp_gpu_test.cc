@@ -409,12 +409,14 @@ TEST_CASE("a model whose GPU does not come free can be destroyed") {
     RANK_CHECK_OK(model->FinishBackward({rank.device(), other.get()}));
     all_have_finished.arrive_and_wait();
     group.Abort(absl::InternalError("enough"));
-    float* const grad = static_cast<float*>(model->grad(0).data);
+    const void* const grad = model->grad(0).data;
     model.reset();
-    FakeDevices::Enqueue(owned.get(), [grad] { grad[63] = 1; });  // still there
+    std::atomic<bool> there{false};
+    FakeDevices::Enqueue(owned.get(), [&] { there = IsGpu(RANK_VALUE(rank.gpus.DeviceOf(grad))); });
     open = true;
     FakeDevices::Synchronize(owned.get());
     FakeDevices::Synchronize(other.get());
+    RANK_CHECK(there, "its gradients have been freed");
   });
 }
 

@@ -15,6 +15,7 @@ namespace ddp {
 namespace {
 
 constexpr uint64_t kDefaultFrom = 4 << 20;
+constexpr uint64_t kLeastChunk = 4 << 10, kMostChunk = 1 << 30;
 
 }  // namespace
 
@@ -33,6 +34,9 @@ absl::StatusOr<PeerLimits> PeerLimits::FromEnv() {
           absl::StrCat("DDP_PEER_COPIES is '", text, "'; it must be auto, never, or like from=4M,chunk=64M"));
     }
     *limit = *size;
+  }
+  if (limits.chunk < kLeastChunk || limits.chunk > kMostChunk) {
+    return absl::InvalidArgumentError(absl::StrCat("DDP_PEER_COPIES is '", text, "'; a chunk has 4K to 1024M"));
   }
   limits.automatic = false;
   return limits;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "libddp/comm/peers/peer_memory.h"
+#include "tests/support/logged.h"
 #include "tests/support/nccl_job.h"
 #include "tests/support/variable.h"
 
@@ -123,6 +125,32 @@ TEST_CASE("all sums are NCCL's where the copy engines cannot be used, or would n
   }
 }
 
+TEST_CASE("a group is not made if NCCL's part of the comparison does not end") {
+  Job job(2);
+  job.timeout = absl::Seconds(2);
+  for (const int rank : {0, 1}) job.nccl.Plan("AllReduce", rank, Mishap::kStuck, nccl::kInternalError, /*skip=*/3);
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    NcclGroupOptions options = rank.Options();
+    options.peer_copies = {.from = 0, .chunk = 16 << 20, .automatic = true};
+    RANK_CHECK_STATUS(CreateNcclGroup(std::move(control), options).status(), absl::StatusCode::kDeadlineExceeded,
+                      "did not end its first all-reduces");
+  });
+}
+
+TEST_CASE("a rank that cannot start its kernels is not taken for links that change data") {
+  for (const int bad : {0, 1}) {
+    Job job(2);
+    std::atomic<int> kernels{0};
+    job.gpus.fail = [&](absl::string_view call, int device) {
+      return call == "RunStaged" && device == bad && ++kernels == 2 ? absl::InternalError("no kernel")
+                                                                    : absl::OkStatus();
+    };
+    Logged logged;
+    CHECK(LeavesAllToNccl(job));
+    CHECK(logged.Count({"arrives changed"}) == 0);
+  }
+}
+
 TEST_CASE("a rank that ends the group in the middle of a sum releases the others, and their streams") {
   for (const int leaver : {0, 1}) {
     Job job(3);
@@ -174,6 +202,10 @@ TEST_CASE("what a rank still does when its peers have gone on without it changes
 }
 
 TEST_CASE("what ranks share is freed when the last one has let go of its group") {
+  const auto free_what_is_done = [] {
+    for (int gpu = 0; gpu < 4; ++gpu) PeerMemory::FreeWhatIsDone({Device::Kind::kCuda, static_cast<int16_t>(gpu)});
+  };
+  free_what_is_done();
   const FakeDevices::Held before = FakeDevices::held();
   for (int round = 0; round < 2; ++round) {
     Job job(3);
@@ -183,8 +215,36 @@ TEST_CASE("what ranks share is freed when the last one has let go of its group")
       CallsOfNccl(rank, group, 3000);
     });
   }
+  free_what_is_done();
   for (int wait = 0; wait < 1000 && !(FakeDevices::held() == before); ++wait) absl::SleepFor(absl::Milliseconds(10));
   CHECK(FakeDevices::held() == before);
+}
+
+TEST_CASE("a rank frees the memory of its own GPU alone: another one's may be waiting for it") {
+  Job job(2);
+  std::latch closed(1), looked(1);
+  job.RunOver([&](Rank& rank, std::unique_ptr<ProcessGroup> control) {
+    const DeviceGuard guard(rank.gpus, rank.device());
+    StagingRing::Beside beside;
+    beside.common = 4096;
+    beside.only_words = true;
+    const auto ring = RANK_VALUE(StagingRing::Create(*control, rank.gpus, rank.device(), -1, beside));
+    auto memory = RANK_VALUE(PeerMemory::Create(*control, rank.gpus, rank.device(), ring, 4096));
+    const void* const of_first = memory->of(0);
+    const auto is_there = [&] { return IsGpu(RANK_VALUE(rank.gpus.DeviceOf(of_first))); };
+    if (rank.rank == 0) {
+      memory.reset();
+      closed.count_down();
+      looked.wait();
+      PeerMemory::FreeWhatIsDone(rank.device());
+      RANK_CHECK(!is_there(), "it is not freed");
+    } else {
+      closed.wait();
+      memory.reset();
+      RANK_CHECK(is_there(), "another rank has freed it");
+      looked.count_down();
+    }
+  });
 }
 
 TEST_CASE("DDP_PEER_COPIES says from which size on") {
@@ -196,7 +256,10 @@ TEST_CASE("DDP_PEER_COPIES says from which size on") {
   CHECK(from("auto")->automatic);
   CHECK(from("from=3M")->from == 3 << 20);
   CHECK(!from("from=3M")->automatic);
-  for (const char* wrong : {"4M", "from=", "from=4G", "size=1", "from=4M,"}) CHECK(!from(wrong).ok());
+  CHECK(from("chunk=4K")->chunk == 4096);
+  for (const char* wrong :
+       {"4M", "from=", "from=4G", "size=1", "from=4M,", "chunk=0", "from=4M,chunk=4095", "chunk=1025M"})
+    CHECK(!from(wrong).ok());
 }
 
 }  // namespace

@@ -26,15 +26,17 @@ bool PeerMemory::Own::AllDone() const {
   return true;
 }
 
+void PeerMemory::FreeWhatIsDone(Device device) { FreeWhatIsDone(device, nullptr); }
+
 // Nobody is told when the last peer has done: so each call looks at what is left of all groups.
-void PeerMemory::FreeWhatIsDone(Own* one_more) {
+void PeerMemory::FreeWhatIsDone(Device device, Own* one_more) {
   static auto* const mutex = new std::mutex;
   static auto* const kept = new std::vector<Own>;
   std::vector<Own> done;  // freed without the lock
   const std::lock_guard<std::mutex> lock(*mutex);
   if (one_more != nullptr) kept->push_back(std::move(*one_more));
   for (auto own = kept->begin(); own != kept->end();) {
-    if (!own->AllDone()) {
+    if (own->device != device || !own->AllDone()) {
       ++own;
       continue;
     }
@@ -46,14 +48,14 @@ void PeerMemory::FreeWhatIsDone(Own* one_more) {
 absl::StatusOr<std::unique_ptr<PeerMemory>> PeerMemory::Create(ProcessGroup& control, DeviceRuntime& runtime,
                                                                Device device, std::shared_ptr<StagingRing> ring,
                                                                size_t bytes) {
-  FreeWhatIsDone(nullptr);
+  FreeWhatIsDone(device);
   absl::StatusOr<std::shared_ptr<void>> data =
       runtime.Allocate(device, RoundUp(bytes, size_t{DeviceRuntime::kSharedAlign}));
   absl::StatusOr<SharedMemory> mine = data.ok() ? runtime.ShareMemory(device, data->get()) : data.status();
   if (absl::Status s = Agree(control, mine.status()); !s.ok()) return s;
   absl::StatusOr<std::vector<SharedMemory>> all = Exchange(control, *mine);
   if (!all.ok()) return all.status();
-  std::unique_ptr<PeerMemory> memory(new PeerMemory({std::move(ring), *std::move(data)}, control.rank()));
+  std::unique_ptr<PeerMemory> memory(new PeerMemory({device, std::move(ring), *std::move(data)}, control.rank()));
   const DeviceGuard guard(runtime, device);
   absl::Status opened = guard.status();
   memory->views_.resize(all->size());
@@ -74,7 +76,7 @@ absl::StatusOr<std::unique_ptr<PeerMemory>> PeerMemory::Create(ProcessGroup& con
 PeerMemory::~PeerMemory() {
   views_.clear();
   std::atomic_ref<uint32_t>(*own_.DoneWord(rank_)).store(1, std::memory_order_release);
-  FreeWhatIsDone(&own_);
+  FreeWhatIsDone(own_.device, &own_);
 }
 
 }  // namespace ddp

@@ -30,6 +30,9 @@ class PeerMemory {
                                                             Device device, std::shared_ptr<StagingRing> ring,
                                                             size_t bytes);
   ~PeerMemory();
+  // Frees this GPU's memory of groups with which all ranks have done; as Create and the destructor do. Each GPU's is
+  // left to its own rank: to free it may wait for what the GPU does, which may wait for the rank that frees it.
+  static void FreeWhatIsDone(Device device);
 
   // Where this rank's GPU sees rank r's memory.
   char* of(int r) const { return static_cast<char*>(views_[static_cast<size_t>(r)].get()); }
@@ -37,12 +40,13 @@ class PeerMemory {
  private:
   // A rank's memory, also after its end, as long as peers may use it.
   struct Own {
+    Device device;
     std::shared_ptr<StagingRing> ring;
     std::shared_ptr<void> data = {};
     uint32_t* DoneWord(int rank) const;
     bool AllDone() const;
   };
-  static void FreeWhatIsDone(Own* one_more);
+  static void FreeWhatIsDone(Device device, Own* one_more);
 
   PeerMemory(Own own, int rank) : own_(std::move(own)), rank_(rank) {}
 

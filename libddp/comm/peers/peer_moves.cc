@@ -2,7 +2,9 @@
 #include "libddp/comm/peers/peer_moves.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,7 +145,9 @@ class PeerTrial {
     array.count = count;
     for (size_t i = 0; i < count; ++i) numbers[i] = number(i, me);
     absl::Status status = stopwatch_.TimeOf(0, [&] { return Sum(array, numbers); }).status();
-    for (size_t i = 0; i < count && status.ok(); ++i) {
+    // A sum that was left says nothing of the links: another rank has the error.
+    const bool left = std::atomic_ref<uint32_t>(*stopwatch_.failed_word()).load() != 0;
+    for (size_t i = 0; i < count && status.ok() && !left; ++i) {
       float sum = 0;
       for (int r = 0; r < ranks; ++r) sum += number(i, r);
       if (numbers[i] != sum) {
@@ -199,27 +203,36 @@ class PeerTrial {
   Stopwatch stopwatch_;
 };
 
-// Null if the backend is left alone, with the reason in *why.
-absl::StatusOr<std::shared_ptr<PeerCopies>> TryPeerCopies(ProcessGroup& control, const DeviceGroupOptions& options,
-                                                          const PeerLimits& limits, const SumOfBackend& theirs,
-                                                          std::string* why) {
-  const DeviceGuard guard(*options.runtime, options.device);
-  absl::StatusOr<std::shared_ptr<PeerCopies>> copies =
-      PeerCopies::Create(control, *options.runtime, options.device, limits.chunk);
-  if (!copies.ok()) return copies.status();
-  PeerTrial trial(control, options, **copies);
-  if (absl::Status s = trial.Check(limits.chunk); !s.ok()) return s;
-  if (!limits.automatic) return copies;
-  const absl::StatusOr<std::pair<double, double>> us = trial.Compare(theirs);
-  if (!us.ok()) return us.status();
-  *why = absl::StrFormat("16 MiB take %.0f us, and %.0f us without", us->first, us->second);
-  return us->first <= us->second * kWorthIt ? copies : std::shared_ptr<PeerCopies>();
-}
-
 // Whether all ranks have the same error, and have done with it. Any other leaves them apart, or a GPU at work.
 bool AllWereTold(const absl::Status& error) {
   return absl::IsResourceExhausted(error) || absl::IsFailedPrecondition(error) || absl::IsDataLoss(error) ||
          absl::IsInternal(error) || absl::IsUnimplemented(error);
+}
+
+// Null if the backend is left alone, with the reason in *why. An error: no backend can be used any more.
+absl::StatusOr<std::shared_ptr<PeerCopies>> TryPeerCopies(ProcessGroup& control, const DeviceGroupOptions& options,
+                                                          const PeerLimits& limits, const SumOfBackend& theirs,
+                                                          DeviceTransport& transport, std::string* why) {
+  const DeviceGuard guard(*options.runtime, options.device);
+  absl::StatusOr<std::shared_ptr<PeerCopies>> copies =
+      PeerCopies::Create(control, *options.runtime, options.device, limits.chunk);
+  std::optional<PeerTrial> trial;
+  absl::Status status = copies.status();
+  if (status.ok()) status = trial.emplace(control, options, **copies).Check(limits.chunk);
+  if (!status.ok()) {
+    if (!AllWereTold(status) || !control.status().ok()) return status;
+    if (absl::IsDataLoss(status)) LogWarn("rank ", control.rank(), ": ", status.message());
+    *why = std::string(status.message());
+    return nullptr;
+  }
+  if (!limits.automatic) return copies;
+  const absl::StatusOr<std::pair<double, double>> us = trial->Compare(theirs);
+  if (!us.ok()) {
+    transport.Abort(us.status());  // the trial's end waits for the GPU
+    return us.status();
+  }
+  *why = absl::StrFormat("16 MiB take %.0f us, and %.0f us without", us->first, us->second);
+  return us->first <= us->second * kWorthIt ? copies : std::shared_ptr<PeerCopies>();
 }
 
 }  // namespace
@@ -234,15 +247,10 @@ absl::Status AddPeerCopies(ProcessGroup& control, const DeviceGroupOptions& opti
   std::string why = AgainstPeerCopies(*seats, agreed.automatic, theirs != nullptr);
   std::shared_ptr<PeerCopies> copies;
   if (why.empty()) {
-    absl::StatusOr<std::shared_ptr<PeerCopies>> tried = TryPeerCopies(control, options, agreed, theirs, &why);
-    if (tried.ok()) {
-      copies = *std::move(tried);
-    } else if (!AllWereTold(tried.status()) || !control.status().ok()) {
-      return tried.status();
-    } else {
-      why = std::string(tried.status().message());
-      if (absl::IsDataLoss(tried.status())) LogWarn("rank ", control.rank(), ": ", why);
-    }
+    absl::StatusOr<std::shared_ptr<PeerCopies>> tried =
+        TryPeerCopies(control, options, agreed, theirs, *backend->transport, &why);
+    if (!tried.ok()) return tried.status();
+    copies = *std::move(tried);
   }
   LogInfo("rank ", control.rank(), ": all-reduces from ", agreed.from, " bytes on go by ",
           copies == nullptr ? "the backend: " : "the GPUs' copy engines", why.empty() || copies == nullptr ? "" : ": ",

@@ -26,6 +26,7 @@ namespace {
 // What is compared, and what is checked: an odd number of elements, over two chunks and a half where these are small.
 constexpr size_t kComparedBytes = 16 << 20;
 constexpr size_t kMostCheckedBytes = 1 << 20;
+static_assert(kMostCheckedBytes <= kComparedBytes);
 constexpr int kComparisons = 5;
 // While copy engines move data the backward pass has the processors: that is worth more than so much of a sum's time.
 constexpr double kWorthIt = 1.25;
@@ -130,11 +131,11 @@ class PeerTrial {
       : control_(control), options_(options), copies_(copies), stopwatch_(control, options, copies.ring()) {}
 
   // DataLoss if sums come out wrong: with a fault of the platform GPUs can read each other's memory, wrongly.
-  absl::Status Check(uint64_t chunk) {
-    const size_t bytes = std::min<size_t>(chunk * 5 / 2, kMostCheckedBytes), count = bytes / sizeof(float) - 1;
+  absl::Status Check(const PeerLimits& limits) {
+    const size_t bytes = std::min<size_t>(limits.chunk * 5 / 2, kMostCheckedBytes), count = bytes / sizeof(float) - 1;
     absl::StatusOr<std::shared_ptr<void>> host = options_.runtime->AllocatePinned(bytes);
     absl::Status ready = host.status();
-    if (ready.ok()) ready = stopwatch_.Prepare(std::max(bytes, kComparedBytes));
+    if (ready.ok()) ready = stopwatch_.Prepare(limits.automatic ? kComparedBytes : bytes);
     if (absl::Status s = Agree(control_, ready); !s.ok()) return s;
     float* const numbers = static_cast<float*>(host->get());
     const int ranks = control_.size(), me = control_.rank();
@@ -218,7 +219,7 @@ absl::StatusOr<std::shared_ptr<PeerCopies>> TryPeerCopies(ProcessGroup& control,
       PeerCopies::Create(control, *options.runtime, options.device, limits.chunk);
   std::optional<PeerTrial> trial;
   absl::Status status = copies.status();
-  if (status.ok()) status = trial.emplace(control, options, **copies).Check(limits.chunk);
+  if (status.ok()) status = trial.emplace(control, options, **copies).Check(limits);
   if (!status.ok()) {
     if (!AllWereTold(status) || !control.status().ok()) return status;
     if (absl::IsDataLoss(status)) LogWarn("rank ", control.rank(), ": ", status.message());

@@ -151,6 +151,8 @@ class FakeDevices final : public DeviceRuntime {
   absl::Status ReachPlace(absl::string_view call, const staged::Place& at, bool words = false);
   // Runs run(index) for each thread block, on threads of their own.
   void RunThreadBlocks(int device, int blocks, const std::function<void(int index)>& run);
+  // The same in the stream's order, on the current device.
+  absl::Status EnqueueThreadBlocks(void* stream, int blocks, std::function<void(int index)> run);
 
   const int count_;
   mutable std::mutex mutex_;

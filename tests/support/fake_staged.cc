@@ -326,6 +326,12 @@ void FakeDevices::RunThreadBlocks(int device, int blocks, const std::function<vo
   count(-blocks);
 }
 
+absl::Status FakeDevices::EnqueueThreadBlocks(void* stream, int blocks, std::function<void(int index)> run) {
+  Enqueue(stream,
+          [this, device = ThreadDevice(), blocks, run = std::move(run)] { RunThreadBlocks(device, blocks, run); });
+  return absl::OkStatus();
+}
+
 absl::Status FakeDevices::RunStaged(const staged::Collective& collective, void* stream) {
   absl::Status status = EnterOn("RunStaged", stream);
   status.Update(ReachPlace("RunStaged", collective.at, collective.move == staged::Move::kAllReduceFetched));
@@ -355,13 +361,11 @@ absl::Status FakeDevices::RunStaged(const staged::Exchange& exchange, void* stre
   status.Update(ReachTable("RunStaged", exchange.in));
   status.Update(ReachTable("RunStaged", exchange.out));
   if (!status.ok()) return status;
-  Enqueue(stream, [this, device = ThreadDevice(), e = std::make_shared<staged::Exchange>(exchange)] {
-    RunThreadBlocks(device, BlocksOf(*e), [&](int index) {
-      HostBlock block(e->at, nullptr, index);
-      staged::RunExchange(block, *e, index);
-    });
-  });
-  return absl::OkStatus();
+  const auto run = [e = std::make_shared<staged::Exchange>(exchange)](int index) {
+    HostBlock block(e->at, nullptr, index);
+    staged::RunExchange(block, *e, index);
+  };
+  return EnqueueThreadBlocks(stream, BlocksOf(exchange), run);
 }
 
 absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
@@ -370,13 +374,10 @@ absl::Status FakeDevices::RunStaged(const staged::Turn& turn, void* stream) {
   status.Update(Reach("RunStaged", turn.counters, staged::TurnCounterBytes(turn.at.ranks)));
   status.Update(Reach("RunStaged", turn.counts, staged::kTurnCounts * sizeof(uint64_t)));
   if (!status.ok()) return status;
-  Enqueue(stream, [this, device = ThreadDevice(), turn] {
-    RunThreadBlocks(device, 1, [&](int) {
-      HostBlock block(turn.at, nullptr, 0);
-      staged::RunTurn(block, turn);
-    });
+  return EnqueueThreadBlocks(stream, 1, [turn](int index) {
+    HostBlock block(turn.at, nullptr, index);
+    staged::RunTurn(block, turn);
   });
-  return absl::OkStatus();
 }
 
 absl::Status FakeDevices::RunStaged(const staged::Meeting& meeting, void* stream) {
@@ -384,13 +385,10 @@ absl::Status FakeDevices::RunStaged(const staged::Meeting& meeting, void* stream
   status.Update(ReachPlace("RunStaged", meeting.at, true));
   status.Update(Reach("RunStaged", meeting.met, sizeof(uint64_t)));
   if (!status.ok()) return status;
-  Enqueue(stream, [this, device = ThreadDevice(), meeting] {
-    RunThreadBlocks(device, 1, [&](int) {
-      HostBlock block(meeting.at, nullptr, 0);
-      staged::RunMeeting(block, meeting);
-    });
+  return EnqueueThreadBlocks(stream, 1, [meeting](int index) {
+    HostBlock block(meeting.at, nullptr, index);
+    staged::RunMeeting(block, meeting);
   });
-  return absl::OkStatus();
 }
 
 absl::Status FakeDevices::RunStaged(const staged::BlockReduction& reduction, void* stream) {
@@ -400,13 +398,10 @@ absl::Status FakeDevices::RunStaged(const staged::BlockReduction& reduction, voi
     status.Update(Reach("RunStaged", array, reduction.count * static_cast<uint64_t>(reduction.size)));
   }
   if (!status.ok()) return status;
-  Enqueue(stream, [this, device = ThreadDevice(), reduction] {
-    RunThreadBlocks(device, BlocksOf(reduction), [&](int index) {
-      HostBlockReducer block(reduction, index);
-      staged::RunBlockReduction(block, reduction, index);
-    });
+  return EnqueueThreadBlocks(stream, BlocksOf(reduction), [reduction](int index) {
+    HostBlockReducer block(reduction, index);
+    staged::RunBlockReduction(block, reduction, index);
   });
-  return absl::OkStatus();
 }
 
 }  // namespace ddp::testing

@@ -67,11 +67,7 @@ class PeerMoves final : public LargeSumMoves {
 
  private:
   absl::Status AllReduce(const CheckedCall& call, void* stream) override {
-    staged::Collective c = {};
-    c.in_size = static_cast<int>(SizeOf(call.key.in));
-    c.out_size = static_cast<int>(SizeOf(call.key.out));
-    c.count = call.count;
-    c.arithmetic = ArithmeticOf(call);
+    staged::Collective c = CollectiveOf(call);
     CallSide in(engine_.runtime(), call.in, stream), out(engine_.runtime(), call.out, stream);
     if (absl::Status s = in.Fill(true, &c.in); !s.ok()) return s;
     if (absl::Status s = out.Fill(false, &c.out); !s.ok()) return s;

@@ -6,6 +6,7 @@
 #include "libddp/device/buffer_ops.h"
 
 namespace ddp {
+namespace {
 
 staged::Arithmetic ArithmeticOf(const CheckedCall& call) {
   const CpuReduce::Scales& scales = call.kernel.scales();
@@ -18,6 +19,17 @@ staged::Arithmetic ArithmeticOf(const CheckedCall& call) {
           .out_type = static_cast<uint8_t>(call.key.out),
           .op = static_cast<uint8_t>(call.key.op),
           .nonfinite = call.reduce == nullptr ? nullptr : call.reduce->nonfinite};
+}
+
+}  // namespace
+
+staged::Collective CollectiveOf(const CheckedCall& call) {
+  staged::Collective c = {};
+  c.in_size = static_cast<int>(SizeOf(call.key.in));
+  c.out_size = static_cast<int>(SizeOf(call.key.out));
+  c.count = call.count;
+  c.arithmetic = ArithmeticOf(call);
+  return c;
 }
 
 staged::Collective SumInPlace(const Buffer& array) {

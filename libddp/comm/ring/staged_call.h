@@ -12,7 +12,8 @@
 
 namespace ddp {
 
-staged::Arithmetic ArithmeticOf(const CheckedCall& call);
+// A call's element sizes, count and arithmetic.
+staged::Collective CollectiveOf(const CheckedCall& call);
 
 // The sum of such arrays, in place: its element sizes, count, arithmetic and sides.
 staged::Collective SumInPlace(const Buffer& array);

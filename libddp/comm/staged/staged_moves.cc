@@ -95,15 +95,12 @@ absl::Status StagedMoves::ReduceBlocks(const BlockReduce& reduce, void* stream) 
 }
 
 staged::Collective StagedMoves::Prepare(const CheckedCall& call) const {
-  staged::Collective c = {};
+  staged::Collective c = CollectiveOf(call);
   c.at = at_;
   c.move = MoveOf(call, limits_, at_.ranks, blocks_);
   c.root = call.key.root;
-  c.in_size = static_cast<int>(SizeOf(call.key.in));
-  c.out_size = static_cast<int>(SizeOf(call.key.out));
-  c.arithmetic = ArithmeticOf(call);
   const uint64_t n = ranks();
-  c.count = c.move == Move::kAllGather ? std::max<uint64_t>(call.count, call.out_count) : call.count;
+  if (c.move == Move::kAllGather) c.count = std::max<uint64_t>(call.count, call.out_count);
   if (!call.counts.empty()) {
     for (size_t r = 0; r < n; ++r) c.part_begin[r + 1] = c.part_begin[r] + call.counts[r];
   } else {
